@@ -48,6 +48,11 @@ class Program:
     plain: str  # The same program in Python's own format, in which each statement begins on a line of its own.
     at_line: Mapping[int, int]  # For the lines of `plain`, from 1: the number of the statement.
 
+    @property
+    def returns(self) -> list[tuple[int, int]]:
+        """The ranges of the characters of its return statements."""
+        return [(start, stop) for start, stop, (*_, kind), _ in self.statements if kind == "Return"]
+
 
 @lru_cache(maxsize=4096)
 def read_program(text: str) -> Program | None:

@@ -16,11 +16,10 @@ from pathlib import Path
 from grail_lightning.programs.grade import grade, line_of
 from grail_lightning.programs.guest import encode
 from grail_lightning.programs.outcome import Call, Limits, Outcome, Tests
-Remote=None
 from grail_lightning.programs.sandbox import COMMANDS, LostError, Sandbox
 
 AUTO = ("bubblewrap", "sandlock", "wasm")
-"""What `auto` tries, in this order, which docs/sandbox.md derives."""
+"""What `auto` tries, in this order; docs/sandbox.md has the figures."""
 
 _MAX_CHARACTERS = 1 << 17
 _ATTEMPTS = 3
@@ -31,16 +30,15 @@ Job = tuple[str, Tests] | tuple[str, Tests, int]
 
 
 @lru_cache
-def _refusal(backend: str) -> str:
-    """Why a back end cannot be used on this machine, found out by a program that tries to get out; empty if it can."""
+def refusal(backend: str) -> str:
+    """Why a back end cannot be used here, found out by a program that tries to get out; empty if it can."""
     with tempfile.TemporaryDirectory(prefix="grail_probe_") as folder:
         Path(folder, "secret").touch()
         files = [f"{folder}/secret", str(_PROBE), "/etc/passwd", f"/proc/{os.getpid()}/environ"]
-        arguments = (files, [folder, "/proc"], os.getpid())
-        tests = Tests(entry="probe", calls=(Call(arguments, []),))
+        tests = Tests(entry="probe", calls=(Call((files, [folder, "/proc"], os.getpid()), []),))
         sandbox = Sandbox(backend, Limits(seconds=10.0))
         try:
-            outcome = grade(sandbox, sandbox, _PROBE.read_text(), tests, None)
+            outcome = grade(sandbox, sandbox, _PROBE.read_text(), tests)
         except (OSError, RuntimeError, ImportError, LostError) as error:
             return line_of(error)
         finally:
@@ -55,24 +53,25 @@ def choose(backend: str = "auto") -> str:
         ValueError: There is no back end of that name.
         RuntimeError: It does not isolate programs on this machine, or none does.
     """
-    if backend != "auto" and backend not in COMMANDS:
-        choices = ", ".join(["auto", *COMMANDS])
-        raise ValueError(f"`backend` must be one of {choices} or an address (http://...), but got {backend!r}.")
-    reasons = {}
+    if backend not in ("auto", *COMMANDS):
+        raise ValueError(f"`backend` must be one of auto, {', '.join(COMMANDS)}, but got {backend!r}.")
+    reasons = []
     for name in AUTO if backend == "auto" else (backend,):
-        reasons[name] = _refusal(name)
-        if not reasons[name]:
+        reason = refusal(name)
+        if not reason:
             return name
-    told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    raise RuntimeError(f"Programs cannot be run here, for nothing isolates them ({told}). See docs/sandbox.md.")
+        reasons.append(f"{name}: {reason}")
+    raise RuntimeError(
+        f"Programs cannot be run: nothing isolates them here ({'; '.join(reasons)}). See docs/sandbox.md."
+    )
 
 
 class Executor:
     """Runs programs in sandboxes, and keeps their outcomes by the program's text and its tests.
 
     Args:
-        backend: `sandlock`, `bubblewrap`, `wasm`, the address of a SandboxFusion server (`http://...`), or `auto`: the
-            first of the local ones that isolates on this machine, which a program that tries to get out finds out.
+        backend: `sandlock`, `bubblewrap`, `wasm`, or `auto`: the first of them that isolates on this machine, which a
+            program that tries to get out finds out.
         limits: Of one program with all of its tests.
         workers: How many programs run at a time.
 
@@ -83,10 +82,12 @@ class Executor:
 
     def __init__(self, backend: str = "auto", limits: Limits = Limits(), workers: int = 2) -> None:  # noqa: B008
         if limits.processes != 1:
-            raise ValueError(f"`limits.processes` must be 1: a program has no others, but got {limits.processes}.")
+            raise ValueError(
+                f"`limits.processes` must be 1, for a program starts no other, but got {limits.processes}."
+            )
         if min(limits.seconds, limits.memory_mb, limits.output_kb, workers) <= 0:
             raise ValueError(f"`limits` and `workers` must be positive, but got {limits} and {workers}.")
-        self.backend = backend if backend.startswith(("http://", "https://")) else choose(backend)
+        self.backend = choose(backend)
         self.limits = limits
         self.workers = workers
         self._kept: OrderedDict[bytes, Outcome] = OrderedDict()
@@ -110,32 +111,31 @@ class Executor:
             self._forget()
         keys = [_key(job) for job in jobs]
         futures: dict[bytes, Future[Outcome]] = {}
+        outcomes: dict[bytes, Outcome] = {}
         try:
             for key, job in zip(keys, jobs, strict=True):
-                if key not in self._shelf(job) and key not in futures:
+                kept = self._kept if len(job) == 2 else self._kept_traces
+                if key in kept:
+                    outcomes[key] = kept[key]
+                    kept.move_to_end(key)
+                elif key not in futures:
                     futures[key] = self._threads.submit(self._run, job)
-            fresh = {key: future.result() for key, future in futures.items()}
-        except BaseException:
+            outcomes |= {key: future.result() for key, future in futures.items()}
+        finally:
             for future in futures.values():
                 future.cancel()
-            raise
-        outcomes = [fresh[key] if key in fresh else self._shelf(job)[key] for key, job in zip(keys, jobs, strict=True)]
-        for key, job, outcome in zip(keys, jobs, outcomes, strict=True):
-            shelf = self._shelf(job)
-            shelf[key] = outcome
-            shelf.move_to_end(key)
-            if len(shelf) > (_KEPT if shelf is self._kept else _KEPT_TRACES):
-                shelf.popitem(last=False)
-        return outcomes
+        for key in futures:
+            kept, most = (self._kept, _KEPT) if outcomes[key].trace is None else (self._kept_traces, _KEPT_TRACES)
+            kept[key] = outcomes[key]
+            if len(kept) > most:
+                kept.popitem(last=False)
+        return [outcomes[key] for key in keys]
 
     def close(self) -> None:
         """End all processes. The next program would start new ones."""
         if self._pid == os.getpid():
             self._finalizer()
             self._forget()
-
-    def _shelf(self, job: Job) -> OrderedDict[bytes, Outcome]:
-        return self._kept if len(job) == 2 else self._kept_traces
 
     def _forget(self) -> None:
         self._pid = os.getpid()
@@ -145,28 +145,20 @@ class Executor:
         self._finalizer = weakref.finalize(self, _end, self._threads, self._sandboxes, self._pid)
 
     def _run(self, job: Job) -> Outcome:
+        """In a thread of ours, each of which has a sandbox for programs and one for assertions."""
         program, tests, *trace = job
-        if len(program) > _MAX_CHARACTERS:
-            passed = (False,) * (len(trace) or len(tests.calls) + len(tests.assertions))
-            return Outcome("refused", passed, 0, None, f"a program of {len(program)} characters", None)
-        if self.backend.startswith("http"):
-            return Remote(self.backend, self.limits).grade(program, tests, trace[0] if trace else None)
         if not hasattr(self._own, "pair"):
             self._own.pair = Sandbox(self.backend, self.limits), Sandbox(self.backend, self.limits)
             self._sandboxes.extend(self._own.pair)
+        passed = (False,) * (len(trace) or len(tests.calls) + len(tests.assertions))
+        if len(program) > _MAX_CHARACTERS:
+            return Outcome("refused", passed, 0, None, f"a program of {len(program)} characters", None)
         for _ in range(_ATTEMPTS):
             try:
                 return grade(*self._own.pair, program, tests, trace[0] if trace else None)
             except LostError as error:
-                lost = error
-            except BaseException:
-                for sandbox in self._own.pair:
-                    sandbox.close()
-                raise
-            for sandbox in self._own.pair:
-                sandbox.close()
-        num_tests = len(trace) or len(tests.calls) + len(tests.assertions)
-        return Outcome("crashed", (False,) * num_tests, 0, None, line_of(lost), None)
+                message = line_of(error)
+        return Outcome("crashed", passed, 0, None, message, None)
 
 
 def _end(threads: ThreadPoolExecutor, sandboxes: list[Sandbox], pid: int) -> None:

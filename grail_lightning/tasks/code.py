@@ -7,10 +7,11 @@ import builtins
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from grail_lightning.answers import AnswerForm, Fenced
+from grail_lightning.answers import AnswerForm, AnswerSpan, Fenced
 from grail_lightning.answers.records import Verdict
+from grail_lightning.programs.alignment import read_program
 from grail_lightning.programs.executor import Executor
 from grail_lightning.programs.guest import encode
 from grail_lightning.programs.outcome import Call, Limits, Outcome, Tests
@@ -57,6 +58,8 @@ class CodeTask(MathTask):
         backend: How programs are isolated; see `Executor`.
         limits: The limits of one program with all of its tests.
         workers: The number of programs that run side by side.
+        explained: The answer for credit, which GRAIL and OAR explain: the last return statement, or the whole program
+            (also where there is no return, or a program that cannot be parsed).
     """
 
     optional_columns = ("problem", "answer")
@@ -71,8 +74,12 @@ class CodeTask(MathTask):
         backend: str = "auto",
         limits: Limits = Limits(),  # noqa: B008  (frozen)
         workers: int = 2,
+        explained: Literal["return", "program"] = "return",
     ) -> None:
         super().__init__(instruction, system_prompt, rewards, answer or Fenced(), "exact")
+        if explained not in ("return", "program"):
+            raise ValueError(f"`explained` must be one of return, program, but got {explained!r}.")
+        self.explained = explained
         self.shown_tests, self.executor = shown_tests, Executor(backend, limits, workers)
 
     def check_columns(self, columns: Collection[str]) -> None:
@@ -98,6 +105,17 @@ class CodeTask(MathTask):
         """The program of a response."""
         found = self.program(text)
         return found and found[0]
+
+    def answer_spans(self, text: str) -> list[AnswerSpan]:
+        """The return statements of the program, the last of which is the answer for credit; see `explained`."""
+        found = self.program(text) if self.explained == "return" else None
+        program = read_program(found[0]) if found else None
+        if found is None or program is None or not program.returns:
+            return super().answer_spans(text)
+        return [
+            AnswerSpan(start=start, stop=stop, content_start=min(start + len("return "), stop), content_stop=stop)
+            for start, stop in ((found[1] + start, found[1] + stop) for start, stop in program.returns)
+        ]
 
     def tests(self, prompt: Prompt) -> Tests:
         """The tests of a prompt's row."""
