@@ -5,10 +5,11 @@ import textwrap
 import pytest
 import torch
 
-from grail_lightning.credit import EGCA, ExecutedMask
+from grail_lightning.credit import EGCA, GRAIL, ExecutedMask
 from grail_lightning.credit.base import token_advantages
 from grail_lightning.credit.weigh import check_weights
 from grail_lightning.engines import build_batch
+from grail_lightning.grading import align_rows, answer_masks
 from grail_lightning.tasks import CodeTask
 from tests.batches import in_turns, rollouts
 from tests.credit.rollouts import context
@@ -67,7 +68,9 @@ def grouped(golden_policy, task):
         batch = build_batch(golden_policy, prompts, len(groups[0]), ids, [True] * len(ids))
         if rewards is None:
             rewards = [verdict.correct for verdict in task.verdicts(batch.texts, batch.prompts)]
-        return rollouts(batch, torch.tensor(rewards).float(), group_size=len(groups[0]))
+        return rollouts(
+            batch, torch.tensor(rewards).float(), group_size=len(groups[0]), tokenizer=golden_policy.tokenizer
+        )
 
     return made
 
@@ -98,6 +101,37 @@ def test_each_mode_blames_its_statement(golden_policy, grouped):
     assert weights.fallback.tolist() == [False] * 5 + [True, False, True]
     shares = {name: (mean.total, mean.size) for name, mean in weights.metrics.items()}
     assert shares == {"syntax": (2, 6), "constraint": (2, 6), "correct": (0, 6), "logic": (2, 6)}
+
+
+def test_an_endless_loop_has_a_trace_and_a_statement(golden_policy, grouped):
+    counted = "def total(values, limit):\n    k = 0\n    while k < len(values):\n        k += 1\n    return k"
+    row = {**ROW, "tests": [[[[1, 2], 0], 2]], "reference": counted}
+    for old, new, expected in (("k += 1", "k += 0", "k += 0"), ("k < len(values)", "k < k + 1", "while k < k + 1:")):
+        batch = grouped([counted, counted.replace(old, new)], row=row, rewards=[1, 0])
+        weights = EGCA()(golden_policy, batch, context())
+        assert weighted(golden_policy, batch, weights, 1) == (expected, 1.0)
+
+
+def test_grail_explains_the_last_return_or_the_whole_program(golden_policy, grouped, task):
+    early = changed("result += value", "return value")
+    batch = grouped([RIGHT, early, OTHER_SHAPE, NO_SYNTAX])
+
+    def told(mask):
+        return [golden_policy.tokenizer.decode(i[m]).strip() for i, m in zip(batch.response_ids, mask, strict=True)]
+
+    blocks = [text[text.index("```") :] for text in batch.texts]
+    assert told(batch.answer.whole) == ["return result", "return result", "return sum(values)", blocks[3]]
+    assert told(batch.answer.content)[:3] == ["result", "result", "sum(values)"]
+    weights = GRAIL(gate="all", normalise="mean_one", answer_overwrite="never")(golden_policy, batch, context())
+    assert not weights.fallback.any()
+    task.explained = "program"
+    try:
+        whole = answer_masks(batch, align_rows(batch, golden_policy.tokenizer)).whole
+    finally:
+        task.explained = "return"
+    assert told(whole) == blocks
+    with pytest.raises(ValueError, match="`explained` must be one of return, program, but got 'x'"):
+        CodeTask(explained="x")
 
 
 def test_weights_are_those_of_a_loop(golden_policy, grouped):
