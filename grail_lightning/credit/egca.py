@@ -21,7 +21,7 @@ from grail_lightning.credit.oracle import Places, Right, concentrate, counted_pl
 from grail_lightning.grading import align_rows
 from grail_lightning.policy import Policy
 from grail_lightning.programs.alignment import align_programs, first_divergence, full_lines, read_program
-from grail_lightning.programs.outcome import Outcome
+from grail_lightning.programs.outcome import Outcome, Visit
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.problem import Prompt
 
@@ -118,23 +118,16 @@ class EGCA(TokenCredit):
 
     def _control(self, rows: Mapping[int, _Row], batch: RolloutBatch, context: CreditContext) -> None:
         """Replace the statements that are blamed by those of a control."""
-        identity = batch.row.tolist()
-        members: dict[int, list[int]] = defaultdict(list)
-        for k in sorted(rows, key=identity.__getitem__):  # The order in the batch must not matter.
-            members[int(batch.group[k])].append(k)
-        for numbers in members.values():
-            order = torch.randperm(len(numbers), generator=context.row_generator(identity[numbers[0]])).tolist()
-            given = [rows[numbers[k]].blamed or 0 for k in order]
-            for k, permuted in zip(numbers, given, strict=True):
-                row, last = rows[k], len(rows[k].parts) - 1
-                match self.blamed:
-                    case "random":
-                        generator = context.row_generator(identity[k])
-                        row.blamed = int(torch.randint(last + 1, (1,), generator=generator))
-                    case "last":
-                        row.blamed = last
-                    case "permuted":
-                        row.blamed = min(permuted, last)
+        members: dict[int, list[tuple[int, _Row]]] = defaultdict(list)
+        for identity, k in sorted((int(batch.row[k]), k) for k in rows):  # The order in the batch must not matter.
+            members[int(batch.group[k])].append((identity, rows[k]))
+        for some in members.values():
+            generator = context.row_generator(some[0][0])
+            given = [some[k][1].blamed or 0 for k in torch.randperm(len(some), generator=generator).tolist()]
+            for (_, row), other in zip(some, given, strict=True):
+                last = len(row.parts) - 1
+                drawn = int(torch.randint(last + 1, (1,), generator=generator))
+                row.blamed = {"random": drawn, "last": last, "permuted": min(other, last)}.get(self.blamed, row.blamed)
 
 
 class ExecutedMask(TokenCredit):
@@ -152,24 +145,24 @@ class ExecutedMask(TokenCredit):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 0 and 1."""
         values, treated = uniform_weights(batch).values.cpu(), batch.advantages != 0
-        rows = _rows_with_programs(self, policy, batch, treated)
+        rows, masked = _rows_with_programs(self, policy, batch, treated), 0
         jobs = [(row, row.program.plain, k) for row in rows.values() if row and row.program for k in row.numbers]
-        traces: dict[int, list[Outcome]] = defaultdict(list)
+        traces: dict[int, list[Sequence[Visit]]] = defaultdict(list)
         for (its, *_), outcome in zip(jobs, _run(jobs), strict=True):
-            traces[id(its)].append(outcome)
-        fallback, masked = torch.zeros(len(batch), dtype=torch.bool), 0
+            traces[id(its)].append(outcome.trace or ())
+        fallback = torch.zeros(len(batch), dtype=torch.bool)
         for k, row in rows.items():
-            known = [outcome.trace or () for outcome in traces[id(row)]]
             # A trace that was cut does not end with the end of a call: what follows may be executed.
-            if not row or not row.program or not known or any(not t or t[-1].event == "line" for t in known):
+            if not row or not row.program or not all(t and t[-1].event != "line" for t in traces[id(row)] or [()]):
                 fallback[k] = True
                 continue
-            visited = {row.program.at_line.get(visit.line) for trace in known for visit in trace}
-            dead = {n for n, s in enumerate(row.program.statements) if s.function >= 0 and n not in visited}
-            alive = {token for n in range(len(row.parts)) if n not in dead for token in row.tokens(n)}
-            tokens = sorted({token for n in dead for token in row.tokens(n)} - alive)
-            values[k, tokens] = 0
-            masked += len(tokens)
+            visited = {row.program.at_line.get(visit.line) for trace in traces[id(row)] for visit in trace}
+            dead = [s.function >= 0 and n not in visited for n, s in enumerate(row.program.statements)]
+            tokens: tuple[set[int], set[int]] = set(), set()  # Of statements that are executed, and of others.
+            for n, its_dead in enumerate(dead):
+                tokens[its_dead].update(row.tokens(n))
+            values[k, sorted(tokens[1] - tokens[0])] = 0
+            masked += len(tokens[1] - tokens[0])
         figure = Mean(float(masked), float(batch.response_mask[treated].sum()))
         device = batch.response_mask.device
         return TokenWeights(values=values.to(device), fallback=fallback.to(device), metrics={"not_executed": figure})
@@ -207,27 +200,23 @@ def _run(jobs: Sequence[tuple[_Row, str, int | None]]) -> list[Outcome]:
 
 def _find_faults(rows: Sequence[_Row]) -> None:
     """Run programs, and fill in the modes of their rows and the parts that are to blame."""
-    failing: list[tuple[_Row, str, int | None]] = []
-    raised = set()
+    failing = []
     for row, outcome in zip(rows, _run([(row, row.text, None) for row in rows]), strict=True):
         if outcome.status == "passed":
             row.mode = "correct"
         elif outcome.status == "syntax":
-            row.mode, lines = "syntax", full_lines(row.text)
-            row.parts = [(start, stop) for _, start, stop in lines]
+            lines = full_lines(row.text)
+            row.mode, row.pairs, row.parts = "syntax", {}, [(start, stop) for _, start, stop in lines]
             named = lines[-1][0] if outcome.line is None else outcome.line
             row.blamed = max((k for k, (line, *_) in enumerate(lines) if line <= named), default=0)
         elif row.program and outcome.failing is not None and outcome.status not in ("crashed", "refused"):
-            failing.append((row, row.program.plain, outcome.failing))
-            raised |= {id(row)} if outcome.status == "raised" else set()
-    compared = [(row, row.reference.plain, test) for row, _, test in failing if row.reference and row.pairs]
-    expected = dict(zip((id(row) for row, *_ in compared), _run(compared), strict=True))
-    for (row, *_), outcome in zip(failing, _run(failing), strict=True):
-        assert row.program is not None
-        known = expected.get(id(row))
-        if id(row) in raised:
-            row.blamed = row.program.at_line.get(outcome.line or 0)
-        elif known and known.trace and known.status == "passed" and outcome.trace and row.reference:
-            row.blamed = first_divergence(row.program, outcome.trace, row.reference, known.trace, row.pairs)
-        if row.blamed is not None:
-            row.mode = "syntax" if id(row) in raised else "logic"
+            failing.append((row, row.program, row.reference or row.program, outcome.failing))
+    traced = _run([(row, program.plain, test) for row, program, _, test in failing])
+    expected = _run([(row, reference.plain, test) for row, _, reference, test in failing])
+    for (row, program, reference, _), own, right in zip(failing, traced, expected, strict=True):
+        if own.status == "raised":
+            row.mode, row.blamed = "syntax", program.at_line.get(own.line or 0)
+        elif row.pairs and own.trace and right.trace:
+            row.mode, row.blamed = "logic", first_divergence(program, own.trace, reference, right.trace, row.pairs)
+        if row.blamed is None:
+            row.mode = "constraint"

@@ -20,10 +20,10 @@ from grail_lightning.programs.outcome import Visit
 
 # Python's parser refuses deep brackets and indentation itself; what else is deep (1+1+…) is as long as it is deep.
 MAX_CHARACTERS = 10_000
-_REFUSED = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
+_REFUSED = (SyntaxError, ValueError, LookupError, RecursionError, MemoryError, OverflowError)
 _BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_TO_COLON = re.compile(r"(?:#[^\n]*|[^:#])*:")
+_TO_COLON = re.compile(r"(?:#[^\r\n]*|[^:#])*:")
 _NEW_LINE = re.compile(r"\r\n|\r|\n")  # Not `str.splitlines`, which knows more of them than Python does.
 _LINE = re.compile(r"\S(?:[^\r\n]*\S)?")
 
@@ -48,25 +48,22 @@ class Program:
     plain: str  # The same program in Python's own format, in which each statement begins on a line of its own.
     at_line: Mapping[int, int]  # For the lines of `plain`, from 1: the number of the statement.
 
-    @property
-    def returns(self) -> list[tuple[int, int]]:
-        """The ranges of the characters of its return statements."""
-        return [(start, stop) for start, stop, (*_, kind), _ in self.statements if kind == "Return"]
-
 
 @lru_cache(maxsize=4096)
 def read_program(text: str) -> Program | None:
     """The statements of a program; None if it cannot be parsed or has more than `MAX_CHARACTERS`."""
-    if len(text) > MAX_CHARACTERS:
-        return None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Such as that of an invalid escape.
-            tree = ast.parse(text)
-            plain = ast.unparse(tree)
-            plain_tree = ast.parse(plain)
+        return _read_program(text) if len(text) <= MAX_CHARACTERS else None
     except _REFUSED:
         return None
+
+
+def _read_program(text: str) -> Program:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Such as that of an invalid escape.
+        tree = ast.parse(text)
+        plain = ast.unparse(tree)
+        plain_tree = ast.parse(plain)
     places, plain_places = _Places(text), _Places(plain)
     at_line: dict[int, int] = {}
     for number, (node, *_) in enumerate(_walk(plain_tree)):
@@ -77,7 +74,9 @@ def read_program(text: str) -> Program | None:
     for node, depth, part, function in _walk(tree):
         for name in _bound(node):
             names.setdefault(name, f"v{len(names)}")
-        statements.append(Statement(*places.of_statement(node), (depth, part, _kind(node)), function))
+        # `x += 1` and `x: int = 1` are assignments.
+        kind = "Assign" if isinstance(node, ast.AugAssign | ast.AnnAssign) else type(node).__name__
+        statements.append(Statement(*places.of_statement(node), (depth, part, kind), function))
     return Program(text, tuple(statements), names, plain, at_line)
 
 
@@ -100,11 +99,6 @@ def _walk(tree: ast.Module) -> Iterator[tuple[ast.AST, int, str, int]]:
         around = number if isinstance(node, _FUNCTIONS) else function
         for name in reversed(_BODIES):
             pending += [(child, depth + 1, name, around) for child in reversed(getattr(node, name, []))]
-
-
-def _kind(node: ast.AST) -> str:
-    """The kind of a statement; `x += 1` and `x: int = 1` are assignments."""
-    return "Assign" if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else type(node).__name__
 
 
 def _header(node: ast.AST) -> Iterator[ast.AST]:
@@ -153,17 +147,14 @@ class _Places:
             return start, self._character(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
         last = max((self._character(p.end_lineno, p.end_col_offset) for p in parts), default=start)  # type: ignore[attr-defined]
         colon = _TO_COLON.match(self._text, last)
-        assert colon is not None, "a compound statement has a colon before its body"
-        return start, colon.end()
+        return start, colon.end() if colon else last
 
     def _start(self, node: ast.AST) -> int:
         return self._character(node.lineno, node.col_offset)  # type: ignore[attr-defined]
 
     def _character(self, line: int, column: int) -> int:
-        start = self._starts[line - 1]
-        # A character has at most four bytes, and at least one.
-        head = self._text[start : start + column].encode()[:column]
-        return start + len(head.decode())
+        start = self._starts[line - 1]  # A character has at least one byte.
+        return start + len(self._text[start : start + column].encode()[:column].decode())
 
 
 def align_programs(program: Program, reference: Program) -> dict[int, int] | None:

@@ -109,13 +109,11 @@ class CodeTask(MathTask):
     def answer_spans(self, text: str) -> list[AnswerSpan]:
         """The return statements of the program, the last of which is the answer for credit; see `explained`."""
         found = self.program(text) if self.explained == "return" else None
-        program = read_program(found[0]) if found else None
-        if found is None or program is None or not program.returns:
-            return super().answer_spans(text)
-        return [
-            AnswerSpan(start=start, stop=stop, content_start=min(start + len("return "), stop), content_stop=stop)
-            for start, stop in ((found[1] + start, found[1] + stop) for start, stop in program.returns)
-        ]
+        program, offset = (read_program(found[0]), found[1]) if found else (None, 0)
+        ranges = [s for s in program.statements if s.shape[2] == "Return"] if program else []
+        spans = [(offset + s.start, offset + min(s.start + len("return "), s.stop), offset + s.stop) for s in ranges]
+        made = [AnswerSpan(start=a, stop=c, content_start=b, content_stop=c) for a, b, c in spans]
+        return made or super().answer_spans(text)
 
     def tests(self, prompt: Prompt) -> Tests:
         """The tests of a prompt's row."""
