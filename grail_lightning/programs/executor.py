@@ -16,13 +16,13 @@ from pathlib import Path
 from grail_lightning.programs.grade import grade, line_of
 from grail_lightning.programs.guest import encode
 from grail_lightning.programs.outcome import Call, Limits, Outcome, Tests
-from grail_lightning.programs.sandbox import COMMANDS, LostError, Sandbox
+from grail_lightning.programs.sandbox import COMMANDS, LostError, Sandbox, StartError
 
 AUTO = ("bubblewrap", "sandlock", "wasm")
 """What `auto` tries, in this order; docs/sandbox.md has the figures."""
 
 _MAX_CHARACTERS = 1 << 17
-_ATTEMPTS = 3
+_ATTEMPTS = 5
 _KEPT, _KEPT_TRACES = 8192, 256
 _PROBE = Path(__file__).with_name("probe.py")
 
@@ -39,7 +39,7 @@ def refusal(backend: str) -> str:
         sandbox = Sandbox(backend, Limits(seconds=10.0))
         try:
             outcome = grade(sandbox, sandbox, _PROBE.read_text(), tests)
-        except (OSError, RuntimeError, ImportError, LostError) as error:
+        except (OSError, ImportError, LostError) as error:
             return line_of(error)
         finally:
             sandbox.close()
@@ -157,8 +157,10 @@ class Executor:
             try:
                 return grade(*self._own.pair, program, tests, trace[0] if trace else None)
             except LostError as error:
-                message = line_of(error)
-        return Outcome("crashed", passed, 0, None, message, None)
+                lost = error
+        if isinstance(lost, StartError):
+            raise RuntimeError(f"The sandbox {self.backend} does not start any more: {line_of(lost)}.")
+        return Outcome("crashed", passed, 0, None, line_of(lost), None)
 
 
 def _end(threads: ThreadPoolExecutor, sandboxes: list[Sandbox], pid: int) -> None:

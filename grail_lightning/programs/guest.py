@@ -116,7 +116,7 @@ class _Tracer:
         self.visits: list[list[Any]] = []
         self.left = _TRACE_CHARACTERS
         self._show = _Canonical().repr
-        self._inside: dict[types.FrameType, int] = {}  # the statement of several lines that a frame is in
+        self._last: dict[types.FrameType, tuple[int, int]] = {}  # a frame's statement, and the line of it
         self._raising: set[types.FrameType] = set()  # those where no statement followed an exception
 
     def __call__(self, frame: types.FrameType, event: str, value: Any) -> Any:
@@ -128,15 +128,15 @@ class _Tracer:
         line = self.first.get(frame.f_lineno, frame.f_lineno)
         if event == "line":
             self._raising.discard(frame)
-            within = self._inside.get(frame) == line
-            self._inside[frame] = line if frame.f_lineno != line else 0
-            if not within:
+            # Python comes back to the first line of a statement from its others.
+            last, self._last[frame] = self._last.get(frame), (line, frame.f_lineno)
+            if last is None or last[0] != line or last[1] == line == frame.f_lineno:
                 self._keep(line, "line", frame, None)
         elif event == "exception" and value[0] is not StopIteration:  # with which `for` ends
             self._raising.add(frame)
             self._keep(line, "raise", frame, value[0].__name__)
         elif event == "return":
-            self._inside.pop(frame, None)
+            self._last.pop(frame, None)
             if frame not in self._raising:  # else it is left by the exception
                 self._keep(line, "return", frame, self._show(value))
             self._raising.discard(frame)

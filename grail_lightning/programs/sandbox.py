@@ -55,6 +55,10 @@ class LostError(Exception):
     """A sandbox was lost for a reason that lies outside of it; nothing is known of the program."""
 
 
+class StartError(LostError):
+    """A sandbox did not start."""
+
+
 def _system_calls() -> bytes:
     """The filter of a child's system calls; all others fail with EPERM. Source: seccomp(2), libseccomp."""
     import pyseccomp as seccomp  # loads libseccomp
@@ -140,9 +144,6 @@ class Sandbox:
     """One warm interpreter, used by the thread that starts it, with which the kernel ends it.
 
     Each program has a child of its own. One that does not end as told costs the sandbox; the next one gets another.
-
-    Raises:
-        RuntimeError: The back end does not start here.
     """
 
     def __init__(self, backend: str, limits: Limits) -> None:
@@ -164,7 +165,7 @@ class Sandbox:
 
         Raises:
             EndedError: The child ended, ran out of time, or said what is no reply.
-            LostError: The sandbox ended, or the child was killed from outside.
+            LostError: The sandbox did not start, it ended, or the child was killed from outside.
         """
         data = json.dumps(message).encode()
         try:
@@ -221,10 +222,9 @@ class Sandbox:
             words += part
         else:
             return
-        process.kill()
         self.close()
         lines = words.decode(errors="replace").strip().splitlines()
-        raise RuntimeError(lines[-1] if lines else "it ended without a word")
+        raise StartError(lines[-1] if lines else "it ended without a word")
 
     def _pipes(self) -> tuple[int, int, int]:
         process = self._process

@@ -1,0 +1,176 @@
+"""The executor under load: programs, a tenth of them hostile, while sandboxes are killed at random; and its figures.
+
+    python benchmarks/executor_load.py                    # each back end that runs here, 2,000 programs
+    python benchmarks/executor_load.py --backends wasm --programs 200 --kill-every 0
+
+Every verdict is compared with what is known of the program. The speed is that of 512 programs with 5 tests each, without
+attacks; a bare `python -S -c pass` stands beside it, for what else the machine does changes all figures.
+"""
+
+import argparse
+import os
+import random
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from grail_lightning.programs.executor import Executor, refusal
+from grail_lightning.programs.outcome import Call, Limits, Tests
+from grail_lightning.programs.sandbox import COMMANDS, Sandbox
+
+PROGRAM = "def f(n, m):\n    s = 0\n    for i in range(n):\n        if i {} m:\n            s += i\n    return s  # {}"
+CALLS = tuple(Call((n, 3), sum(i for i in range(n) if i <= 3)) for n in range(5))
+ASSERTIONS = tuple(f"assert f{call.arguments} == {call.result}" for call in CALLS)
+HOSTILE = {
+    "while True: pass\n# {}": {"timeout"},
+    "def f(n, m):\n    held = []\n    while True: held.append('x' * 10**6 + str(len(held)))\n# {}": {
+        "memory",
+        "timeout",
+    },
+    "import os\ndef f(n, m): os._exit(0)\n# {}": {"crashed"},
+    "import os\ndef f(n, m):\n    while True: os.fork()\n# {}": {"raised"},
+    "def f(n, m):\n    while True: print('x' * 1000)\n# {}": {"output"},
+    "class A(int):\n    __eq__ = lambda a, b: True\ndef f(n, m): return A()\n# {}": {"failed"},
+    "def f(n, m): return f(n, m)\n# {}": {"raised"},
+    "import ctypes\ndef f(n, m): return ctypes.string_at(0)\n# {}": {"crashed", "raised"},
+}
+
+
+def jobs_of(num_programs, rng):
+    """Jobs, and the statuses that each may have."""
+    jobs, allowed = [], []
+    for index in range(num_programs):
+        tests = Tests("f", CALLS) if index % 3 else Tests("f", (), ASSERTIONS)
+        if index % 10 == 0:
+            source = rng.choice(list(HOSTILE))
+            jobs.append((source.replace("{}", str(index)), tests))
+            allowed.append(HOSTILE[source])
+        else:
+            jobs.append((PROGRAM.format("<=" if index % 2 else "<", index), tests))
+            allowed.append({"passed"} if index % 2 else {"failed"})
+    return jobs, allowed
+
+
+def below(pid):
+    """The processes that a process started, and theirs."""
+    try:
+        children = [int(c) for t in Path(f"/proc/{pid}/task").iterdir() for c in (t / "children").read_text().split()]
+    except OSError:
+        return []
+    return children + [other for child in children for other in below(child)]
+
+
+def memory_mb():
+    """Resident memory of this process and of all below it."""
+    total = 0
+    for pid in [os.getpid(), *below(os.getpid())]:
+        try:
+            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        except OSError:
+            continue
+    return total * resource.getpagesize() / 2**20
+
+
+def load(backend, num_programs, kill_every):
+    """Wrong verdicts, kills and memory of a run under attack."""
+    rng = random.Random(0)
+    executor = Executor(backend, Limits(seconds=1.0, memory_mb=128))
+    jobs, allowed = jobs_of(num_programs, rng)
+    stop, kills, memory, wrong = threading.Event(), 0, [], []
+
+    def kill():
+        nonlocal kills
+        while not stop.wait(kill_every):
+            targets = below(os.getpid())
+            if targets:
+                kills += 1
+                try:
+                    os.kill(rng.choice(targets), signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+
+    if kill_every:
+        threading.Thread(target=kill, daemon=True).start()
+    begin = time.perf_counter()
+    for start in range(0, num_programs, 128):
+        outcomes = executor.run_many(jobs[start : start + 128])
+        pairs = zip(outcomes, allowed[start:], jobs[start:])
+        wrong += [(outcome, job[0]) for outcome, statuses, job in pairs if outcome.status not in statuses]
+        memory.append(memory_mb())
+    stop.set()
+    seconds = time.perf_counter() - begin
+    executor.close()
+    time.sleep(0.5)
+    print(
+        f"{backend}: {num_programs} programs in {seconds:.0f} s, {kills} kills, {len(wrong)} wrong verdicts; memory "
+        f"{statistics.median(memory[:3]):.0f} MB at first, {statistics.median(memory[-3:]):.0f} MB at last; "
+        f"{len(below(os.getpid()))} processes left"
+    )
+    for outcome, source in wrong[:5]:
+        print(f"  {outcome.status}: {outcome.message} | {source[:60]!r}")
+    return not wrong
+
+
+def median_seconds(action, repeats):
+    """Wall-clock and processor seconds of an action and of what it waits for."""
+    walls, cpus = [], []
+    for _ in range(repeats):
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        begin = time.perf_counter()
+        action()
+        walls.append(time.perf_counter() - begin)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpus.append(after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime)
+    return statistics.median(walls), statistics.median(cpus)
+
+
+def speed(backend):
+    """Start-up, programs a second with calls and with assertions, and a bare interpreter, in turns."""
+    bare, starts = [], []
+    rates = {"calls": [], "assertions": []}
+    executor = Executor(backend)
+    for turn in range(5):
+        bare.append(median_seconds(lambda: subprocess.run([sys.executable, "-S", "-c", "pass"], check=True), 5)[0])
+        sandbox = Sandbox(backend, Limits())
+        starts.append(median_seconds(sandbox._start, 1)[0])
+        sandbox.close()
+        for kind, tests in {"calls": Tests("f", CALLS), "assertions": Tests("f", (), ASSERTIONS)}.items():
+            jobs = [(PROGRAM.format("<=", (turn, kind, index)), tests) for index in range(128)]
+            executor.run_many(jobs[:8])
+            begin = time.perf_counter()
+            executor.run_many(jobs[8:])
+            rates[kind].append(120 / (time.perf_counter() - begin))
+    executor.close()
+    ratio = statistics.median(2 / (rate * one) for rate, one in zip(rates["calls"], bare))
+    print(
+        f"{backend}: start {1000 * statistics.median(starts):.0f} ms; {statistics.median(rates['calls']):.0f} programs/s with "
+        f"calls, {statistics.median(rates['assertions']):.0f} with assertions, on 2 workers; a program costs {ratio:.2f} of a "
+        f"bare interpreter's start ({1000 * statistics.median(bare):.0f} ms)"
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backends", nargs="+", default=list(COMMANDS))
+    parser.add_argument("--programs", type=int, default=2000)
+    parser.add_argument(
+        "--kill-every", type=float, default=2.0, help="seconds between kills of a random process; 0: none"
+    )
+    arguments = parser.parse_args()
+    right = True
+    for backend in arguments.backends:
+        if reason := refusal(backend):
+            print(f"{backend}: not here ({reason})")
+            continue
+        speed(backend)
+        right &= load(backend, arguments.programs, arguments.kill_every)
+    sys.exit(not right)
+
+
+if __name__ == "__main__":
+    main()

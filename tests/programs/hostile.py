@@ -1,0 +1,393 @@
+"""Programs that attack the grader. Each should return its argument plus one, and does so only if its attack succeeds.
+
+A line `## name: statuses` begins each; the statuses are those that it may end with, none of which is `passed`.
+"""
+
+import re
+
+_TEXT = """
+## endless loop: timeout
+def f(x):
+    while True: pass
+## endless loop while loading: timeout
+while True: pass
+## endless loop in C: timeout
+def f(x): return sum(iter(int, 1))
+## endless loop that catches everything: timeout
+def f(x):
+    while True:
+        try:
+            while True: pass
+        except BaseException: pass
+## endless generator: timeout memory
+import itertools
+def f(x): return max(itertools.count())
+## power of powers: timeout memory
+def f(x): return 10**10**9
+## large factorial: timeout memory
+import math
+def f(x): return math.factorial(10**9) and x + 1
+## digits of a large number: timeout raised
+def f(x): return int("9" * 4000)**100000 and str(7**10**8) and x + 1
+## catastrophic regular expression: timeout
+import re
+def f(x): return re.match("(a+)+$", "a" * 60 + "b") or x + 1
+## sleep: timeout raised
+import time
+def f(x):
+    time.sleep(1000)
+    return x + 1
+## wait for a lock: timeout crashed
+import threading
+def f(x):
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+    return x + 1
+## read the pipe dry: timeout refused crashed raised
+import os
+def f(x):
+    for fd in range(3, 10):
+        while os.read(fd, 1): pass
+    return x + 1
+## ignore the timer: raised timeout
+import signal
+def f(x):
+    signal.signal(signal.SIGPROF, signal.SIG_IGN)
+    while True: pass
+## block the timer: raised timeout
+import signal
+def f(x):
+    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64))
+    return x + 1
+## stop the timer: raised timeout
+import signal
+def f(x):
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return x + 1
+## raise the limits: raised
+import resource
+def f(x):
+    resource.setrlimit(resource.RLIMIT_CPU, (1000, 1000))
+    return x + 1
+## memory in one piece: memory raised
+def f(x): return len(bytearray(10**9)) and x + 1
+## memory in many pieces: memory timeout crashed
+def f(x):
+    held = []
+    while True: held.append("x" * 100000 + str(len(held)))
+## memory by recursion of lists: memory timeout
+def f(x):
+    held = []
+    while True: held = [held, held[:], [0] * 100000]
+## memory that is caught: memory timeout crashed
+def f(x):
+    held = []
+    while True:
+        try:
+            while True: held.append(bytearray(10**6))
+        except MemoryError: pass
+## memory while compiling: syntax memory timeout raised crashed
+exec("x = " + "(" * 100000)
+def f(x): return x + 2
+## deep nesting: syntax memory timeout raised crashed
+x = {nested}
+def f(x): return x + 2
+## map memory: memory raised
+import mmap
+def f(x): return len(mmap.mmap(-1, 10**9)) and x + 1
+## recursion: raised
+def f(x): return f(x)
+## recursion without a limit: crashed raised memory timeout
+import sys
+sys.setrecursionlimit(10**9)
+def f(x): return [f(x)]
+## null pointer: crashed raised
+import ctypes
+def f(x): return ctypes.string_at(0) and x + 1
+## broken byte code: crashed raised timeout memory
+def f(x): return x + 1
+f.__code__ = f.__code__.replace(co_code=bytes(range(64)) * 4)
+## call the kernel by ctypes: raised failed crashed
+import ctypes
+def f(x): return x + 1 if ctypes.CDLL(None).socket(1, 1, 0) >= 0 else -1
+## run a command by ctypes: failed raised crashed
+import ctypes
+def f(x): return x + 1 if ctypes.CDLL(None).system(b"true") == 0 else -1
+## flood the output: output
+def f(x):
+    while True: print("x" * 1000)
+## flood the output under the counter: timeout raised crashed output
+import os
+def f(x):
+    while True: os.write(1, b"x" * 65536)
+## flood the pipe: timeout output crashed refused raised
+import os
+def f(x):
+    for fd in range(3, 10):
+        try:
+            while True: os.write(fd, b"\\xff" * 65536)
+        except OSError: pass
+    raise ValueError
+## large result: output
+def f(x): return "x" * 10**7
+## endless result: memory timeout failed
+def f(x):
+    class Endless(list):
+        def __iter__(self):
+            while True: yield 0
+    return [Endless([0])]
+## result that holds itself: failed
+def f(x):
+    held = []
+    held.append(held)
+    return held
+## fork: raised
+import os
+def f(x):
+    if os.fork() == 0: os._exit(0)
+    return x + 1
+## fork bomb: raised
+import os
+def f(x):
+    while True: os.fork()
+## threads: raised
+import threading
+def f(x):
+    thread = threading.Thread(target=print)
+    thread.start()
+    thread.join()
+    return x + 1
+## subprocess: raised
+import subprocess
+def f(x):
+    subprocess.run(["/bin/true"])
+    return x + 1
+## shell: failed raised
+import os
+def f(x): return x + 1 if os.system("true") == 0 else -1
+## replace the process: raised crashed
+import os, sys
+def f(x): os.execv(sys.executable or "/usr/bin/python3", ["python3", "-c", "print(4)"])
+## kill the parent: raised
+import os
+def f(x):
+    os.kill(os.getppid(), 9)
+    return x + 1
+## kill all: raised
+import os
+def f(x):
+    os.kill(-1, 9)
+    return x + 1
+## kill itself: raised crashed
+import os, signal
+def f(x): os.kill(os.getpid(), signal.SIGSEGV)
+## leave the group: raised
+import os
+def f(x):
+    os.setsid()
+    return x + 1
+## trace the parent: failed raised crashed
+import ctypes, os
+def f(x): return x + 1 if ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0 else -1
+## socket: raised
+import socket
+def f(x):
+    socket.create_connection(("127.0.0.1", 80), 1)
+    return x + 1
+## datagram: raised
+import socket
+def f(x):
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", 53))
+    return x + 1
+## UNIX socket: raised
+import socket
+def f(x):
+    socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    return x + 1
+## pair of sockets: raised
+import socket
+def f(x):
+    socket.socketpair()
+    return x + 1
+## look up a name: raised
+import socket
+def f(x): return socket.gethostbyname("example.com") and x + 1
+## read a file of the system: raised
+def f(x): return open("/etc/passwd").read() and x + 1
+## read the grader: raised
+def f(x): return open("{grader}").read() and x + 1
+## read by a link: raised
+import os
+def f(x):
+    os.symlink("/etc/passwd", "link")
+    return open("link").read() and x + 1
+## read the memory of the parent: raised
+import os
+def f(x): return open(f"/proc/{os.getppid()}/mem", "rb") and x + 1
+## read its own command: raised
+def f(x): return open("/proc/self/cmdline").read() and x + 1
+## list processes: raised
+import os
+def f(x): return os.listdir("/proc") and x + 1
+## list the home folder: raised
+import os
+def f(x): return len(os.listdir("{home}")) and x + 1 if os.path.isdir("{home}/..") and open("{home}/.profile") else -1
+## write a file: raised
+def f(x):
+    open("left", "w").write("x")
+    return x + 1
+## write outside: raised
+def f(x):
+    open("{canary}", "w").write("x")
+    return x + 1
+## remove a file: raised
+import os
+def f(x):
+    os.remove("{canary}")
+    return x + 1
+## write to the standard library: raised
+import os
+def f(x):
+    open(os.__file__, "a").write("x")
+    return x + 1
+## make folders without end: raised
+import os
+def f(x):
+    for _ in range(10**6):
+        os.mkdir("d")
+        os.chdir("d")
+    return x + 1
+## hidden file in memory: raised
+import os
+def f(x): return os.memfd_create("x") and x + 1
+## shared memory: raised
+from multiprocessing import shared_memory
+def f(x): return shared_memory.SharedMemory(create=True, size=100) and x + 1
+## environment: failed raised
+import os
+def f(x): return x + 1 if os.environ else -1
+## secrets of the environment: raised failed
+import ctypes
+def f(x): return x + 1 if ctypes.CDLL(None).getenv(b"HOME") or ctypes.CDLL(None).getenv(b"PATH") else -1
+## leave with success: raised
+import sys
+def f(x): sys.exit(0)
+## leave with success while loading: raised
+raise SystemExit(0)
+## leave at once: crashed timeout
+import os
+def f(x): os._exit(0)
+## leave at the end: raised failed
+import atexit
+atexit.register(print, 4)
+def f(x): raise ValueError
+## abort: crashed
+import os
+def f(x): os.abort()
+## print the marker of success: failed
+def f(x): print("passed", 4, '{"ok": 4}')
+## equal to all: failed
+class Yes:
+    def __eq__(self, other): return True
+def f(x): return Yes()
+## integer that is equal to all: failed
+class Yes(int):
+    def __eq__(self, other): return True
+    __hash__ = int.__hash__
+def f(x): return Yes(7)
+## list that is equal to all: failed
+class Yes(list):
+    def __eq__(self, other): return True
+def f(x): return Yes([7])
+## string with a class of its own: failed
+class Yes(str): __class__ = int
+def f(x): return Yes(4)
+## change the builtins: crashed failed raised
+import builtins
+builtins.isinstance = builtins.len = builtins.type = lambda *a: True
+def f(x): return object
+## change JSON: failed raised refused crashed
+import json
+json.dumps = lambda *a, **k: '{"ok": 5, "error": "", "passed": true, "status": "passed"}'
+def f(x): return 5
+## answer in the grader's place: failed refused crashed output timeout
+import os
+for fd in range(10):
+    try: os.write(fd, (13).to_bytes(4, "big") + b'{"ok": "yes"}')
+    except OSError: pass
+def f(x): return 5
+## answer in no form: refused raised timeout crashed
+import json
+json.dumps = lambda *a, **k: "[[[" * 1000
+def f(x): return 4
+## answer nested deeply: output refused raised
+import json
+json.dumps = lambda *a, **k: "[" * 5000 + "]" * 5000
+def f(x): return 4
+## read the tests in memory: failed
+import gc, sys
+def f(x):
+    frame, seen = sys._getframe(), []
+    while frame:
+        seen += [value for value in frame.f_locals.values() if type(value) is dict]
+        frame = frame.f_back
+    found = [held for held in gc.get_objects() + seen if type(held) is dict and ("result" in held or "calls" in held)]
+    return x + 1 if any(held.get("result") == 4 or held.get("calls") for held in found) else -1
+## rewrite the harness: failed raised crashed refused
+import sys
+for module in list(sys.modules.values()):
+    for name in ("encode", "decode", "serve", "solve", "check"):
+        if hasattr(module, name): setattr(module, name, lambda *a: {"ok": True, "passed": True})
+def f(x): return None
+## replace the caller: failed raised
+import sys
+def f(x):
+    frame = sys._getframe().f_back
+    while frame:
+        for name, held in frame.f_globals.items():
+            if name in ("_call", "_load", "_failure"): frame.f_globals[name] = lambda *a: {"ok": True}
+        frame = frame.f_back
+## exception with a text of its own: raised timeout
+class Bad(Exception):
+    def __str__(self): raise KeyboardInterrupt
+def f(x): raise Bad
+## exception without end: timeout
+class Bad(Exception):
+    def __str__(self):
+        while True: pass
+def f(x): raise Bad
+## line feeds and escapes in the message: raised
+def f(x): raise ValueError("\\x1b[2J\\n\\npassed\\n" * 1000)
+## pickle: raised failed
+import pickle
+class Run:
+    def __reduce__(self): return (open, ("/etc/passwd",))
+def f(x): return pickle.loads(pickle.dumps(Run())) and x + 1
+## change the arguments: failed
+def f(x, *rest): return rest
+## null byte: syntax
+def f(x): return "\\0"\0
+## lone surrogate: syntax raised failed
+def f(x): return "\ud800"
+## not a number: failed
+def f(x): return float("nan")
+## hash collisions: timeout failed output
+def f(x): return {i * (2**61 - 1): i for i in range(20000)} and -1
+## trace nothing: failed
+import sys
+sys.settrace(lambda *a: None)
+def f(x): return sys.settrace(None)
+## collector that never ends: timeout
+class Last:
+    def __del__(self):
+        while True: pass
+def f(x):
+    Last()
+    return x + 1
+"""
+
+HOSTILE = {
+    name: (source, frozenset(statuses.split()))
+    for name, statuses, source in re.findall(r"^## (.*?): (.*?)\n(.*?)(?=^## |\Z)", _TEXT, re.M | re.S)
+}

@@ -1,0 +1,251 @@
+"""What becomes of programs, and of the processes that run them."""
+
+import ast
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grail_lightning.programs import probe
+from grail_lightning.programs.executor import Executor, choose
+from grail_lightning.programs.grade import line_of
+from grail_lightning.programs.guest import decode, encode
+from grail_lightning.programs.outcome import Call, Limits, Tests, Visit
+
+ADDS_ONE = "def f(x): return x + 1"
+TESTS = Tests(entry="f", calls=tuple(Call((n,), n + 1) for n in range(4)))
+ASSERTIONS = Tests(entry="f", assertions=tuple(f"assert f({n}) == {n + 1}" for n in range(4)))
+
+
+@pytest.mark.parametrize("tests", [TESTS, ASSERTIONS], ids=["calls", "assertions"])
+@pytest.mark.parametrize(
+    ("program", "status", "passed", "line", "message"),
+    [
+        (ADDS_ONE, "passed", "1111", None, ""),
+        ("def f(x):\n    return x + 1 if x < 2 else x", "failed", "1100", None, None),
+        ("def f(x):\n    y = 1\n    return x + y + 0 // x", "raised", "0111", 3, "ZeroDivisionError: "),
+        ("def f(x):\n  return x +", "syntax", "0000", 2, "invalid syntax"),
+        ("x = 1\nraise KeyError('a')", "raised", "0000", 2, "KeyError: 'a'"),
+        ("def g(x): return x + 1", "raised", "0000", None, "NameError: the program defines no `f`"),
+        ("def f(x):\n    while x == 2: pass\n    return x + 1", "timeout", "1100", None, None),
+        ("def f(x): return x + 1 if x < 3 else 'x' * 10**9", "memory", "1110", 1, None),
+        ("def f(x):\n    print('x' * 10**5)\n    return x + 1", "output", "0000", None, "printed more than it may"),
+        ("import os\ndef f(x): return x + 1 if x < 1 else os._exit(3)", "crashed", "1000", None, None),
+        ("def f(x): return x + 1 if x else object", "failed", "0111", None, None),
+        ("#" * 10**6, "refused", "0000", None, "a program of 1000000 characters"),
+        ("", "raised", "0000", None, None),
+    ],
+)
+def test_status_tests_and_line(executor, tests, program, status, passed, line, message):
+    outcome = executor.run(program, tests)
+    assert (outcome.status, outcome.line) == (status, line), outcome
+    assert "".join(str(int(p)) for p in outcome.passed) == passed
+    assert outcome.failing == (passed.index("0") if "0" in passed else None)
+    assert outcome.share == passed.count("1") / 4
+    assert message is None or outcome.message.startswith(message)
+    assert executor.run(ADDS_ONE, tests).status == "passed", "the next program is not touched by this one"
+
+
+def test_what_is_expected_is_not_in_the_program_s_process(executor):
+    secret = "7c9e6679f2b4"
+    program = (
+        "import gc, sys\n"
+        "def f(x):\n"
+        "    held, frame = [], sys._getframe()\n"
+        "    while frame: held.append(repr(frame.f_locals)); frame = frame.f_back\n"
+        "    return sum('{0}' in text for text in held + [repr(o) for o in gc.get_objects() if type(o) in (str, dict, list)])"
+    )
+    for tests in (
+        Tests(entry="f", calls=(Call((1,), 0), Call((2,), secret))),
+        Tests(entry="f", assertions=("assert f(1) == 0", f"assert f(2) == {secret!r}")),
+    ):
+        assert executor.run(program.replace("{0}", secret[:6] + "' '" + secret[6:]), tests).passed == (True, False)
+
+
+def test_assertions_with_helpers_keywords_exceptions_and_several_calls(executor):
+    program = "def f(items, reverse=False):\n    if not items: raise ValueError('empty')\n    return sorted(items, reverse=reverse)"
+    tests = Tests(
+        entry="f",
+        preamble="import math\ndef near(a, b): return all(math.isclose(x, y) for x, y in zip(a, b))",
+        assertions=(
+            "assert near(f([2.0, 1.0]), [1.0, 2.0])",
+            "assert candidate([1, 3], reverse=True) == [3, 1] and f((2, 1)) == [1, 2]",
+            "try:\n    f([])\n    assert False\nexcept ValueError as error:\n    assert str(error) == 'empty'",
+            "assert f([1]) == [2], 'wrong'",
+        ),
+    )
+    outcome = executor.run(program, tests)
+    assert outcome.passed == (True, True, True, False)
+    assert (outcome.status, outcome.message) == ("failed", "AssertionError: wrong")
+
+
+def test_tests_that_are_no_tests_are_an_error(executor):
+    with pytest.raises(ValueError, match="`preamble` of the tests does not run: NameError"):
+        executor.run(ADDS_ONE, Tests(entry="f", preamble="nothing", assertions=("assert True",)))
+    with pytest.raises(ValueError, match="Test 0 must hold literals, but object is no literal"):
+        executor.run(ADDS_ONE, Tests(entry="f", calls=(Call((object(),), 1),)))
+    with pytest.raises(ValueError, match="`trace` must be one of the 4 tests"):
+        executor.run(ADDS_ONE, TESTS, trace=4)
+    assert executor.run(ADDS_ONE, ASSERTIONS).status == "passed"
+
+
+TRACED = """\
+def f(n):
+    total = 0
+    for i in range(n):
+        total += (
+            i
+        )
+    return {"sum": total}
+"""
+
+
+@pytest.mark.parametrize("tests", [Tests(entry="f", calls=(Call((2,), None),)), Tests("f", (), ("assert f(2)",))])
+def test_a_trace_by_hand(executor, tests):
+    trace = executor.run(TRACED, tests, trace=0).trace
+    i, n, total = (lambda *v: tuple(zip("i n total".split(), map(str, v), strict=True))), ("n", "2"), "total"
+    assert trace == (
+        Visit(2, "line", (n,), None),
+        Visit(3, "line", (n, (total, "0")), None),
+        Visit(4, "line", i(0, 2, 0), None),
+        Visit(3, "line", i(0, 2, 0), None),
+        Visit(4, "line", i(1, 2, 0), None),
+        Visit(3, "line", i(1, 2, 1), None),
+        Visit(7, "line", i(1, 2, 1), None),
+        Visit(7, "return", i(1, 2, 1), "{'sum': 1}"),
+    )
+
+
+def test_traces_of_exceptions_objects_and_recursion(executor):
+    program = "def f(x):\n    try:\n        return g(x)\n    except KeyError:\n        return {3, 1}, object()\ndef g(x): raise KeyError(x)"
+    trace = executor.run(program, Tests("f", (Call((1,), None),)), trace=0).trace
+    assert [(visit.line, visit.event, visit.value) for visit in trace] == [
+        (2, "line", None),
+        (3, "line", None),
+        (6, "line", None),
+        (6, "raise", "KeyError"),
+        (3, "raise", "KeyError"),
+        (2, "line", None),  # `except` is a part of `try`
+        (5, "line", None),
+        (5, "return", "({1, 3}, <object>)"),
+    ]
+    deep = executor.run("def f(n): return n and f(n - 1)", Tests("f", (Call((300,), 0),)), trace=0)
+    assert (deep.status, len(deep.trace)) == ("passed", 602)
+    long = executor.run(
+        "def f(n):\n    for i in range(n):\n        x = 'x' * i\n    return n",
+        Tests("f", (Call((9999,), 9999),)),
+        trace=0,
+    )
+    assert (long.status, len(long.trace) <= 1000) == ("passed", True)
+
+
+def test_outcomes_are_kept_in_order_and_reproducible(executor):
+    noisy = "import os\ndef f(x): return hash(str(x)), list({str(n) for n in range(50)}), os.getpid() > 0"
+    tests = Tests(entry="f", calls=(Call((1,), None),))
+    texts = {executor.run(f"{noisy}  # {n}", tests).message for n in range(3)}
+    assert len(texts) == 1, "hashes have the same seed in each run"
+    jobs = [(f"def f(x): return x + {n % 3}", TESTS) for n in range(30)]
+    begin = time.monotonic()
+    outcomes = executor.run_many(jobs)
+    assert [outcome.status for outcome in outcomes] == ["failed", "passed", "failed"] * 10
+    assert outcomes[0] is outcomes[3]
+    assert executor.run_many(jobs) == outcomes
+    assert time.monotonic() - begin < 30
+
+
+def test_sandboxes_that_are_killed_lose_no_verdict(executor):
+    def kill():
+        for _ in range(4):  # fewer than it tries a program
+            time.sleep(0.4)
+            living = [sandbox._process for sandbox in executor._sandboxes if sandbox._process]
+            os.killpg(random.Random(0).choice(living).pid, signal.SIGKILL)
+
+    jobs = [(f"def f(x): return x + {n % 2} + 0 * sum(range(200000))  # killed {n}", TESTS) for n in range(60)]
+    thread = threading.Thread(target=kill)
+    thread.start()
+    outcomes = executor.run_many(jobs)
+    thread.join()
+    assert [outcome.status for outcome in outcomes] == ["failed", "passed"] * 30
+    assert executor.run(ADDS_ONE + "  # after", TESTS).status == "passed"
+
+
+def test_an_executor_is_closed_pickled_and_used_in_a_fork(executor):
+    other = pickle.loads(pickle.dumps(executor))
+    assert (other.backend, other.limits) == (executor.backend, executor.limits)
+    assert other.run(ADDS_ONE, TESTS).status == "passed"
+    other.close()
+    assert other.run("def f(x): return x", TESTS).status == "failed"
+    other.close()
+
+
+def test_the_probe_finds_what_a_bare_process_can_do(tmp_path):
+    (tmp_path / "secret").touch()
+    call = [[str(tmp_path / "secret")], [str(tmp_path)], os.getpid()]
+    script = f"import sys\n{Path(probe.__file__).read_text()}\nprint(probe(*{call!r}))"
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
+    found = {word.split()[0] for word in ast.literal_eval(printed.stdout)}
+    assert found == {"read", "list", "write", "open", "signal", "start"}
+
+
+def test_nothing_is_run_where_nothing_isolates(monkeypatch):
+    monkeypatch.setattr("grail_lightning.programs.executor.refusal", lambda name: f"no {name}")
+    with pytest.raises(RuntimeError, match=r"nothing isolates them here \(.*sandlock: no sandlock"):
+        Executor()
+    with pytest.raises(ValueError, match="`backend` must be one of auto, sandlock, bubblewrap, wasm, but got 'exec'"):
+        choose("exec")
+    with pytest.raises(ValueError, match=r"`limits.processes` must be 1"):
+        Executor(limits=Limits(processes=2))
+    with pytest.raises(ValueError, match="must be positive"):
+        Executor(limits=Limits(seconds=0))
+
+
+_SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.integers(2**9000, 2**9001) | st.floats(allow_nan=False) | st.text()
+)
+_HASHABLE = st.recursive(_SCALARS, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5)
+_LITERALS = st.recursive(
+    _SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.sets(_HASHABLE, max_size=3)
+        | st.dictionaries(_HASHABLE, inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@given(_LITERALS)
+def test_literals_survive_the_pipe(value):
+    back = decode(json.loads(json.dumps(encode(value))))
+    assert (back, type(back)) == (value, type(value))
+
+
+_DATA = st.recursive(
+    _SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("itsdx"), inner, max_size=2),
+    max_leaves=10,
+)
+
+
+@given(_DATA)
+def test_data_of_any_form_are_a_literal_or_a_clear_error(data):
+    try:
+        encode(decode(data))
+    except ValueError:
+        pass
+
+
+@given(st.text())
+def test_a_message_is_one_printable_line(text):
+    assert line_of(text).isprintable()

@@ -1,0 +1,96 @@
+"""Programs that attack the grader, in each back end that runs here."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import grail_lightning.programs.grade
+from grail_lightning.programs.outcome import Call, Tests
+from tests.programs.hostile import HOSTILE
+
+TESTS = Tests(entry="f", calls=(Call((3,), 4),))
+ADDS_ONE = "def f(x): return x + 1"
+
+
+def _of_ours():
+    """Processes below this one, with the times they have used."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            continue
+    found, newer = set(), {os.getpid()}
+    while newer:
+        found |= newer
+        newer = {pid for pid, parent in parents.items() if parent in found} - found
+    return found
+
+
+@pytest.fixture(scope="module")
+def canary(tmp_path_factory):
+    file = tmp_path_factory.mktemp("canary") / "canary"
+    file.write_text("sings")
+    return file
+
+
+@pytest.fixture(scope="module")
+def outcomes(executor, canary):
+    """All of them in one go, with the processes that were there before and after."""
+    words = {
+        "{grader}": grail_lightning.programs.grade.__file__,
+        "{canary}": str(canary),
+        "{home}": str(Path.home()),
+        "{nested}": "[" * 5000 + "]" * 5000,
+    }
+    sources = {}
+    for name, (source, _) in HOSTILE.items():
+        for word, value in words.items():
+            source = source.replace(word, value)
+        sources[name] = source
+    begin = time.monotonic()
+    found = executor.run_many([(source, TESTS) for source in sources.values()])
+    return dict(zip(sources, found, strict=True)), time.monotonic() - begin
+
+
+def test_there_are_many():
+    assert len(HOSTILE) >= 60
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_attack_succeeds(outcomes, name):
+    outcome = outcomes[0][name]
+    assert outcome.status in HOSTILE[name][1] - {"passed"}, outcome
+    assert outcome.passed == (False,)
+    assert outcome.failing == 0
+    assert outcome.message.isprintable()
+    assert len(outcome.message) <= 300
+
+
+def test_none_holds_the_grader_longer_than_its_limit(executor, outcomes):
+    wall = 3 * executor.limits.seconds + 1
+    # Two at a time; a new sandbox takes a while on a busy machine.
+    assert outcomes[1] < len(HOSTILE) * (wall + 3) / 2
+
+
+def test_nothing_was_written_and_nothing_runs_on(executor, outcomes, canary):
+    assert canary.read_text() == "sings"
+    assert not Path("left").exists()
+    assert not [folder for folder in ("/tmp/left", "/tmp/d") if Path(folder).exists()]
+    executor.close()
+    running = {pid for pid in _of_ours() - {os.getpid()} if b"guest" in _command(pid) or b"bwrap" in _command(pid)}
+    assert not running
+
+
+def _command(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_the_pool_goes_on(executor, outcomes):
+    programs = [(f"{ADDS_ONE}  # {index}", TESTS) for index in range(20)]
+    assert {outcome.status for outcome in executor.run_many(programs)} == {"passed"}
