@@ -92,6 +92,11 @@ def regraded(samples: Sequence[Sample], facts: Mapping[str, Any], verifier: Veri
     `Pattern`); a task with a form of its own keeps the prediction that it read. The reference is the one that was kept.
     """
     gradings = facts.get("grading", {})
+    if own := sorted(name for name, grading in gradings.items() if grading.get("own_verdicts")):
+        raise ValueError(
+            f"`regrade` compares answers, but the task judged the responses of {', '.join(own)} itself, such as by "
+            "running programs. Run `test` again."
+        )
     forms = {name: _form(grading) for name, grading in gradings.items()}
     rows = []
     for sample in samples:

@@ -174,6 +174,8 @@ def _facts(trainer: Trainer, module: GrailModule, batches: Batches, step: int, t
 def _grading(task: Task) -> dict[str, Any]:
     """How a task grades: its class, and the form and comparison of its answers."""
     grading: dict[str, Any] = {"task": _class_path(task), "compare": task.compare}
+    if type(task).verdicts is not Task.verdicts:
+        grading["own_verdicts"] = True
     if isinstance(task, AnswerTask):
         form: Any = task.form
         grading["answer"] = {"class": _class_path(form)}

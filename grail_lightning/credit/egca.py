@@ -27,6 +27,7 @@ from grail_lightning.tasks.problem import Prompt
 
 Mode = Literal["syntax", "constraint", "correct", "logic"]
 Blamed = Literal["divergent", "random", "last", "permuted"]
+_UNTRACED = ("ExceptHandler", "match_case", "Global", "Nonlocal")  # Traces have a visit of `try`, `match`, or none.
 
 
 class _Row:
@@ -157,7 +158,8 @@ class ExecutedMask(TokenCredit):
                 fallback[k] = True
                 continue
             visited = {row.program.at_line.get(visit.line) for trace in traces[id(row)] for visit in trace}
-            dead = [s.function >= 0 and n not in visited for n, s in enumerate(row.program.statements)]
+            counted = [s.function >= 0 and s.shape[2] not in _UNTRACED for s in row.program.statements]
+            dead = [inside and n not in visited for n, inside in enumerate(counted)]
             tokens: tuple[set[int], set[int]] = set(), set()  # Of statements that are executed, and of others.
             for n, its_dead in enumerate(dead):
                 tokens[its_dead].update(row.tokens(n))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
-from itertools import combinations, takewhile
+from itertools import combinations
 from typing import NamedTuple
 
 MOST_LINES = 100
 MOST_EDITS = 5  # Lines. Any of them may be needed together: 31 repairs.
 _LINE = re.compile(r"[^\n]+")
-_PART = re.compile(r"\w+|[^\w\s]+")
 
 
 class ProgramLine(NamedTuple):
@@ -62,18 +61,3 @@ def repairs(
             made += [*lines[at : edit.start], *reference[edit.reference_start : edit.reference_stop]]
             at = edit.stop
         yield chosen, "\n".join(line.indent + line.text for line in [*made, *lines[at:]])
-
-
-def differing_part(text: str, reference: str) -> tuple[int, int] | None:
-    """The range of a text's words and signs between those that it begins and ends with as a reference does, if any."""
-    own, other = list(_PART.finditer(text)), _PART.findall(reference)
-    words = [part[0] for part in own]
-    first = _common(words, other)
-    last = _common(words[first:][::-1], other[first:][::-1])
-    parts = own[first : len(own) - last]
-    return (parts[0].start(), parts[-1].end()) if parts else None
-
-
-def _common(one: Sequence[str], two: Sequence[str]) -> int:
-    """How many words two texts have in common at their beginnings."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False)))

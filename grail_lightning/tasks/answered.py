@@ -97,7 +97,7 @@ class AnswerTask(Task):
             "correct": [verdict.correct for verdict in verdicts],
             "status": [verdict.status for verdict in verdicts],
             "answers": [self.answer(text) for text in texts],
-            "ends_with_answer": [ends_with_answer(text, self.form.find(text)) for text in texts],
+            "ends_with_answer": [ends_with_answer(text, self.answer_spans(text)) for text in texts],
         }
         if lengths is not None:
             columns["lengths"] = lengths

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +12,10 @@ from typing import Any, Literal, NamedTuple
 
 from grail_lightning.answers import AnswerForm, AnswerSpan, Fenced
 from grail_lightning.answers.records import Verdict
-from grail_lightning.programs.alignment import read_program
 from grail_lightning.programs.executor import Executor
 from grail_lightning.programs.guest import encode
 from grail_lightning.programs.outcome import Call, Limits, Outcome, Tests
-from grail_lightning.programs.repair import Edit, ProgramLine, differing_part, edits, program_lines, repairs
+from grail_lightning.programs.repair import Edit, ProgramLine, edits, program_lines, repairs
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import GradedAnswer
 from grail_lightning.tasks.problem import Prompt, Step
@@ -54,12 +54,12 @@ class CodeTask(MathTask):
             `tests_passed` is the share of tests that it passes.
         answer: Where a response has its program: `Fenced` (default: the last block between lines of three backticks)
             or `Marker` with `to_end`.
+        explained: The part of a program that counts as the answer for credit methods such as GRAIL: its last `return`
+            statement, or the whole program.
         shown_tests: The number of assertions in the prompt, where the problem does not name the function.
         backend: How programs are isolated; see `Executor`.
         limits: The limits of one program with all of its tests.
         workers: The number of programs that run side by side.
-        explained: The answer for credit, which GRAIL and OAR explain: the last return statement, or the whole program
-            (also where there is no return, or a program that cannot be parsed).
     """
 
     optional_columns = ("problem", "answer")
@@ -70,17 +70,15 @@ class CodeTask(MathTask):
         system_prompt: str | None = None,
         rewards: Rewards | None = None,
         answer: AnswerForm | None = None,
+        explained: Literal["return", "program"] = "return",
         shown_tests: int = 1,
         backend: str = "auto",
         limits: Limits = Limits(),  # noqa: B008  (frozen)
         workers: int = 2,
-        explained: Literal["return", "program"] = "return",
     ) -> None:
         super().__init__(instruction, system_prompt, rewards, answer or Fenced(), "exact")
-        if explained not in ("return", "program"):
-            raise ValueError(f"`explained` must be one of return, program, but got {explained!r}.")
-        self.explained = explained
-        self.shown_tests, self.executor = shown_tests, Executor(backend, limits, workers)
+        self.explained, self.shown_tests = explained, shown_tests
+        self.executor = Executor(backend, limits, workers)
 
     def check_columns(self, columns: Collection[str]) -> None:
         """Check that the data has the columns that the rewards ask for."""
@@ -90,7 +88,7 @@ class CodeTask(MathTask):
         """The prompt of a row, whose reference is the reference program."""
         text, tests, reference = read_problem(row)
         shown = "\n".join(tests.assertions[: self.shown_tests])
-        if shown and tests.entry not in text:
+        if shown and not re.search(rf"\b{re.escape(tests.entry)}\b", text):
             text += f"\n\nThe program has to pass these tests:\n{shown}"
         made = super().prompt({"problem": text, "answer": ""})
         return replace(made, reference=reference or "", columns=dict(row))
@@ -107,13 +105,16 @@ class CodeTask(MathTask):
         return found and found[0]
 
     def answer_spans(self, text: str) -> list[AnswerSpan]:
-        """The return statements of the program, the last of which is the answer for credit; see `explained`."""
-        found = self.program(text) if self.explained == "return" else None
-        program, offset = (read_program(found[0]), found[1]) if found else (None, 0)
-        ranges = [s for s in program.statements if s.shape[2] == "Return"] if program else []
-        spans = [(offset + s.start, offset + min(s.start + len("return "), s.stop), offset + s.stop) for s in ranges]
-        made = [AnswerSpan(start=a, stop=c, content_start=b, content_stop=c) for a, b, c in spans]
-        return made or super().answer_spans(text)
+        """The part of each program that credit methods explain; see `explained`."""
+        spans = self.form.find(text)
+        if self.explained == "return":
+            for number, span in enumerate(spans):
+                lines = program_lines(text[span.content_start : span.content_stop])
+                for line in [line for line in lines if line.text.startswith("return")][-1:]:
+                    first = span.content_start + line.start
+                    last = first + len(line.text)
+                    spans[number] = replace(span, start=first, content_start=first, content_stop=last)
+        return spans
 
     def tests(self, prompt: Prompt) -> Tests:
         """The tests of a prompt's row."""
@@ -148,13 +149,11 @@ class CodeTask(MathTask):
     def label_steps(self, text: str, prompt: Prompt) -> list[Step] | None:
         """Label the statements, one a line, of a response's program.
 
-        The flawed statement is the first whose replacement by that of the reference makes all tests pass. If no single
-        one does, the smallest set of statements that do so together is flawed. A flawed statement is a misconception if
-        it is that of the row's column `tempting`, which has a text for each line of the reference, else a slip. Other
-        statements are sound. One that is missing is blamed on the next line.
-
-        `Step.result` is what differs within the line. There are no labels without a reference, without a program, or
-        where program and reference differ in too many places (`repair.MOST_EDITS`).
+        The flawed statement is the first whose replacement by that of the reference makes all tests pass; if no single
+        one does, the statements of the smallest set that does so together. It is a misconception if it is that of the
+        row's column `tempting`, which has a text for each line of the reference, else a slip. Others are sound. One
+        that is missing is blamed on the next line. There are no labels without a reference, without a program, or where
+        both differ in too many lines (`repair.MOST_EDITS`).
         """
         _, tests, right = read_problem(prompt.columns)
         if (found := self.program(text)) is None or right is None:
@@ -168,14 +167,9 @@ class CodeTask(MathTask):
             Step(start=offset + line.start, stop=offset + line.start + len(line.text), kind="sound") for line in lines
         ]
         for edit in flaws:
-            alone = (edit.stop - edit.start, edit.reference_stop - edit.reference_start) == (1, 1)
             for number in range(edit.start, edit.stop) or [min(edit.start, len(lines) - 1)]:
-                line, step = lines[number], replace(steps[number], kind="slip")
-                if alone and tempting[edit.reference_start] == line.text:
-                    step = replace(step, kind="misconception")
-                if alone and (part := differing_part(line.text, reference[edit.reference_start].text)):
-                    step = replace(step, result=(step.start + part[0], step.start + part[1]))
-                steps[number] = step
+                suggested = tempting[edit.reference_start : edit.reference_stop] == [lines[number].text]
+                steps[number] = replace(steps[number], kind="misconception" if suggested else "slip")
         return steps
 
     def _flaws(
@@ -220,8 +214,8 @@ def read_problem(row: Mapping[str, Any]) -> CodeProblem:
     if isinstance(tests, str):
         try:
             tests = ast.literal_eval(tests.strip())
-        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-            raise ValueError(f"`tests` must be literals of Python, but got {tests!r:.80} ({error}).") from None
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+            raise ValueError(f"`tests` must be literals of Python, but got {tests!r:.80}.") from None
     if not isinstance(tests, list | tuple):
         raise ValueError(f"`tests` must be a list, but got {tests!r:.80}.")
     if all(isinstance(test, str) for test in tests):
@@ -247,14 +241,15 @@ def _human_eval(row: Mapping[str, Any]) -> CodeProblem:
     check = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
     if check is None or "prompt" not in row:
         raise ValueError(f"A row of HumanEval must have `prompt`, and `check` in `test`, but got {row['test']!r:.80}.")
-    preamble: str = row["test"]
     assertions: tuple[str, ...] = (f"check({entry})",)
+    own = tree.body
     if all(isinstance(node, ast.Assert) for node in check.body):
         for node in ast.walk(check):
             if isinstance(node, ast.Name) and node.id == check.args.args[0].arg:
                 node.id = entry
-        preamble = "\n".join(ast.unparse(node) for node in tree.body if node is not check)
-        assertions = tuple(map(ast.unparse, check.body))
+        assertions, own = tuple(map(ast.unparse, check.body)), [node for node in own if node is not check]
+    helpers = [node for node in _parsed(row["prompt"], "prompt").body if getattr(node, "name", "") != entry]
+    preamble = "\n".join(map(ast.unparse, [*helpers, *own]))  # Some tests call what the prompt defines.
     text, solution = str(row["prompt"]), row.get("canonical_solution")
     return CodeProblem(text, Tests(entry, (), assertions, preamble), text + solution if solution else None)
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from grail_lightning.tasks.arithmetic import Split, distinct, split_rng
 
-INDENT = "    "
+INDENT, _NUM_TESTS = "    ", 8
 
 # The numbers that a loop goes through: words, expression, and the one that the words suggest.
 _SOURCES = (
@@ -86,9 +86,8 @@ def slips(statement: str) -> list[str]:
     return changed
 
 
-@dataclass(frozen=True)
-class Line:
-    """A statement of a reference program."""
+class Line(NamedTuple):
+    """A line of a reference program."""
 
     depth: int  # Levels of indentation.
     text: str
@@ -101,7 +100,6 @@ class FunctionProblem:
 
     text: str
     lines: tuple[Line, ...]
-    num_tests: int = 8
 
     @property
     def program(self) -> str:
@@ -112,7 +110,7 @@ class FunctionProblem:
         """The columns of the problem; see `FunctionSpace.sample`."""
         # Numbers close to the constants of problems tell programs apart, and more of them than slices take.
         rng, values = random.Random(self.text), [k for k in range(-4, 11) if k]  # noqa: S311 - tests, not secrets
-        lengths = [0, *(rng.randint(4, 8) for _ in range(self.num_tests - 1))]
+        lengths = [0, *(rng.randint(4, 8) for _ in range(_NUM_TESTS - 1))]
         inputs = [([rng.choice(values) for _ in range(length)], rng.randint(1, 6)) for length in lengths]
         names: dict[str, Any] = {}
         exec(self.program, names)  # noqa: S102 - our own text, never a model's
@@ -151,26 +149,20 @@ class FunctionSpace:
     Attributes:
         min_statements: The smallest number of statements of a function's body, from 4 on.
         max_statements: The largest number of statements of a function's body, up to 8.
-        num_tests: The number of hidden tests.
     """
 
     min_statements: int = 4
     max_statements: int = 8
-    num_tests: int = 8
 
     def __post_init__(self) -> None:
-        if not 4 <= self.min_statements <= self.max_statements <= 8 or not 1 <= self.num_tests <= 100:
-            raise ValueError(
-                "`problems` must have 4 <= min_statements <= max_statements <= 8 and 1 <= num_tests <= 100, but got "
-                f"{self.min_statements}, {self.max_statements} and {self.num_tests}."
-            )
+        if not 4 <= self.min_statements <= self.max_statements <= 8:
+            raise ValueError(f"`problems` must have 4 <= min_statements <= max_statements <= 8, but got {self}.")
 
     def sample(self, num_problems: int, split: Split, seed: int = 0) -> list[dict[str, Any]]:
         """Different problems of one split, always the same for the same arguments, as rows.
 
-        Their columns are `problem`, `entry` (the function's name), `tests` (pairs of arguments and result),
-        `reference` (the program), `tempting` (the misconception of each of its lines, or an empty text) and
-        `statements` (the number of statements of the body). `CodeTask` takes the rows as they are.
+        Their columns are those of `CodeTask`, `tempting` (the misconception of each line of the reference, or an empty
+        text) and `statements` (the number of statements of the body).
         """
         return [problem.row() for problem in self.draw(num_problems, split, seed)]
 
@@ -183,7 +175,7 @@ class FunctionSpace:
         while True:
             text, lines = _write(rng)
             if self.min_statements <= sum(line.text != "else:" for line in lines[1:]) <= self.max_statements:
-                return FunctionProblem(text, tuple(lines), self.num_tests)
+                return FunctionProblem(text, tuple(lines))
 
 
 def _write(rng: random.Random) -> tuple[str, list[Line]]:

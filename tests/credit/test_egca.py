@@ -120,8 +120,7 @@ def test_grail_explains_the_last_return_or_the_whole_program(golden_policy, grou
         return [golden_policy.tokenizer.decode(i[m]).strip() for i, m in zip(batch.response_ids, mask, strict=True)]
 
     blocks = [text[text.index("```") :] for text in batch.texts]
-    assert told(batch.answer.whole) == ["return result", "return result", "return sum(values)", blocks[3]]
-    assert told(batch.answer.content)[:3] == ["result", "result", "sum(values)"]
+    assert told(batch.answer.content) == ["return result", "return result", "return sum(values)", "return result"]
     weights = GRAIL(gate="all", normalise="mean_one", answer_overwrite="never")(golden_policy, batch, context())
     assert not weights.fallback.any()
     task.explained = "program"
@@ -130,8 +129,6 @@ def test_grail_explains_the_last_return_or_the_whole_program(golden_policy, grou
     finally:
         task.explained = "return"
     assert told(whole) == blocks
-    with pytest.raises(ValueError, match="`explained` must be one of return, program, but got 'x'"):
-        CodeTask(explained="x")
 
 
 def test_weights_are_those_of_a_loop(golden_policy, grouped):

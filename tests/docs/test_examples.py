@@ -66,7 +66,9 @@ TRAINED = [f.stem for f in sorted(EXAMPLES.glob("*.yaml")) if yaml.safe_load(f.r
 
 @pytest.mark.slow  # `test_notebook.py` trains with the same settings.
 @pytest.mark.parametrize("name", TRAINED)
-def test_an_example_learns_within_two_minutes_of_one_core(name):
+def test_an_example_learns_within_two_minutes_of_one_core(name, request):
+    if name == "my_programs":
+        request.getfixturevalue("programs_run")
     start = time.process_time()
     main(["fit", f"--config={name}.yaml", "--trainer.enable_progress_bar=false"])
     accuracies = curves()["val/accuracy"]
@@ -151,6 +153,15 @@ def test_rewards_of_ones_own_are_weighed_and_logged():
     hard = rollouts["correct"] & (level >= 3)
     assert rollouts["reward"].tolist() == pytest.approx((rollouts["correct"] + 0.1 * brief + 0.5 * hard).tolist())
     assert figures["train/rewards/brevity/mean"] == pytest.approx(brief.mean())
+
+
+def test_the_share_of_tests_that_a_program_passes_is_paid(programs_run):
+    rollouts, figures = fit("my_programs", "--data.num_train=8", "--data.num_val=8")
+    assert set(rollouts["dataset"]) == {"functions"}
+    paid = rollouts["reward"] - rollouts["correct"]
+    assert paid[rollouts["correct"]].tolist() == pytest.approx([0.2] * int(rollouts["correct"].sum()))
+    assert set((paid * 40).round(3)) <= set(range(9)), "eighths of 0.2"
+    assert figures["train/rewards/tests_passed/mean"] == pytest.approx(5 * paid.mean())
 
 
 def test_a_reward_is_called_by_hand(capsys):

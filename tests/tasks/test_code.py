@@ -1,15 +1,20 @@
 """Programs as a task: what rows of three forms say, and what becomes of programs; which statements are labelled."""
 
+import json
+import re
 import time
 from collections import Counter
 from pathlib import Path
 
+import pandas
 import pytest
 
 import grail_lightning
 from grail_lightning.answers import Marker
 from grail_lightning.batch import Sampling
 from grail_lightning.data import CodeData
+from grail_lightning.evaluate import read_samples
+from grail_lightning.evaluation import main as main_of_evaluation
 from grail_lightning.grading import TaskVerifiers, grade_answers, labelled_steps
 from grail_lightning.policy import load_policy, load_tokenizer
 from grail_lightning.programs.outcome import Call, Tests
@@ -18,6 +23,7 @@ from grail_lightning.tasks.code import read_problem
 from grail_lightning.tasks.functions import slips
 from grail_lightning.tasks.rewards import RewardSpec
 from tests.runs import sampled
+from tests.shell import SHORT, fails_early, main
 
 REFERENCE = """def f(xs, n):
     total = 0
@@ -93,7 +99,11 @@ def test_rows_of_three_forms_are_read(row, tests):
 def test_a_check_of_human_eval_that_is_more_than_assertions_stays_whole():
     test = HUMAN_EVAL["test"] + "    for k in range(9):\n        assert candidate(k, k) == 2 * k\n"
     tests = read_problem(HUMAN_EVAL | {"test": test}).tests
-    assert (tests.assertions, tests.preamble) == (("check(add)",), test)
+    assert (tests.assertions, tests.preamble) == (("check(add)",), test.strip().replace("\n\n\n", "\n"))
+    # The tests may call what the prompt defines.
+    prompt = "import math\n\ndef double(x):\n    return 2 * x\n\n" + HUMAN_EVAL["prompt"]
+    tests = read_problem(HUMAN_EVAL | {"prompt": prompt}).tests
+    assert tests.preamble == "import math\ndef double(x):\n    return 2 * x\nMETADATA = {}"
 
 
 @pytest.mark.parametrize(
@@ -143,6 +153,19 @@ def test_the_program_is_the_last_block_and_its_offset_is_exact(task):
     assert marked.program("[BEGIN]\nx = 1\ny = 2\n") == ("x = 1\ny = 2", 8)
 
 
+def test_credit_methods_explain_the_last_return_statement_or_the_whole_program(task):
+    program = "def f(x):\n    if x:\n        return 1\n    return  -x  \n\nprint(f)"
+    text = fenced(program)
+    (span,) = task.answer_spans(text)
+    assert text[span.content_start : span.content_stop] == "return  -x"
+    assert text[span.start : span.stop] == "return  -x  \n\nprint(f)\n```"
+    (whole,) = CodeTask(explained="program").answer_spans(text)
+    assert (text[whole.content_start : whole.content_stop], whole.stop) == (program, len(text))
+    (whole,) = task.answer_spans(fenced("x = 1"))
+    assert text[whole.start :].startswith("```python")
+    assert task.answer_spans("return 1") == []
+
+
 def test_programs_are_graded_beside_other_tasks_and_their_order_is_kept(task):
     texts = [fenced(REFERENCE), "\\boxed{3}", fenced(REFERENCE.replace("<=", "<")), "no program", fenced("def f(")]
     texts += [fenced("while True: pass"), fenced("def f(xs, n): return [].pop()"), fenced(MBPP["code"])]
@@ -177,31 +200,31 @@ def test_the_share_of_tests_is_a_reward(task):
 
 
 def labels(task, program, row=ROW):
-    """The flawed lines of a program with their kinds and what is wrong in them; None without labels."""
+    """The flawed lines of a program with their kinds; None without labels."""
     text = fenced(program)
     steps = labelled_steps(text, task.prompt(row))
     if steps is None:
         return None
     assert [text[step.start : step.stop] for step in steps] == [x.strip() for x in program.split("\n") if x.strip()]
-    return [(text[s.start : s.stop], s.kind, s.result and text[slice(*s.result)]) for s in steps if s.kind != "sound"]
+    return [(text[s.start : s.stop], s.kind) for s in steps if s.kind != "sound"]
 
 
 @pytest.mark.parametrize(
     ("changes", "flaws"),
     [
         ([], []),
-        ([("<=", "<")], [("if x < n:", "misconception", "<")]),
-        ([("<=", ">=")], [("if x >= n:", "slip", ">=")]),
-        ([("total = 0", "total = 1")], [("total = 1", "slip", "1")]),
+        ([("<=", "<")], [("if x < n:", "misconception")]),
+        ([("<=", ">=")], [("if x >= n:", "slip")]),
+        ([("total = 0", "total = 1")], [("total = 1", "slip")]),
         # Two statements that are wrong together.
-        ([("<=", "<"), ("+=", "-=")], [("if x < n:", "misconception", "<"), ("total -= x", "slip", "-=")]),
+        ([("<=", "<"), ("+=", "-=")], [("if x < n:", "misconception"), ("total -= x", "slip")]),
         # The result is the same: only the other statement is flawed.
-        ([("total = 0", "total = 0 + 0"), ("+=", "-=")], [("total -= x", "slip", "-=")]),
-        ([("n:", "n")], [("if x <= n", "slip", None)]),  # A colon is missing.
-        ([("    total = 0\n", "")], [("for x in xs:", "slip", None)]),  # The statement before it is missing.
-        ([("    return", "    total = 1\n    return")], [("total = 1", "slip", None)]),  # One too many.
-        ([("\n    return total", "")], [("total += x", "slip", None)]),
-        ([("x <= n", "x  <=n"), ("total = 0", "total=2")], [("total=2", "slip", "2")]),  # Blanks do not count.
+        ([("total = 0", "total = 0 + 0"), ("+=", "-=")], [("total -= x", "slip")]),
+        ([("n:", "n")], [("if x <= n", "slip")]),  # A colon is missing.
+        ([("    total = 0\n", "")], [("for x in xs:", "slip")]),  # The statement before it is missing.
+        ([("    return", "    total = 1\n    return")], [("total = 1", "slip")]),  # One too many.
+        ([("\n    return total", "")], [("total += x", "slip")]),
+        ([("x <= n", "x  <=n"), ("total = 0", "total=2")], [("total=2", "slip")]),  # Blanks do not count.
     ],
 )
 def test_the_first_statement_whose_replacement_makes_all_tests_pass_is_flawed(task, changes, flaws):
@@ -264,3 +287,42 @@ def test_a_specification_and_its_program_have_the_same_words():
         assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
     pieces = tokenizer.tokenize("\n        if x <= n:\n            total += 12")
     assert pieces == [*("Ċ" + 8 * "Ġ", "if", "Ġx", "Ġ<=Ġ", "n", ":", "Ċ" + 12 * "Ġ", "total", "Ġ+=Ġ", "1", "2")]
+
+
+def options(folder, rows):
+    """The command line of a short run on rows in the form of MBPP."""
+    file = folder / "mbpp.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return [*SHORT[:4], "--model.policy=code", "--data=MathData", "--data.task=CodeTask", f"--data.train={file}"]
+
+
+def test_a_row_without_tests_is_one_line_before_a_model_is_loaded(programs_run, tmp_path, capsys):
+    said = fails_early(capsys, "fit", *options(tmp_path, [MBPP, {"problem": "p", "answer": "3"}]))
+    assert re.search(
+        r"mbpp.jsonl, line 2: A row must have `problem` and `tests` .* but got \['answer', 'problem'\]", said
+    )
+    said = fails_early(capsys, "fit", *options(tmp_path, [MBPP | {"test_list": ["assert f("]}]))
+    assert "mbpp.jsonl, line 1: `an assertion` must be Python, but got 'assert f('" in said
+    said = fails_early(capsys, "fit", *options(tmp_path, [MBPP]), "--data.task.backend=chroot")
+    assert "`backend` must be one of auto" in said
+
+
+def test_a_file_in_the_form_of_mbpp_is_trained_on_and_tested(programs_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # What the packaged policy knows, as MBPP would have it.
+    rows = []
+    for k, row in enumerate(FunctionSpace().sample(16, "train")):
+        tests = [f"assert f(*{arguments}) == {result}" for arguments, result in row["tests"]]
+        rows.append({"task_id": k, "text": row["problem"], "code": row["reference"], "test_list": tests})
+    given = [*options(tmp_path, rows), "--data.prompts_per_batch=8", "--data.task.instruction="]
+    lengths = ["--model.sampling.max_response_length=80", "--evaluation.sampling.max_response_length=80"]
+    main(["fit", *given, *lengths, "--model.execution.group_size=4", "--trainer.callbacks+=KeepRollouts"])
+    rollouts = pandas.read_parquet("runs/quickstart/rollouts")
+    assert 0.1 < rollouts["correct"].mean() < 0.8
+    assert set(rollouts["status"]) <= {"right", "wrong", "missing"}
+    test = [f"--data.test={tmp_path / 'mbpp.jsonl'}", "--evaluation.num_samples=4", "--evaluation.pass_at=[1,4]"]
+    main(["test", *(option for option in given if "trainer.max_steps" not in option), *lengths, *test])
+    samples = list(read_samples(Path("runs/quickstart/test/samples")))
+    assert len(samples) == 64
+    assert {sample.layer for sample in samples if sample.correct} == {"passed"}
+    assert main_of_evaluation(["regrade", "runs/quickstart"]) == 2  # Their programs would have to be run.
