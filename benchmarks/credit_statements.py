@@ -127,7 +127,8 @@ def main() -> None:
         table.row(subject.name, subject.by, credit_columns(credit, world), credit.seconds)
         if credit.weights is not None:
             print(f"    flawed: {over_prompts(*shares(credit.weights, flawed, world), table.draws)}", flush=True)
-    print(f"tokens on flawed statements: {over_prompts(*shares(batch.response_mask.float(), flawed, world), table.draws)}")
+    uniform = shares(batch.response_mask.float(), flawed, world)
+    print(f"tokens on flawed statements: {over_prompts(*uniform, table.draws)}")
     task.executor.close()
 
 
