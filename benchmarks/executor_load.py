@@ -3,8 +3,8 @@
     python benchmarks/executor_load.py                    # each back end that runs here, 2,000 programs
     python benchmarks/executor_load.py --backends wasm --programs 200 --kill-every 0
 
-Every verdict is compared with what is known of the program. The speed is that of 512 programs with 5 tests each, without
-attacks; a bare `python -S -c pass` stands beside it, for what else the machine does changes all figures.
+Every verdict is compared with what is known of the program. The speed is that of programs with 5 tests each, without
+attacks, in five turns; a bare `python -S -c pass` stands beside it, for what else the machine does changes all figures.
 """
 
 import argparse
@@ -65,10 +65,10 @@ def below(pid):
     return children + [other for child in children for other in below(child)]
 
 
-def memory_mb():
-    """Resident memory of this process and of all below it."""
+def memory_mb(pids):
+    """Resident memory of processes."""
     total = 0
-    for pid in [os.getpid(), *below(os.getpid())]:
+    for pid in pids:
         try:
             total += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         except OSError:
@@ -99,17 +99,22 @@ def load(backend, num_programs, kill_every):
     begin = time.perf_counter()
     for start in range(0, num_programs, 128):
         outcomes = executor.run_many(jobs[start : start + 128])
-        pairs = zip(outcomes, allowed[start:], jobs[start:])
+        pairs = zip(outcomes, allowed[start : start + 128], jobs[start : start + 128], strict=True)
         wrong += [(outcome, job[0]) for outcome, statuses, job in pairs if outcome.status not in statuses]
-        memory.append(memory_mb())
+        memory.append((memory_mb([os.getpid()]), memory_mb(below(os.getpid()))))
     stop.set()
     seconds = time.perf_counter() - begin
     executor.close()
     time.sleep(0.5)
+    third = len(memory) // 3
+    own, theirs = (
+        " → ".join(f"{statistics.median(part):.0f}" for part in (column[:third], column[third:-third], column[-third:]))
+        for column in zip(*memory, strict=True)
+    )
     print(
-        f"{backend}: {num_programs} programs in {seconds:.0f} s, {kills} kills, {len(wrong)} wrong verdicts; memory "
-        f"{statistics.median(memory[:3]):.0f} MB at first, {statistics.median(memory[-3:]):.0f} MB at last; "
-        f"{len(below(os.getpid()))} processes left"
+        f"{backend}: {num_programs} programs in {seconds:.0f} s, {kills} kills, {len(wrong)} wrong verdicts; memory of "
+        f"this process {own} MB, of the sandboxes {theirs} MB (thirds); {len(below(os.getpid()))} processes left",
+        flush=True,
     )
     for outcome, source in wrong[:5]:
         print(f"  {outcome.status}: {outcome.message} | {source[:60]!r}")
@@ -146,11 +151,13 @@ def speed(backend):
             executor.run_many(jobs[8:])
             rates[kind].append(120 / (time.perf_counter() - begin))
     executor.close()
-    ratio = statistics.median(2 / (rate * one) for rate, one in zip(rates["calls"], bare))
+    ratio = statistics.median(2 / (rate * one) for rate, one in zip(rates["calls"], bare, strict=True))
+    calls, assertions = (statistics.median(rates[kind]) for kind in ("calls", "assertions"))
     print(
-        f"{backend}: start {1000 * statistics.median(starts):.0f} ms; {statistics.median(rates['calls']):.0f} programs/s with "
-        f"calls, {statistics.median(rates['assertions']):.0f} with assertions, on 2 workers; a program costs {ratio:.2f} of a "
-        f"bare interpreter's start ({1000 * statistics.median(bare):.0f} ms)"
+        f"{backend}: start {1000 * statistics.median(starts):.0f} ms; {calls:.0f} programs/s with calls, "
+        f"{assertions:.0f} with assertions, on 2 workers; a program costs {ratio:.2f} of a bare interpreter's start "
+        f"({1000 * statistics.median(bare):.0f} ms)",
+        flush=True,
     )
 
 

@@ -63,16 +63,13 @@ class EGCA(TokenCredit):
     responses with a negative advantage are treated. There are four modes, whose shares of these responses are figures:
 
     - *syntax*: the program does not compile, or a test raises; blamed is the line or statement that Python names;
-    - *logic*: a test fails or exceeds a limit; program and reference are traced on the first such test, and blamed is
-      the first divergence (`grail_lightning.programs.alignment.first_divergence`);
+    - *logic*: a test fails; program and reference are traced on the first such test (`first_divergence`);
     - *correct*: all tests pass; uniform;
-    - *constraint*: there is no program, or it is not comparable with the reference, or the traces do not differ as far
-      as they go; uniform, and a fallback.
+    - *constraint*: no program, or none that the trace tells from a comparable reference; uniform, and a fallback.
 
     Args:
         right: The weights of right responses with a positive advantage: uniform; or balanced, which moves their credit
-            to the statements that correspond to those where wrong responses of the group depart, in proportion to
-            their number. A response without such a statement is uniform and counts as a fallback.
+            to the statements that correspond to those where wrong responses of the group depart, as `Oracle` does.
         w_max: The largest weight of a treated response. None keeps the sum of the weights, as published. With 1 the
             statement keeps the response's advantage, and the other tokens lose it.
         blamed: The statement: divergent; or that of a control: a random one of the same program, the last one, or

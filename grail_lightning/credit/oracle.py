@@ -79,16 +79,9 @@ def counted_places(numbers: Iterable[int | None], tokens: Mapping[int, Sequence[
 
 
 def concentrate(batch: RolloutBatch, places: Sequence[Places | None], w_max: float | None) -> TokenWeights:
-    r"""Weights that move the credit of a row to some of its tokens.
+    """Weights that move the credit of a row to its places, as `Oracle` says; None leaves a row uniform.
 
-    .. math:: w_t = \min\Bigl(\sum_k [t \in \text{place}_k]\, \frac{c_k}{\sum_j c_j} \frac{L}{|\text{place}_k|},\
-              w_{max}\Bigr)
-
-    Args:
-        batch: The batch of ``B`` rows.
-        places: For each row the places with their ``c``; None leaves the row uniform, as does a row without a place,
-            which counts as a fallback.
-        w_max: The largest weight; None keeps the sum of the weights.
+    So does a row without a place, which counts as a fallback.
     """
     uniform = uniform_weights(batch)
     values, fallback = uniform.values.cpu(), uniform.fallback.cpu()

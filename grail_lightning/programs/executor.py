@@ -7,9 +7,8 @@ import os
 import tempfile
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,8 +21,8 @@ AUTO = ("bubblewrap", "sandlock", "wasm")
 """What `auto` tries, in this order; docs/sandbox.md has the figures."""
 
 _MAX_CHARACTERS = 1 << 17
-_ATTEMPTS = 5
-_KEPT, _KEPT_TRACES = 8192, 256
+_ATTEMPTS = 20
+_KEPT, _KEPT_VISITS = 8192, 200
 _PROBE = Path(__file__).with_name("probe.py")
 
 Job = tuple[str, Tests] | tuple[str, Tests, int]
@@ -61,9 +60,7 @@ def choose(backend: str = "auto") -> str:
         if not reason:
             return name
         reasons.append(f"{name}: {reason}")
-    raise RuntimeError(
-        f"Programs cannot be run: nothing isolates them here ({'; '.join(reasons)}). See docs/sandbox.md."
-    )
+    raise RuntimeError(f"Nothing isolates programs here ({'; '.join(reasons)}); docs/sandbox.md says what would.")
 
 
 class Executor:
@@ -82,16 +79,13 @@ class Executor:
 
     def __init__(self, backend: str = "auto", limits: Limits = Limits(), workers: int = 2) -> None:  # noqa: B008
         if limits.processes != 1:
-            raise ValueError(
-                f"`limits.processes` must be 1, for a program starts no other, but got {limits.processes}."
-            )
+            raise ValueError(f"`limits.processes` must be 1: none starts another, but got {limits.processes}.")
         if min(limits.seconds, limits.memory_mb, limits.output_kb, workers) <= 0:
             raise ValueError(f"`limits` and `workers` must be positive, but got {limits} and {workers}.")
         self.backend = choose(backend)
         self.limits = limits
         self.workers = workers
-        self._kept: OrderedDict[bytes, Outcome] = OrderedDict()
-        self._kept_traces: OrderedDict[bytes, Outcome] = OrderedDict()
+        self._kept: dict[bytes, Outcome] = {}
         self._forget()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -110,32 +104,22 @@ class Executor:
         if self._pid != os.getpid():  # we are a fork: threads and pipes are our parent's
             self._forget()
         keys = [_key(job) for job in jobs]
-        futures: dict[bytes, Future[Outcome]] = {}
-        outcomes: dict[bytes, Outcome] = {}
+        fresh = {key: job for key, job in zip(keys, jobs, strict=True) if key not in self._kept}
+        futures = [self._threads.submit(self._run, job) for job in fresh.values()]
         try:
-            for key, job in zip(keys, jobs, strict=True):
-                kept = self._kept if len(job) == 2 else self._kept_traces
-                if key in kept:
-                    outcomes[key] = kept[key]
-                    kept.move_to_end(key)
-                elif key not in futures:
-                    futures[key] = self._threads.submit(self._run, job)
-            outcomes |= {key: future.result() for key, future in futures.items()}
+            outcomes = self._kept | dict(zip(fresh, (future.result() for future in futures), strict=True))
         finally:
-            for future in futures.values():
+            for future in futures:
                 future.cancel()
-        for key in futures:
-            kept, most = (self._kept, _KEPT) if outcomes[key].trace is None else (self._kept_traces, _KEPT_TRACES)
-            kept[key] = outcomes[key]
-            if len(kept) > most:
-                kept.popitem(last=False)
+        # The newest stay; a long trace is no longer needed.
+        short = {key: outcomes[key] for key in fresh if len(outcomes[key].trace or ()) <= _KEPT_VISITS}
+        self._kept = dict(list((self._kept | short).items())[-_KEPT:])
         return [outcomes[key] for key in keys]
 
     def close(self) -> None:
         """End all processes. The next program would start new ones."""
-        if self._pid == os.getpid():
-            self._finalizer()
-            self._forget()
+        self._finalizer()
+        self._forget()
 
     def _forget(self) -> None:
         self._pid = os.getpid()
@@ -150,12 +134,13 @@ class Executor:
         if not hasattr(self._own, "pair"):
             self._own.pair = Sandbox(self.backend, self.limits), Sandbox(self.backend, self.limits)
             self._sandboxes.extend(self._own.pair)
+        solver, checker = self._own.pair
         passed = (False,) * (len(trace) or len(tests.calls) + len(tests.assertions))
         if len(program) > _MAX_CHARACTERS:
             return Outcome("refused", passed, 0, None, f"a program of {len(program)} characters", None)
         for _ in range(_ATTEMPTS):
             try:
-                return grade(*self._own.pair, program, tests, trace[0] if trace else None)
+                return grade(solver, checker, program, tests, trace[0] if trace else None)
             except LostError as error:
                 lost = error
         if isinstance(lost, StartError):

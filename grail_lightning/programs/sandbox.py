@@ -151,6 +151,7 @@ class Sandbox:
         self.limits = limits
         self.wall_seconds = 3 * limits.seconds + 1  # On a busy machine processor time takes longer.
         self._process: subprocess.Popen[bytes] | None = None
+        self._pipes: list[int] = []
         self._deadline = 0.0
 
     def begin(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -209,34 +210,24 @@ class Sandbox:
             start_new_session=True,  # all of its processes are one group, which none of them can leave
             bufsize=0,
         )
-        source, _, told = self._pipes()
+        source, _, told = self._pipes = [
+            pipe.fileno() for pipe in (process.stdin, process.stdout, process.stderr) if pipe
+        ]
         os.set_blocking(source, False)
         words, deadline = b"", time.monotonic() + _STARTUP_SECONDS.get(self.backend, 60.0)
         while not words.endswith(b"ready\n"):
-            if not select.select([told], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                words += b"it does not start"
-                break
-            part = os.read(told, 4096)
-            if not part:
-                break
+            heard = select.select([told], [], [], max(0.0, deadline - time.monotonic()))[0]
+            part = os.read(told, 4096) if heard else b""
             words += part
-        else:
-            return
-        self.close()
-        lines = words.decode(errors="replace").strip().splitlines()
-        raise StartError(lines[-1] if lines else "it ended without a word")
-
-    def _pipes(self) -> tuple[int, int, int]:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        return process.stdin.fileno(), process.stdout.fileno(), process.stderr.fileno()
+            if not part:
+                self.close()
+                raise StartError(
+                    words.decode(errors="replace").strip().rpartition("\n")[2] or "it ended without a word"
+                )
 
     def _exchange(self, data: bytes, trace: bool) -> bytes:
         """Write a message and read one, while the child lives and time is left."""
-        source, sink, told = self._pipes()
+        source, sink, told = self._pipes
         cap = (self.limits.output_kb << 10) + 1024 + trace * _TRACE_BYTES
         heard, size = b"", 4
         poll = select.poll()

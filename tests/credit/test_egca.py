@@ -174,15 +174,10 @@ def test_right_programs_are_moved_to_the_same_statements_on_request(golden_polic
     spaced = RIGHT.replace("result", "r").replace("value <= limit", "value<=limit")
     batch = grouped([spaced, SLIP, SLIP, LATE], [OTHER_SHAPE, SLIP, LATE, LATE], rewards=[1, 0, 0, 0] * 2)
     weights = EGCA(right="balanced")(golden_policy, batch, context())
-    length = int(batch.response_mask[0].sum())
-    parts = {}
-    for start, stop in ((text := batch.texts[0], "if value<=limit:"), (text, "return r")):
-        tokens = [
-            k for k, t in enumerate(_ranges(golden_policy, batch, 0)) if _overlap(t, start.index(stop), len(stop))
-        ]
-        parts[stop] = float(weights.values[0, tokens].sum()) / length
-    assert parts == {"if value<=limit:": pytest.approx(2 / 3), "return r": pytest.approx(1 / 3)}
-    assert float(weights.values[0].sum()) == pytest.approx(length)
+    length, values = int(batch.response_mask[0].sum()), weights.values[0]
+    of_weight = {float(v): golden_policy.tokenizer.decode(batch.response_ids[0][values == v]) for v in values.unique()}
+    shares = {of_weight[v].strip(): v * int((values == v).sum()) / length for v in of_weight if v}
+    assert shares == {"if value<=limit:": pytest.approx(2 / 3), "return r": pytest.approx(1 / 3)}
     assert is_uniform(batch, weights, 4)
     assert weights.fallback.tolist() == [False] * 4 + [True] + [False] * 3
     # Only right programs are praised.
@@ -190,16 +185,6 @@ def test_right_programs_are_moved_to_the_same_statements_on_request(golden_polic
     assert torch.equal(
         EGCA(right="balanced")(golden_policy, praised, context()).values[1], batch.response_mask[1].float()
     )
-
-
-def _ranges(policy, batch, row):
-    ids = batch.response_ids[row][batch.response_mask[row]].tolist()
-    ends = [len(policy.tokenizer.decode(ids[: k + 1], skip_special_tokens=True)) for k in range(len(ids))]
-    return list(zip([0, *ends], ends, strict=False))
-
-
-def _overlap(token, start, length):
-    return token[0] < start + length and token[1] > start and token[0] < token[1]
 
 
 def test_controls_blame_other_statements_of_the_same_rollouts(golden_policy, grouped):

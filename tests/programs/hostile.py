@@ -34,9 +34,7 @@ import re
 def f(x): return re.match("(a+)+$", "a" * 60 + "b") or x + 1
 ## sleep: timeout raised
 import time
-def f(x):
-    time.sleep(1000)
-    return x + 1
+def f(x): return [time.sleep(1000)] and x + 1
 ## wait for a lock: timeout crashed
 import threading
 def f(x):
@@ -57,19 +55,13 @@ def f(x):
     while True: pass
 ## block the timer: raised timeout
 import signal
-def f(x):
-    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64))
-    return x + 1
+def f(x): return [signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64))] and x + 1
 ## stop the timer: raised timeout
 import signal
-def f(x):
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    return x + 1
+def f(x): return [signal.setitimer(signal.ITIMER_PROF, 0)] and x + 1
 ## raise the limits: raised
 import resource
-def f(x):
-    resource.setrlimit(resource.RLIMIT_CPU, (1000, 1000))
-    return x + 1
+def f(x): return [resource.setrlimit(resource.RLIMIT_CPU, (1000, 1000))] and x + 1
 ## memory in one piece: memory raised
 def f(x): return len(bytearray(10**9)) and x + 1
 ## memory in many pieces: memory timeout crashed
@@ -160,9 +152,7 @@ def f(x):
     return x + 1
 ## subprocess: raised
 import subprocess
-def f(x):
-    subprocess.run(["/bin/true"])
-    return x + 1
+def f(x): return [subprocess.run(["/bin/true"])] and x + 1
 ## shell: failed raised
 import os
 def f(x): return x + 1 if os.system("true") == 0 else -1
@@ -171,45 +161,31 @@ import os, sys
 def f(x): os.execv(sys.executable or "/usr/bin/python3", ["python3", "-c", "print(4)"])
 ## kill the parent: raised
 import os
-def f(x):
-    os.kill(os.getppid(), 9)
-    return x + 1
+def f(x): return [os.kill(os.getppid(), 9)] and x + 1
 ## kill all: raised
 import os
-def f(x):
-    os.kill(-1, 9)
-    return x + 1
+def f(x): return [os.kill(-1, 9)] and x + 1
 ## kill itself: raised crashed
 import os, signal
 def f(x): os.kill(os.getpid(), signal.SIGSEGV)
 ## leave the group: raised
 import os
-def f(x):
-    os.setsid()
-    return x + 1
+def f(x): return [os.setsid()] and x + 1
 ## trace the parent: failed raised crashed
 import ctypes, os
 def f(x): return x + 1 if ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0 else -1
 ## socket: raised
 import socket
-def f(x):
-    socket.create_connection(("127.0.0.1", 80), 1)
-    return x + 1
+def f(x): return [socket.create_connection(("127.0.0.1", 80), 1)] and x + 1
 ## datagram: raised
 import socket
-def f(x):
-    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", 53))
-    return x + 1
+def f(x): return [socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", 53))] and x + 1
 ## UNIX socket: raised
 import socket
-def f(x):
-    socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    return x + 1
+def f(x): return [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)] and x + 1
 ## pair of sockets: raised
 import socket
-def f(x):
-    socket.socketpair()
-    return x + 1
+def f(x): return [socket.socketpair()] and x + 1
 ## look up a name: raised
 import socket
 def f(x): return socket.gethostbyname("example.com") and x + 1
@@ -234,23 +210,15 @@ def f(x): return os.listdir("/proc") and x + 1
 import os
 def f(x): return len(os.listdir("{home}")) and x + 1 if os.path.isdir("{home}/..") and open("{home}/.profile") else -1
 ## write a file: raised
-def f(x):
-    open("left", "w").write("x")
-    return x + 1
+def f(x): return [open("left", "w").write("x")] and x + 1
 ## write outside: raised
-def f(x):
-    open("{canary}", "w").write("x")
-    return x + 1
+def f(x): return [open("{canary}", "w").write("x")] and x + 1
 ## remove a file: raised
 import os
-def f(x):
-    os.remove("{canary}")
-    return x + 1
+def f(x): return [os.remove("{canary}")] and x + 1
 ## write to the standard library: raised
 import os
-def f(x):
-    open(os.__file__, "a").write("x")
-    return x + 1
+def f(x): return [open(os.__file__, "a").write("x")] and x + 1
 ## make folders without end: raised
 import os
 def f(x):
@@ -382,9 +350,7 @@ def f(x): return sys.settrace(None)
 class Last:
     def __del__(self):
         while True: pass
-def f(x):
-    Last()
-    return x + 1
+def f(x): return [Last()] and x + 1
 """
 
 HOSTILE = {

@@ -1,6 +1,7 @@
 """What becomes of programs, and of the processes that run them."""
 
 import ast
+import contextlib
 import json
 import os
 import pickle
@@ -56,24 +57,27 @@ def test_status_tests_and_line(executor, tests, program, status, passed, line, m
     assert executor.run(ADDS_ONE, tests).status == "passed", "the next program is not touched by this one"
 
 
+SEARCH = """
+import gc, sys
+def f(backwards, *rest):
+    held, frame = gc.get_objects(), sys._getframe()
+    while frame:
+        held += [frame.f_locals, frame.f_globals]
+        frame = frame.f_back
+    texts = (repr(value) for value in held if type(value) in (dict, list, tuple))
+    return any(backwards[::-1] in text for text in texts)
+"""
+
+
 def test_what_is_expected_is_not_in_the_program_s_process(executor):
-    secret = "7c9e6679f2b4"
-    program = (
-        "import gc, sys\n"
-        "def f(x):\n"
-        "    held, frame = [], sys._getframe()\n"
-        "    while frame: held.append(repr(frame.f_locals)); frame = frame.f_back\n"
-        "    return sum('{0}' in text for text in held + [repr(o) for o in gc.get_objects() if type(o) in (str, dict, list)])"
-    )
-    for tests in (
-        Tests(entry="f", calls=(Call((1,), 0), Call((2,), secret))),
-        Tests(entry="f", assertions=("assert f(1) == 0", f"assert f(2) == {secret!r}")),
-    ):
-        assert executor.run(program.replace("{0}", secret[:6] + "' '" + secret[6:]), tests).passed == (True, False)
+    calls = (Call(("terces",), False), Call(("nwohs", "shown"), True), Call(("x",), "secret"))
+    assertions = ("assert f('terces') is False", "assert f('nwohs', 'shown')", "assert f('x') == 'secret'")
+    for tests in (Tests("f", calls), Tests("f", (), assertions)):
+        assert executor.run(SEARCH, tests).passed == (True, True, False)
 
 
 def test_assertions_with_helpers_keywords_exceptions_and_several_calls(executor):
-    program = "def f(items, reverse=False):\n    if not items: raise ValueError('empty')\n    return sorted(items, reverse=reverse)"
+    program = "def f(x, reverse=False):\n    if not x: raise ValueError('empty')\n    return sorted(x, reverse=reverse)"
     tests = Tests(
         entry="f",
         preamble="import math\ndef near(a, b): return all(math.isclose(x, y) for x, y in zip(a, b))",
@@ -113,7 +117,7 @@ def f(n):
 @pytest.mark.parametrize("tests", [Tests(entry="f", calls=(Call((2,), None),)), Tests("f", (), ("assert f(2)",))])
 def test_a_trace_by_hand(executor, tests):
     trace = executor.run(TRACED, tests, trace=0).trace
-    i, n, total = (lambda *v: tuple(zip("i n total".split(), map(str, v), strict=True))), ("n", "2"), "total"
+    i, n, total = (lambda *v: tuple(zip(("i", "n", "total"), map(str, v), strict=True))), ("n", "2"), "total"
     assert trace == (
         Visit(2, "line", (n,), None),
         Visit(3, "line", (n, (total, "0")), None),
@@ -127,7 +131,10 @@ def test_a_trace_by_hand(executor, tests):
 
 
 def test_traces_of_exceptions_objects_and_recursion(executor):
-    program = "def f(x):\n    try:\n        return g(x)\n    except KeyError:\n        return {3, 1}, object()\ndef g(x): raise KeyError(x)"
+    program = (
+        "def f(x):\n    try:\n        return g(x)\n    except KeyError:\n        return {3, 1}, object()\n"
+        "def g(x): raise KeyError(x)"
+    )
     trace = executor.run(program, Tests("f", (Call((1,), None),)), trace=0).trace
     assert [(visit.line, visit.event, visit.value) for visit in trace] == [
         (2, "line", None),
@@ -201,7 +208,7 @@ def test_the_probe_finds_what_a_bare_process_can_do(tmp_path):
 
 def test_nothing_is_run_where_nothing_isolates(monkeypatch):
     monkeypatch.setattr("grail_lightning.programs.executor.refusal", lambda name: f"no {name}")
-    with pytest.raises(RuntimeError, match=r"nothing isolates them here \(.*sandlock: no sandlock"):
+    with pytest.raises(RuntimeError, match=r"Nothing isolates programs here \(.*sandlock: no sandlock"):
         Executor()
     with pytest.raises(ValueError, match="`backend` must be one of auto, sandlock, bubblewrap, wasm, but got 'exec'"):
         choose("exec")
@@ -242,10 +249,8 @@ _DATA = st.recursive(
 
 @given(_DATA)
 def test_data_of_any_form_are_a_literal_or_a_clear_error(data):
-    try:
+    with contextlib.suppress(ValueError):
         encode(decode(data))
-    except ValueError:
-        pass
 
 
 @given(st.text())
