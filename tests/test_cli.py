@@ -228,8 +228,10 @@ SWEEPS = {path.name for path in CONFIGS.glob("*.yaml") if "methods" in yaml.safe
 
 
 @pytest.mark.parametrize("config", sorted({p.name for p in CONFIGS.glob("*.yaml")} - SWEEPS))
-def test_every_config_is_parsed_and_instantiated_with_a_tiny_policy(config, tmp_path):
+def test_every_config_is_parsed_and_instantiated_with_a_tiny_policy(config, tmp_path, request):
     """Some name a large policy and GPUs; the tiny policy and a CPU stand in for those alone."""
+    if config == "quickstart_code.yaml":
+        request.getfixturevalue("programs_run")
     subcommand = {"eval_math.yaml": "test", "saliency.yaml": "predict"}.get(config, "fit")
     here = [
         f"--config=configs/{config}",

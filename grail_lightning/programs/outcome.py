@@ -13,9 +13,16 @@ Status = Literal["passed", "failed", "syntax", "raised", "timeout", "memory", "o
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one program with all of its tests."""
+    """The limits of one program with all of its tests.
 
-    seconds: float = 2.0  # Of processor time.
+    Attributes:
+        seconds: Processor time in seconds.
+        memory_mb: Memory in MB.
+        output_kb: What it may print, in KB.
+        processes: The number of processes, which is 1.
+    """
+
+    seconds: float = 2.0
     memory_mb: int = 256
     output_kb: int = 64
     processes: int = 1

@@ -190,7 +190,8 @@ class CodeTask(MathTask):
 
 def _verdict(outcome: Outcome, program: str, reference: str) -> ProgramVerdict:
     right, layer = outcome.status == "passed", outcome.status
-    status = "right" if right else "wrong"  # Also a program that takes too long: the task is as it should be.
+    # What may be the machine's fault has its own status, of which a run warns.
+    status = "right" if right else layer if layer in ("timeout", "crashed") else "wrong"
     return ProgramVerdict(
         correct=right, status=status, layer=layer, gold=reference, prediction=program, outcome=outcome
     )

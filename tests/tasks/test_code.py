@@ -178,7 +178,7 @@ def test_programs_are_graded_beside_other_tasks_and_their_order_is_kept(task):
         ("wrong", "failed"),
         ("missing", "none"),
         ("wrong", "syntax"),
-        ("wrong", "timeout"),
+        ("timeout", "timeout"),
         ("wrong", "raised"),
         ("right", "passed"),
     ]
