@@ -36,7 +36,6 @@ class _Row:
     def __init__(self, prompt: Prompt, tokens: Alignment, text: str, offset: int) -> None:
         task: Any = prompt.task
         self.executor, self.tests = task.executor, task.tests(prompt)
-        self.numbers = range(len(self.tests.calls) + len(self.tests.assertions))
         self.text, self.program = text, read_program(text)
         self.reference = read_program(task.reference_program(prompt) or "")
         # By its own statements, that of the reference.
@@ -93,7 +92,7 @@ class EGCA(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from runs of the programs."""
-        wrong = _rows_with_programs(self, policy, batch, batch.advantages < 0)
+        wrong = _programs(self, policy, batch, batch.advantages < 0)
         _find_faults([row for row in wrong.values() if row])
         self._control({k: row for k, row in wrong.items() if row and row.blamed is not None}, batch, context)
         places: list[Places | None] = [None] * len(batch)
@@ -107,7 +106,7 @@ class EGCA(TokenCredit):
             elif not row or row.mode != "correct":
                 places[k] = []
         if self.right == "balanced":
-            right = _rows_with_programs(self, policy, batch, (batch.advantages > 0) & batch.correct)
+            right = _programs(self, policy, batch, (batch.advantages > 0) & batch.correct)
             for k, row in right.items():
                 own = {theirs: row.tokens(mine) for mine, theirs in row.pairs.items()} if row else {}
                 places[k] = counted_places(departed[int(batch.group[k])], own)
@@ -134,17 +133,15 @@ class ExecutedMask(TokenCredit):
     Every test of a program is traced. What stands outside of functions counts as executed. Responses without an
     advantage are not run. One whose program cannot be traced to its end is uniform and counts as a fallback.
 
-    Raises:
-        ValueError: When called with an advantage, but without a task whose responses are programs.
-
     Source: the mask of StepCoder, arXiv 2402.01391.
     """
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 0 and 1."""
         values, treated = uniform_weights(batch).values.cpu(), batch.advantages != 0
-        rows, masked = _rows_with_programs(self, policy, batch, treated), 0
-        jobs = [(row, row.program.plain, k) for row in rows.values() if row and row.program for k in row.numbers]
+        rows, masked = _programs(self, policy, batch, treated), 0
+        runnable = [(row, row.program.plain) for row in rows.values() if row and row.program]
+        jobs = [(row, text, k) for row, text in runnable for k in range(len(row.tests.calls + row.tests.assertions))]
         traces: dict[int, list[Sequence[Visit]]] = defaultdict(list)
         for (its, *_), outcome in zip(jobs, _run(jobs), strict=True):
             traces[id(its)].append(outcome.trace or ())
@@ -167,9 +164,7 @@ class ExecutedMask(TokenCredit):
         return TokenWeights(values=values.to(device), fallback=fallback.to(device), metrics={"not_executed": figure})
 
 
-def _rows_with_programs(
-    method: TokenCredit, policy: Policy, batch: RolloutBatch, wanted: Tensor
-) -> dict[int, _Row | None]:
+def _programs(method: TokenCredit, policy: Policy, batch: RolloutBatch, wanted: Tensor) -> dict[int, _Row | None]:
     """The wanted rows whose tasks have programs; None for a response without one."""
     asked = wanted.nonzero().flatten().tolist()
     numbers = [k for k in asked if hasattr(batch.prompts[k].task, "reference_program")]
@@ -206,8 +201,7 @@ def _find_faults(rows: Sequence[_Row]) -> None:
         elif outcome.status == "syntax":
             lines = full_lines(row.text)
             row.mode, row.pairs, row.parts = "syntax", {}, [(start, stop) for _, start, stop in lines]
-            named = lines[-1][0] if outcome.line is None else outcome.line
-            row.blamed = max((k for k, (line, *_) in enumerate(lines) if line <= named), default=0)
+            row.blamed = max((k for k, part in enumerate(lines) if part[0] <= (outcome.line or part[0])), default=0)
         elif row.program and outcome.failing is not None and outcome.status not in ("crashed", "refused"):
             failing.append((row, row.program, row.reference or row.program, outcome.failing))
     traced = _run([(row, program.plain, test) for row, program, _, test in failing])

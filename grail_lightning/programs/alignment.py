@@ -11,10 +11,11 @@ import re
 import warnings
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from grail_lightning.programs.outcome import Visit
 
@@ -52,32 +53,27 @@ class Program:
 @lru_cache(maxsize=4096)
 def read_program(text: str) -> Program | None:
     """The statements of a program; None if it cannot be parsed or has more than `MAX_CHARACTERS`."""
-    try:
-        return _read_program(text) if len(text) <= MAX_CHARACTERS else None
-    except _REFUSED:
+    if len(text) > MAX_CHARACTERS:
         return None
-
-
-def _read_program(text: str) -> Program:
-    with warnings.catch_warnings():
+    with suppress(*_REFUSED), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Such as that of an invalid escape.
         tree = ast.parse(text)
         plain = ast.unparse(tree)
-        plain_tree = ast.parse(plain)
-    places, plain_places = _Places(text), _Places(plain)
-    at_line: dict[int, int] = {}
-    for number, (node, *_) in enumerate(_walk(plain_tree)):
-        first, last = (plain_places.line(character) for character in plain_places.of_statement(node))
-        at_line |= dict.fromkeys(range(first, last + 1), number)
-    names: dict[str, str] = {}
-    statements = []
-    for node, depth, part, function in _walk(tree):
-        for name in _bound(node):
-            names.setdefault(name, f"v{len(names)}")
-        # `x += 1` and `x: int = 1` are assignments.
-        kind = "Assign" if isinstance(node, ast.AugAssign | ast.AnnAssign) else type(node).__name__
-        statements.append(Statement(*places.of_statement(node), (depth, part, kind), function))
-    return Program(text, tuple(statements), names, plain, at_line)
+        places, plain_places = _Places(text), _Places(plain)
+        at_line: dict[int, int] = {}
+        for number, (node, *_) in enumerate(_walk(ast.parse(plain))):
+            first, last = (plain_places.line(character) for character in plain_places.of_statement(node))
+            at_line |= dict.fromkeys(range(first, last + 1), number)
+        names: dict[str, str] = {}
+        statements = []
+        for node, depth, part, function in _walk(tree):
+            for name in _bound(node):
+                names.setdefault(name, f"v{len(names)}")
+            # `x += 1` and `x: int = 1` are assignments.
+            kind = "Assign" if isinstance(node, ast.AugAssign | ast.AnnAssign) else type(node).__name__
+            statements.append(Statement(*places.of_statement(node), (depth, part, kind), function))
+        return Program(text, tuple(statements), names, plain, at_line)
+    return None
 
 
 def full_lines(text: str) -> list[tuple[int, int, int]]:
@@ -101,7 +97,7 @@ def _walk(tree: ast.Module) -> Iterator[tuple[ast.AST, int, str, int]]:
             pending += [(child, depth + 1, name, around) for child in reversed(getattr(node, name, []))]
 
 
-def _header(node: ast.AST) -> Iterator[ast.AST]:
+def _header(node: ast.AST) -> Iterator[Any]:
     """The nodes of a statement without those of the statements in it."""
     for name, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
@@ -138,19 +134,16 @@ class _Places:
     def of_statement(self, node: ast.AST) -> tuple[int, int]:
         """The range of the characters of a statement, of a compound one up to the colon before its body."""
         parts = [part for part in _header(node) if hasattr(part, "end_lineno")]
-        start = min(self._start(part) for part in [*parts, node] if hasattr(part, "lineno"))
+        start = min(self._character(p.lineno, p.col_offset) for p in [*parts, node] if hasattr(p, "lineno"))
         if decorators := getattr(node, "decorator_list", None):
-            start = self._text.rindex("@", 0, self._start(decorators[0]))
+            start = self._text.rindex("@", 0, self._character(decorators[0].lineno, decorators[0].col_offset))
         elif isinstance(node, ast.match_case):
             start = self._text.rindex("case", 0, start)
         if not any(hasattr(node, name) for name in _BODIES):
             return start, self._character(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
-        last = max((self._character(p.end_lineno, p.end_col_offset) for p in parts), default=start)  # type: ignore[attr-defined]
+        last = max((self._character(p.end_lineno, p.end_col_offset) for p in parts), default=start)
         colon = _TO_COLON.match(self._text, last)
         return start, colon.end() if colon else last
-
-    def _start(self, node: ast.AST) -> int:
-        return self._character(node.lineno, node.col_offset)  # type: ignore[attr-defined]
 
     def _character(self, line: int, column: int) -> int:
         start = self._starts[line - 1]  # A character has at least one byte.
