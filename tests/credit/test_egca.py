@@ -180,11 +180,11 @@ def test_right_programs_are_moved_to_the_same_statements_on_request(golden_polic
     assert shares == {"if value<=limit:": pytest.approx(2 / 3), "return r": pytest.approx(1 / 3)}
     assert is_uniform(batch, weights, 4)
     assert weights.fallback.tolist() == [False] * 4 + [True] + [False] * 3
-    # Only right programs are praised.
-    praised = batch.replace(advantages=batch.advantages.abs())
-    assert torch.equal(
-        EGCA(right="balanced")(golden_policy, praised, context()).values[1], batch.response_mask[1].float()
-    )
+    # Only right programs are praised: the second row is wrong, with an advantage.
+    praised = batch.replace(advantages=torch.tensor([2.0, 1, -1, -2] * 2))
+    weights = EGCA(right="balanced")(golden_policy, praised, context())
+    assert [is_uniform(batch, weights, row) for row in (0, 1)] == [False, True]
+    assert not weights.fallback[1]
 
 
 def test_controls_blame_other_statements_of_the_same_rollouts(golden_policy, grouped):
@@ -212,7 +212,8 @@ def test_controls_blame_other_statements_of_the_same_rollouts(golden_policy, gro
 def test_statements_that_no_test_executes_get_no_weight(golden_policy, grouped):
     dead = changed("return result", "if result == 99:\n            result = 1\n        return result")
     odd = "import math\ndef never(x):\n    return x; x = 1\n" + textwrap.dedent(OTHER_SHAPE)
-    batch = grouped([RIGHT, dead, odd, NO_SYNTAX, SLIP])
+    caught = "def total(values, limit):\n  try:\n    return values[9]\n  except IndexError:\n    return sum(values)"
+    batch = grouped([RIGHT, dead, odd, NO_SYNTAX, caught])
     method = ExecutedMask()
     weights = method(golden_policy, batch, context())
     check_weights(method, weights, batch)
