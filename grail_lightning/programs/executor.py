@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
 import threading
@@ -166,9 +167,11 @@ def _key(job: Job) -> bytes:
     num_tests = len(tests.calls) + len(tests.assertions)
     if trace and not 0 <= trace[0] < num_tests:
         raise ValueError(f"`trace` must be one of the {num_tests} tests, from 0, but got {trace[0]}.")
+    calls = []
     for index, call in enumerate(tests.calls):
         try:
-            encode((call.arguments, call.result))
+            calls.append(encode((call.arguments, call.result)))
         except TypeError as error:
             raise ValueError(f"Test {index} must hold literals, but {error}.") from None
-    return hashlib.sha256(repr((program, tests, trace)).encode(errors="surrogatepass")).digest()
+    text = json.dumps([program, tests.entry, calls, tests.assertions, tests.preamble, trace])
+    return hashlib.sha256(text.encode()).digest()

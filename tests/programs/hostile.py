@@ -123,6 +123,8 @@ def f(x):
     raise ValueError
 ## large result: output
 def f(x): return "x" * 10**7
+## integer that cannot be shown: failed
+def f(x): return 10**6000
 ## endless result: memory timeout failed
 def f(x):
     class Endless(list):

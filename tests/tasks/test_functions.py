@@ -82,17 +82,13 @@ def test_the_hidden_tests_have_the_results_that_the_words_ask_for():
             assert f(xs, n) == result, problem.text
 
 
-def test_draws_are_reproducible_and_splits_share_no_problem():
-    space = FunctionSpace()
-    drawn = {split: space.sample(150, split) for split in ("train", "validation", "test")}
-    assert drawn["train"] == space.sample(150, "train") != space.sample(150, "train", seed=1)
-    assert len({row["problem"] for rows in drawn.values() for row in rows}) == 450
-    assert {row["statements"] for rows in drawn.values() for row in rows} == {4, 5, 6, 7, 8}
-    assert {row["statements"] for row in FunctionSpace(5, 5).sample(50, "test")} == {5}
+def test_draws_are_reproducible_and_count_statements():
+    rows = FunctionSpace().sample(150, "train")
+    assert rows == FunctionSpace().sample(150, "train") != FunctionSpace().sample(150, "train", seed=1)
+    assert {row["statements"] for row in rows} == {4, 5, 6, 7, 8}
     # A statement is a line behind the header, other than `else:`.
-    row = next(row for row in drawn["train"] if "else:" in row["reference"])
-    assert row["statements"] == len(row["reference"].split("\n")) - 2
-    assert len(row["tempting"]) == len(row["reference"].split("\n"))
+    row = next(row for row in rows if "else:" in row["reference"])
+    assert row["statements"] == len(row["reference"].split("\n")) - 2 == len(row["tempting"]) - 2
 
 
 @pytest.mark.parametrize("options", [{"min_statements": 3}, {"max_statements": 9}])
@@ -116,15 +112,6 @@ def test_a_misconception_is_what_words_suggest_and_fails_a_test():
     assert min(seen.values()) > 10
     assert sum(failed.values()) > 0.93 * sum(seen.values())
     assert "if x < n:" in {line.tempting for p in PROBLEMS for line in p.lines if line.text == "if x <= n:"}
-
-
-def test_a_slip_changes_one_part_of_a_statement():
-    assert set(slips("if x <= n:")) == {"if x <= n", "if x < n:", "if x >= n:", "if x <= m:"}
-    assert set(slips("total += x * 2")) == {"total -= x * 2", "total = x * 2", "total += x + 2"} | {
-        f"total += x * {k}" for k in (1, 3)
-    }
-    assert slips("else:") == ["else"]
-    assert slips("out.sort()") == []
 
 
 def test_demonstrations_err_at_their_rates():
