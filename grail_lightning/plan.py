@@ -43,7 +43,7 @@ _STATES = {"SGD": 0.0, "AdamW8bit": 2.1, "AdamW4bit": 1.1, "AdamWFp8": 2.1, "Ada
 _FORWARDS = {"OARGradient": 2.0, "RLSD": 2.0, "DGPO": 2.0, "PRIME": 4.0}
 _FREE = (
     *("Uniform", "GRAIL", "TreeAdvantage", "PrefixWeights", "OptimalBaseline", "Oracle"),
-    *("GiGPO", "TurnRewards", "CriticSearch", "SpanScores"),
+    *("GiGPO", "TurnRewards", "CriticSearch", "SpanScores", "EGCA", "ExecutedMask"),
 )
 _SCORED = 0.5  # The share of rollouts that a method scores: an assumption.
 

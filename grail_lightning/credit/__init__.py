@@ -5,6 +5,7 @@ from grail_lightning.credit.compose import PermutedRewards, Product, WarmUp
 from grail_lightning.credit.controls import AnswerOnly, Balanced, Random, RandomSubset, SameMagnitude, Shuffled
 from grail_lightning.credit.critic import CriticSearch, Judge
 from grail_lightning.credit.distillation import RLSD
+from grail_lightning.credit.egca import EGCA, ExecutedMask
 from grail_lightning.credit.entropy import DGPO, LESS, UCAS, AdvantageReweighting, HighEntropy
 from grail_lightning.credit.grail import GRAIL, SaliencyOptions
 from grail_lightning.credit.oar import BilevelOptions, OARGradient, OARPerturbation
@@ -19,6 +20,7 @@ from grail_lightning.credit.turns import IGPO, GiGPO, TurnRewards
 
 __all__ = [
     "DGPO",
+    "EGCA",
     "GRAIL",
     "IGPO",
     "LESS",
@@ -34,6 +36,7 @@ __all__ = [
     "CreditContext",
     "CreditControl",
     "CriticSearch",
+    "ExecutedMask",
     "GiGPO",
     "HighEntropy",
     "Judge",

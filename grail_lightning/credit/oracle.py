@@ -6,10 +6,9 @@ Shapes: ``B`` rows, ``T`` response tokens.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-import torch
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, uniform_weights
@@ -55,38 +54,50 @@ class Oracle(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from the labels of the task."""
-        uniform = uniform_weights(batch)
-        values, fallback = uniform.values.cpu(), uniform.fallback.cpu()
         located = located_steps(batch, policy.tokenizer)
         # Filler carries no reasoning: it is no step that a right and a wrong response have in common.
-        steps = [[step for step in row or [] if step.kind != "filler"] for row in located]
+        steps = [[step.tokens for step in row or [] if step.kind != "filler"] for row in located]
         signs, groups = batch.advantages.sign().tolist(), batch.group.tolist()
-        first = [_first_flaw(row) if sign < 0 else None for row, sign in zip(steps, signs, strict=True)]
-        lengths = batch.response_lengths.tolist()
+        first = [_first_flaw(row or []) if sign < 0 else None for row, sign in zip(located, signs, strict=True)]
+        places: list[Places | None] = [None] * len(batch)
         for row, sign in enumerate(signs):
             if sign == 0 or (sign > 0 and self.right == "uniform"):
                 continue
-            if sign < 0:
-                flaw = first[row]
-                places = {} if flaw is None else {flaw: 1}
-            else:
-                flaws = (flaw for flaw, group in zip(first, groups, strict=True) if group == groups[row])
-                places = Counter(flaw for flaw in flaws if flaw is not None)
-            own = steps[row]
-            places = {k: number for k, number in places.items() if k < len(own) and own[k].tokens}
-            fallback[row] = not places
-            if places:
-                values[row] = 0
-            for k, number in places.items():
-                tokens = own[k].tokens
-                values[row, tokens] += lengths[row] / len(tokens) * number / sum(places.values())
-        if self.w_max is not None:
-            treated = batch.advantages.cpu() < 0 if self.right == "uniform" else batch.advantages.cpu() != 0
-            values = torch.where(treated[:, None], values.clamp(max=self.w_max), values)
-        device = batch.response_mask.device
-        return TokenWeights(values=values.to(device), fallback=fallback.to(device))
+            flaws = [first[row]] if sign < 0 else [f for f, g in zip(first, groups, strict=True) if g == groups[row]]
+            places[row] = counted_places(flaws, dict(enumerate(steps[row])))
+        return concentrate(batch, places, self.w_max)
+
+
+Places = list[tuple[Sequence[int], float]]
+"""Tokens of a row, with a factor for their share of the row's credit."""
+
+
+def counted_places(numbers: Iterable[int | None], tokens: Mapping[int, Sequence[int]]) -> Places:
+    """The tokens of each numbered part that has some, with how often the number occurs; None is left out."""
+    counts = Counter(number for number in numbers if number is not None)
+    return [(tokens[k], count) for k, count in counts.items() if tokens.get(k)]
+
+
+def concentrate(batch: RolloutBatch, places: Sequence[Places | None], w_max: float | None) -> TokenWeights:
+    """Weights that move the credit of a row to its places, as `Oracle` says; None leaves a row uniform.
+
+    So does a row without a place, which counts as a fallback.
+    """
+    uniform = uniform_weights(batch)
+    values, fallback = uniform.values.cpu(), uniform.fallback.cpu()
+    for row, (length, of_row) in enumerate(zip(batch.response_lengths.tolist(), places, strict=True)):
+        fallback[row] = of_row == []
+        if of_row:
+            values[row] = 0
+        for tokens, count in of_row or []:
+            values[row, list(tokens)] += length / len(tokens) * count / sum(count for _, count in of_row or [])
+        if of_row is not None and w_max is not None:
+            values[row].clamp_(max=w_max)
+    device = batch.response_mask.device
+    return TokenWeights(values=values.to(device), fallback=fallback.to(device))
 
 
 def _first_flaw(steps: list[LocatedStep]) -> int | None:
-    """The index of the first flawed step."""
-    return next((k for k, step in enumerate(steps) if step.kind in ("slip", "misconception")), None)
+    """The index of the first flawed step, filler not counted."""
+    kinds = (step.kind for step in steps if step.kind != "filler")
+    return next((k for k, kind in enumerate(kinds) if kind in ("slip", "misconception")), None)

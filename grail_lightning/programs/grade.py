@@ -17,6 +17,7 @@ _STATUS: dict[str, Status] = {
     "raised": "raised",
     "memory": "memory",
     "output": "output",
+    "trace": "timeout",
 }
 
 

@@ -69,6 +69,10 @@ class _OutputLimitError(BaseException):
     """A program printed more than it may; no `except Exception` of it catches this."""
 
 
+class _TraceEndError(BaseException):
+    """A trace is full. A traced run ends here, for one that does not end by itself is killed with its trace."""
+
+
 class _Output:
     """Counts what a program prints, and keeps none of it."""
 
@@ -142,7 +146,7 @@ class _Tracer:
         if len(self.visits) == _MAX_VISITS or self.left <= 0:
             sys.settrace(None)
             frame.f_trace = None
-            return
+            raise _TraceEndError
         names = sorted((name, self._show(held)) for name, held in frame.f_locals.items() if name[0] != ".")
         self.left -= sum(len(name) + len(held) for name, held in names) + len(value or "") + 20
         self.visits.append([line, event, names, value])
@@ -152,6 +156,8 @@ def _failure(error: BaseException) -> Message:
     """An exception as data: its kind, its text and the line of the program where it was raised."""
     if isinstance(error, _OutputLimitError):
         return {"error": "output", "message": "printed more than it may"}
+    if isinstance(error, _TraceEndError):
+        return {"error": "trace", "message": "the trace is full"}
     line, step = None, error.__traceback__
     while step is not None:
         line = step.tb_lineno if step.tb_frame.f_code.co_filename == "<program>" else line

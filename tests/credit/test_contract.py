@@ -12,6 +12,7 @@ import grail_lightning.credit as credits
 from grail_lightning.batch.rows import cut_responses
 from grail_lightning.credit import (
     DGPO,
+    EGCA,
     GRAIL,
     IGPO,
     LESS,
@@ -22,6 +23,7 @@ from grail_lightning.credit import (
     AttentionRhythm,
     CreditControl,
     CriticSearch,
+    ExecutedMask,
     GiGPO,
     HighEntropy,
     OARGradient,
@@ -47,6 +49,7 @@ from grail_lightning.environments.episode import Episode, Turn
 from grail_lightning.step.assign import token_weights
 from grail_lightning.step.report import Tally, add_credit
 from tests.credit.rollouts import ByText, context, elsewhere, second_model
+from tests.programs.traced import Trusted
 from tests.tolerance import assert_near, roundings
 
 
@@ -82,6 +85,25 @@ def _episode(row):
     return Episode(turns=tuple(turns), end="answered")
 
 
+class InPrograms(TokenCredit):
+    """A method that sees rollouts as programs, by the row's identity, each as long as the row."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __call__(self, policy, batch, context):
+        ids, blank = batch.response_ids.clone(), policy.tokenizer("\n")["input_ids"]
+        for row, mask in enumerate(batch.response_mask):
+            text = f"```\ndef f(a):\n if a: return a{PARTS[(batch.row[row] + 1) % 3]}\n return 1\n```"
+            own = policy.tokenizer(text)["input_ids"] + blank * len(mask)
+            ids[row, mask] = torch.tensor(own[: mask.sum()]).to(ids)
+        tests = [[[2], 2], [[1], 1]]
+        prompt = Trusted().prompt({"problem": "", "entry": "f", "tests": tests, "reference": REFERENCE})
+        return self.inner(policy, batch.replace(response_ids=ids, prompts=[prompt] * len(batch)), context)
+
+
+PARTS = ["", "*2", "+b"]
+REFERENCE = "def f(a):\n if a: return a\n return 1"
 METHODS = {
     "Uniform": Uniform,
     "GRAIL": lambda: GRAIL(gate="all"),
@@ -110,6 +132,10 @@ METHODS = {
     "SpanScores": lambda: InTurns(SpanScores()),
     "SpanScores-permuted": lambda: InTurns(SpanScores(scores="permuted")),
     "SpanScores-random": lambda: InTurns(SpanScores(scores="random")),
+    "EGCA": lambda: InPrograms(EGCA("balanced")),
+    "EGCA-permuted": lambda: InPrograms(EGCA("balanced", blamed="permuted")),
+    "EGCA-random": lambda: InPrograms(EGCA("balanced", blamed="random")),
+    "ExecutedMask": lambda: InPrograms(ExecutedMask()),
     "Oracle": lambda: Oracle("balanced"),
     "AttentionRhythm": AttentionRhythm,
     "AttentionRhythm-pre_plan": lambda: AttentionRhythm("pre_plan"),
@@ -127,7 +153,7 @@ CONTROLS = [kind for kind in vars(credits).values() if inspect.isclass(kind) and
 CONTROLS.remove(CreditControl)
 NEED_A_BOX = ["GRAIL", "GRAIL-mean_one", "OARGradient", "OARPerturbation"]
 # Those whose weights of a rollout that they treat have the mean 1.
-MEAN_ONE = ["Uniform", "GRAIL-mean_one", "OARGradient", "OARPerturbation", "DGPO", "Oracle"]
+MEAN_ONE = ["Uniform", "GRAIL-mean_one", "OARGradient", "OARPerturbation", "DGPO", "Oracle", "EGCA"]
 # Those that look at every rollout, whatever its advantage.
 RUN_EVERYTHING = ["HighEntropy", "UCAS", "PRIME", "PRIME-every_group", "WarmUp"]
 RUN_EVERYTHING += ["GiGPO", "TurnRewards", "IGPO", "CriticSearch", "CriticSearch-random", "CriticSearch-permuted"]
@@ -138,6 +164,7 @@ FIGURES = {"eligible", "self_certainty", "shared_tokens", "length", "teacher_sha
 FIGURES |= {"gradient_energy", "reference_distance", "attention_lookback", "continued_tokens", "divided", "filtered"}
 FIGURES |= {"reward_model_loss", "reward_model_accuracy", "reward_model_grad_norm"}
 FIGURES |= {"shared_states", "scored_turns", "turn_score", "information_gain", "good_turns", "clipped", "span_tokens"}
+FIGURES |= {"syntax", "constraint", "correct", "logic", "not_executed"}
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import pytest
 
 from grail_lightning.credit import (
     DGPO,
+    EGCA,
     GRAIL,
     IGPO,
     LESS,
@@ -75,6 +76,8 @@ REFUSED = [
     (lambda: SpanScores(scorer="a.b", judge=Judge(url="http://a", model="m")), "`judge` takes the place of `scorer`"),
     (lambda: SpanScores(scorer="steps"), "`credit.scorer` must be one of .* or an import path .* but got .steps."),
     (lambda: Judge(url="http://a", model="m", concurrency=0), r"`concurrency` must lie in \[1, inf\), but got 0"),
+    (lambda: EGCA(w_max=0.0), r"`w_max` must lie in \(0, inf\), but got 0\.0"),
+    (lambda: EGCA(blamed="x"), "`blamed` must be one of divergent, random, last, permuted, but got 'x'"),
     (lambda: Oracle(w_max=0.0), r"`w_max` must lie in \(0, inf\), but got 0\.0"),
     (lambda: PRIME(beta=0.0), r"`beta` must lie in \(0, inf\), but got 0\.0"),
     (lambda: PRIME(accuracy=(0.9, 0.1)), r"`accuracy` must be two rising numbers in \[0, 1\], but got \[0\.9, 0\.1\]"),

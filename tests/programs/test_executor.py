@@ -153,7 +153,9 @@ def test_traces_of_exceptions_objects_and_recursion(executor):
         Tests("f", (Call((9999,), 9999),)),
         trace=0,
     )
-    assert (long.status, len(long.trace) <= 1000) == ("passed", True)
+    assert (long.status, long.passed, 100 < len(long.trace) <= 1000) == ("timeout", (False,), True)
+    endless = executor.run("def f(n):\n    while True:\n        n += 1", Tests("f", (Call((1,), 1),)), trace=0)
+    assert (endless.status, len(endless.trace)) == ("timeout", 1000)
 
 
 def test_outcomes_are_kept_in_order_and_reproducible(executor):

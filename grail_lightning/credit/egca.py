@@ -1,0 +1,215 @@
+"""Credit from running programs: EGCA, and the mask of statements that were never executed.
+
+Shapes: ``B`` rows, ``T`` response tokens.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from grail_lightning.answers.spans import Alignment
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, uniform_weights
+from grail_lightning.credit.oracle import Places, Right, concentrate, counted_places
+from grail_lightning.grading import align_rows
+from grail_lightning.policy import Policy
+from grail_lightning.programs.alignment import align_programs, first_divergence, full_lines, read_program
+from grail_lightning.programs.outcome import Outcome, Visit
+from grail_lightning.runtime.checks import check_options
+from grail_lightning.tasks.problem import Prompt
+
+Mode = Literal["syntax", "constraint", "correct", "logic"]
+Blamed = Literal["divergent", "random", "last", "permuted"]
+_UNTRACED = ("ExceptHandler", "match_case", "Global", "Nonlocal")  # Traces have a visit of `try`, `match`, or none.
+
+
+class _Row:
+    """A response with its program, and what is to blame in it."""
+
+    def __init__(self, prompt: Prompt, tokens: Alignment, text: str, offset: int) -> None:
+        task: Any = prompt.task
+        self.executor, self.tests = task.executor, task.tests(prompt)
+        self.text, self.program = text, read_program(text)
+        self.reference = read_program(task.reference_program(prompt) or "")
+        # By its own statements, that of the reference.
+        self.pairs = (self.program and self.reference and align_programs(self.program, self.reference)) or {}
+        # The parts are the statements, or the lines of a program that does not compile.
+        self.parts = [(s.start, s.stop) for s in self.program.statements] if self.program else []
+        self.mode: Mode = "constraint"
+        self.blamed: int | None = None  # The number of the part.
+        self._tokens, self._offset = tokens, offset
+
+    def tokens(self, part: int) -> list[int]:
+        """The tokens of a part."""
+        start, stop = self.parts[part]
+        return self._tokens.overlapping(self._offset + start, self._offset + stop)
+
+
+@dataclass(eq=False)
+class EGCA(TokenCredit):
+    r"""All blame of a wrong program on the statement where its run departs from that of a reference.
+
+    .. math:: w_t = \min\bigl([t \in \text{statement}]\, L / |\text{statement}|,\ w_{max}\bigr)
+
+    ``L`` is the number of the response's tokens, so that without ``w_max`` the sum of the weights stays the same. Only
+    responses with a negative advantage are treated. There are four modes, whose shares of these responses are figures:
+
+    - *syntax*: the program does not compile, or a test raises; blamed is the line or statement that Python names;
+    - *logic*: a test fails; program and reference are traced on the first such test (`first_divergence`);
+    - *correct*: all tests pass; uniform;
+    - *constraint*: no program, or none that the trace tells from a comparable reference; uniform, and a fallback.
+
+    Args:
+        right: The weights of right responses with a positive advantage: uniform; or balanced, which moves their credit
+            to the statements that correspond to those where wrong responses of the group depart, as `Oracle` does.
+        w_max: The largest weight of a treated response. None keeps the sum of the weights, as published. With 1 the
+            statement keeps the response's advantage, and the other tokens lose it.
+        blamed: The statement: divergent; or that of a control: a random one of the same program, the last one, or
+            permuted, the number of the one that is blamed in another response of the group.
+
+    Raises:
+        ValueError: When called with a negative advantage, but without a task whose responses are programs.
+
+    Source: EGCA, arXiv 2603.16158, which has no published code. That only negative advantages are treated, the
+    alignment without a language model, `w_max` and `balanced` are ours.
+    """
+
+    right: Right = "uniform"
+    w_max: float | None = None
+    blamed: Blamed = "divergent"
+
+    def __post_init__(self) -> None:
+        check_options(self, right=Right, blamed=Blamed)
+        if self.w_max is not None:
+            check_options(self, w_max="(0, inf)")
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights from runs of the programs."""
+        wrong = _programs(self, policy, batch, batch.advantages < 0)
+        _find_faults([row for row in wrong.values() if row])
+        self._control({k: row for k, row in wrong.items() if row and row.blamed is not None}, batch, context)
+        places: list[Places | None] = [None] * len(batch)
+        modes: dict[str, float] = dict.fromkeys(get_args(Mode), 0.0)
+        departed: dict[int, list[int | None]] = defaultdict(list)  # By group, the statements of the reference.
+        for k, row in wrong.items():
+            modes[row.mode if row else "constraint"] += 1
+            if row and row.blamed is not None:
+                places[k] = counted_places([row.blamed], {row.blamed: row.tokens(row.blamed)})
+                departed[int(batch.group[k])].append(row.pairs.get(row.blamed))
+            elif not row or row.mode != "correct":
+                places[k] = []
+        if self.right == "balanced":
+            right = _programs(self, policy, batch, (batch.advantages > 0) & batch.correct)
+            for k, row in right.items():
+                own = {theirs: row.tokens(mine) for mine, theirs in row.pairs.items()} if row else {}
+                places[k] = counted_places(departed[int(batch.group[k])], own)
+        figures = {mode: Mean(number, len(wrong)) for mode, number in modes.items()}
+        return replace(concentrate(batch, places, self.w_max), metrics=figures)
+
+    def _control(self, rows: Mapping[int, _Row], batch: RolloutBatch, context: CreditContext) -> None:
+        """Replace the statements that are blamed by those of a control."""
+        members: dict[int, list[tuple[int, _Row]]] = defaultdict(list)
+        for identity, k in sorted((int(batch.row[k]), k) for k in rows):  # The order in the batch must not matter.
+            members[int(batch.group[k])].append((identity, rows[k]))
+        for some in members.values():
+            generator = context.row_generator(some[0][0])
+            given = [some[k][1].blamed or 0 for k in torch.randperm(len(some), generator=generator).tolist()]
+            for (_, row), other in zip(some, given, strict=True):
+                last = len(row.parts) - 1
+                drawn = int(torch.randint(last + 1, (1,), generator=generator))
+                row.blamed = {"random": drawn, "last": last, "permuted": min(other, last)}.get(self.blamed, row.blamed)
+
+
+class ExecutedMask(TokenCredit):
+    """Takes the statements out of the loss that no test executes: weight 0 on their tokens, 1 on all others.
+
+    Every test of a program is traced. What stands outside of functions counts as executed. Responses without an
+    advantage are not run. One whose program cannot be traced to its end is uniform and counts as a fallback.
+
+    Source: the mask of StepCoder, arXiv 2402.01391.
+    """
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """Weights of 0 and 1."""
+        values, treated = uniform_weights(batch).values.cpu(), batch.advantages != 0
+        rows, masked = _programs(self, policy, batch, treated), 0
+        runnable = [(row, row.program.plain) for row in rows.values() if row and row.program]
+        jobs = [(row, text, k) for row, text in runnable for k in range(len(row.tests.calls + row.tests.assertions))]
+        traces: dict[int, list[Sequence[Visit]]] = defaultdict(list)
+        for (its, *_), outcome in zip(jobs, _run(jobs), strict=True):
+            traces[id(its)].append(outcome.trace or ())
+        fallback = torch.zeros(len(batch), dtype=torch.bool)
+        for k, row in rows.items():
+            # A trace that was cut does not end with the end of a call: what follows may be executed.
+            if not row or not row.program or not all(t and t[-1].event != "line" for t in traces[id(row)] or [()]):
+                fallback[k] = True
+                continue
+            visited = {row.program.at_line.get(visit.line) for trace in traces[id(row)] for visit in trace}
+            counted = [s.function >= 0 and s.shape[2] not in _UNTRACED for s in row.program.statements]
+            dead = [inside and n not in visited for n, inside in enumerate(counted)]
+            tokens: tuple[set[int], set[int]] = set(), set()  # Of statements that are executed, and of others.
+            for n, its_dead in enumerate(dead):
+                tokens[its_dead].update(row.tokens(n))
+            values[k, sorted(tokens[1] - tokens[0])] = 0
+            masked += len(tokens[1] - tokens[0])
+        figure = Mean(float(masked), float(batch.response_mask[treated].sum()))
+        device = batch.response_mask.device
+        return TokenWeights(values=values.to(device), fallback=fallback.to(device), metrics={"not_executed": figure})
+
+
+def _programs(method: TokenCredit, policy: Policy, batch: RolloutBatch, wanted: Tensor) -> dict[int, _Row | None]:
+    """The wanted rows whose tasks have programs; None for a response without one."""
+    asked = wanted.nonzero().flatten().tolist()
+    numbers = [k for k in asked if hasattr(batch.prompts[k].task, "reference_program")]
+    if asked and not numbers:
+        raise ValueError(
+            f"`{type(method).__name__}` needs a task whose responses are programs, such as `CodeTask`, but got "
+            f"`{type(batch.prompts[asked[0]].task).__name__}`. Set `model.credit` to another method."
+        )
+    rows: dict[int, _Row | None] = {}
+    for k, aligned in zip(numbers, align_rows(batch, policy.tokenizer, numbers) if numbers else [], strict=True):
+        task: Any = batch.prompts[k].task
+        text, offset = task.program(aligned.text) or ("", 0)
+        there = text.strip() and aligned.text.startswith(text, offset)
+        rows[k] = _Row(batch.prompts[k], aligned, text, offset) if there else None
+    return rows
+
+
+def _run(jobs: Sequence[tuple[_Row, str, int | None]]) -> list[Outcome]:
+    """The outcomes of texts on the tests of rows; with the number of a test on this one alone, with its trace."""
+    outcomes: list[Outcome] = []
+    for _, some in groupby(jobs, key=lambda job: id(job[0].executor)):
+        part = list(some)
+        asked = [(text, row.tests) if test is None else (text, row.tests, test) for row, text, test in part]
+        outcomes += part[0][0].executor.run_many(asked)
+    return outcomes
+
+
+def _find_faults(rows: Sequence[_Row]) -> None:
+    """Run programs, and fill in the modes of their rows and the parts that are to blame."""
+    failing = []
+    for row, outcome in zip(rows, _run([(row, row.text, None) for row in rows]), strict=True):
+        if outcome.status == "passed":
+            row.mode = "correct"
+        elif outcome.status == "syntax":
+            lines = full_lines(row.text)
+            row.mode, row.pairs, row.parts = "syntax", {}, [(start, stop) for _, start, stop in lines]
+            row.blamed = max((k for k, part in enumerate(lines) if part[0] <= (outcome.line or part[0])), default=0)
+        elif row.program and outcome.failing is not None and outcome.status not in ("crashed", "refused"):
+            failing.append((row, row.program, row.reference or row.program, outcome.failing))
+    traced = _run([(row, program.plain, test) for row, program, _, test in failing])
+    expected = _run([(row, reference.plain, test) for row, _, reference, test in failing])
+    for (row, program, reference, _), own, right in zip(failing, traced, expected, strict=True):
+        if own.status == "raised":
+            row.mode, row.blamed = "syntax", program.at_line.get(own.line or 0)
+        elif row.pairs and own.trace and right.trace:
+            row.mode, row.blamed = "logic", first_divergence(program, own.trace, reference, right.trace, row.pairs)
+        if row.blamed is None:
+            row.mode = "constraint"

@@ -1,0 +1,226 @@
+"""Statements of programs, which statements of two programs correspond, and where two runs first differ.
+
+Programs are text from a model: they are parsed, never compiled or run here. Numbers of statements count from 0 in the
+order of the text.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from grail_lightning.programs.outcome import Visit
+
+# Python's parser refuses deep brackets and indentation itself; what else is deep (1+1+…) is as long as it is deep.
+MAX_CHARACTERS = 10_000
+_REFUSED = (SyntaxError, ValueError, LookupError, RecursionError, MemoryError, OverflowError)
+_BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_TO_COLON = re.compile(r"(?:#[^\r\n]*|[^:#])*:")
+_NEW_LINE = re.compile(r"\r\n|\r|\n")  # Not `str.splitlines`, which knows more of them than Python does.
+_LINE = re.compile(r"\S(?:[^\r\n]*\S)?")
+
+
+class Statement(NamedTuple):
+    """A statement, an `except` or a `case`; of a compound one the header, since its body has its own statements."""
+
+    start: int  # The range of its characters, decorators included.
+    stop: int
+    # How deep it is, the part of the statement around it (body, orelse, …), and its kind, one for all assignments.
+    shape: tuple[int, str, str]
+    function: int  # The number of the function's statement around it; −1 outside of functions.
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that can be parsed. Docstrings and other constants are no statements, since they do nothing."""
+
+    text: str
+    statements: tuple[Statement, ...]
+    names: Mapping[str, str]  # For each name that is bound: a name by the order of first binding.
+    plain: str  # The same program in Python's own format, in which each statement begins on a line of its own.
+    at_line: Mapping[int, int]  # For the lines of `plain`, from 1: the number of the statement.
+
+
+@lru_cache(maxsize=4096)
+def read_program(text: str) -> Program | None:
+    """The statements of a program; None if it cannot be parsed or has more than `MAX_CHARACTERS`."""
+    if len(text) > MAX_CHARACTERS:
+        return None
+    with suppress(*_REFUSED), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Such as that of an invalid escape.
+        tree = ast.parse(text)
+        plain = ast.unparse(tree)
+        places, plain_places = _Places(text), _Places(plain)
+        at_line: dict[int, int] = {}
+        for number, (node, *_) in enumerate(_walk(ast.parse(plain))):
+            first, last = (plain_places.line(character) for character in plain_places.of_statement(node))
+            at_line |= dict.fromkeys(range(first, last + 1), number)
+        names: dict[str, str] = {}
+        statements = []
+        for node, depth, part, function in _walk(tree):
+            for name in _bound(node):
+                names.setdefault(name, f"v{len(names)}")
+            # `x += 1` and `x: int = 1` are assignments.
+            kind = "Assign" if isinstance(node, ast.AugAssign | ast.AnnAssign) else type(node).__name__
+            statements.append(Statement(*places.of_statement(node), (depth, part, kind), function))
+        return Program(text, tuple(statements), names, plain, at_line)
+    return None
+
+
+def full_lines(text: str) -> list[tuple[int, int, int]]:
+    """The lines of a text that are not blank: number, from 1, and range of characters without the space around."""
+    places = _Places(text)
+    return [(places.line(line.start()), *line.span()) for line in _LINE.finditer(text)]
+
+
+def _walk(tree: ast.Module) -> Iterator[tuple[ast.AST, int, str, int]]:
+    """Statements in order with their depth, the part of their parent, and the number of the function around them."""
+    number = -1
+    pending: list[tuple[ast.AST, int, str, int]] = [(node, 0, "body", -1) for node in reversed(tree.body)]
+    while pending:
+        node, depth, part, function = pending.pop()
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            continue
+        number += 1
+        yield node, depth, part, function
+        around = number if isinstance(node, _FUNCTIONS) else function
+        for name in reversed(_BODIES):
+            pending += [(child, depth + 1, name, around) for child in reversed(getattr(node, name, []))]
+
+
+def _header(node: ast.AST) -> Iterator[Any]:
+    """The nodes of a statement without those of the statements in it."""
+    for name, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if name not in _BODIES and isinstance(child, ast.AST):
+                yield from ast.walk(child)
+
+
+def _bound(node: ast.AST) -> list[str]:
+    """The names that a statement binds, in the order of the text; a function's name and parameters are of its own."""
+    names: list[tuple[int, int, str]] = []
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+    for part in _header(node):
+        match part:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                names.append((part.lineno, part.col_offset, name))
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
+                names.append((part.lineno, part.col_offset, name))
+    own = getattr(node, "name", None)  # Of a function, a class or an exception.
+    return ([str(own)] if own else []) + [name for *_, name in sorted(names)]
+
+
+class _Places:
+    """The characters of positions in a syntax tree, whose columns count UTF-8 bytes."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._starts = [0, *(match.end() for match in _NEW_LINE.finditer(text))]
+
+    def line(self, character: int) -> int:
+        """The line of a character, from 1."""
+        return bisect_right(self._starts, character)
+
+    def of_statement(self, node: ast.AST) -> tuple[int, int]:
+        """The range of the characters of a statement, of a compound one up to the colon before its body."""
+        parts = [part for part in _header(node) if hasattr(part, "end_lineno")]
+        start = min(self._character(p.lineno, p.col_offset) for p in [*parts, node] if hasattr(p, "lineno"))
+        if decorators := getattr(node, "decorator_list", None):
+            start = self._text.rindex("@", 0, self._character(decorators[0].lineno, decorators[0].col_offset))
+        elif isinstance(node, ast.match_case):
+            start = self._text.rindex("case", 0, start)
+        if not any(hasattr(node, name) for name in _BODIES):
+            return start, self._character(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+        last = max((self._character(p.end_lineno, p.end_col_offset) for p in parts), default=start)
+        colon = _TO_COLON.match(self._text, last)
+        return start, colon.end() if colon else last
+
+    def _character(self, line: int, column: int) -> int:
+        start = self._starts[line - 1]  # A character has at least one byte.
+        return start + len(self._text[start : start + column].encode()[:column].decode())
+
+
+def align_programs(program: Program, reference: Program) -> dict[int, int] | None:
+    """Which statement of a reference corresponds to one of a program; None if the two cannot be compared.
+
+    Programs of one shape correspond statement by statement, others in their longest common beginning. If this is less
+    than half of the longer one, they cannot be compared. Imports of the module are left out.
+    """
+    own, theirs = _counted(program), _counted(reference)
+    same = [program.statements[a].shape == reference.statements[b].shape for a, b in zip(own, theirs, strict=False)]
+    common = len([*takewhile(bool, same)])
+    if common == 0 or 2 * common < max(len(own), len(theirs)):
+        return None
+    return dict(zip(own[:common], theirs[:common], strict=True))
+
+
+def _counted(program: Program) -> list[int]:
+    shapes = [statement.shape for statement in program.statements]
+    return [k for k, (depth, _, kind) in enumerate(shapes) if depth or kind not in ("Import", "ImportFrom")]
+
+
+def first_divergence(
+    program: Program, trace: Sequence[Visit], reference: Program, expected: Sequence[Visit], pairs: Mapping[int, int]
+) -> int | None:
+    """The number of the statement after which a run departs from that of the reference on the same test.
+
+    Traces are those of the programs' `plain` texts; a visit of a line shows the variables before the line is executed.
+    If variables differ, the statement that the same call executed last is to blame, or the calling one; if what is
+    returned or raised differs, the statement that does so. If the statements that are executed differ, it is the last
+    common one, or the first one that has no counterpart where neither program has one.
+
+    None if the traces do not differ as far as they go. What is executed outside of functions is not compared.
+    """
+    visits, theirs = _in_functions(program, trace), _in_functions(reference, expected)
+    paired, last = {*pairs.values()}, None
+    for (here, visit), before, (there, shown) in zip(visits, _executed_last(program, visits), theirs, strict=False):
+        if pairs.get(here) != there:
+            alone = here not in pairs and there not in paired
+            return here if alone or last is None else last
+        if (visit.event, visit.value) != (shown.event, shown.value):
+            return here
+        if _renamed(visit, program.names) != _renamed(shown, reference.names):
+            return here if visit.event != "line" else before
+        last = here
+    return None
+
+
+def _executed_last(program: Program, visits: Sequence[tuple[int, Visit]]) -> Iterator[int]:
+    """For each visit the statement before it in the same call; for the first one of a call the calling statement.
+
+    A visit does not say when a call begins: it does at the first statement of a function if there are no other
+    variables than at the first visit.
+    """
+    active: list[tuple[int, int]] = []  # For each active call the function, and the statement that it executed last.
+    parameters: dict[int, set[str]] = {}
+    for number, visit in visits:
+        function, names = program.statements[number].function, {name for name, _ in visit.variables}
+        first = number == function + 1 and names == parameters.setdefault(function, names)
+        begins = first and visit.event == "line"
+        while not begins and len(active) > 1 and active[-1][0] != function:
+            active.pop()
+        yield active[-1][1] if active else number
+        if active and not begins:
+            active.pop()
+        if visit.event != "return":
+            active.append((function, number))
+
+
+def _in_functions(program: Program, trace: Sequence[Visit]) -> list[tuple[int, Visit]]:
+    """The visits of statements in functions, with their numbers."""
+    numbered = ((program.at_line.get(visit.line, -1), visit) for visit in trace)
+    return [(k, visit) for k, visit in numbered if k >= 0 and program.statements[k].function >= 0]
+
+
+def _renamed(visit: Visit, names: Mapping[str, str]) -> dict[str, str]:
+    return {names.get(name, name): value for name, value in visit.variables}

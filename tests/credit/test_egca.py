@@ -1,0 +1,278 @@
+"""EGCA and the mask of executed statements on programs, by hand."""
+
+import textwrap
+
+import pytest
+import torch
+
+from grail_lightning.credit import EGCA, GRAIL, ExecutedMask
+from grail_lightning.credit.base import token_advantages
+from grail_lightning.credit.weigh import check_weights
+from grail_lightning.engines import build_batch
+from grail_lightning.grading import align_rows, answer_masks
+from grail_lightning.tasks import CodeTask
+from tests.batches import in_turns, rollouts
+from tests.credit.rollouts import context
+
+RIGHT = """
+    def total(values, limit):
+        result = 0
+        for value in values:
+            if value <= limit:
+                result += value
+        return result
+"""
+TESTS = [[[[], 3], 0], [[[1, 5], 9], 6], [[[1, 5, 2, 3], 3], 6]]
+ROW = {
+    "problem": "Add the values up to a limit.",
+    "entry": "total",
+    "tests": TESTS,
+    "reference": textwrap.dedent(RIGHT),
+}
+
+
+def text_of(program):
+    return f"So:\n```python\n{textwrap.dedent(program).strip()}\n```"
+
+
+def changed(old, new, text=RIGHT):
+    assert text.count(old) == 1
+    return text.replace(old, new)
+
+
+SLIP = changed("value <= limit", "value < limit")
+LATE = changed("return result", "return result + 1")
+NO_SYNTAX = changed("if value <= limit:", "if value <= limit")
+RAISES = changed("result += value", "result += values[9]")
+OTHER_SHAPE = "def total(values, limit):\n    return sum(values)"
+
+
+@pytest.fixture(scope="module")
+def task():
+    try:
+        made = CodeTask(instruction="")
+    except RuntimeError as error:  # Nothing isolates programs on this machine.
+        pytest.skip(str(error))
+    yield made
+    made.executor.close()
+
+
+@pytest.fixture(scope="module")
+def grouped(golden_policy, task):
+    """A batch of groups of programs, each a list of responses to a row; a response is right if its program passes."""
+
+    def made(*groups, rewards=None, row=ROW):
+        texts = [text_of(text) if "def" in text else text for group in groups for text in group]
+        ids = [[*golden_policy.tokenizer(text)["input_ids"], golden_policy.end_token_ids[0]] for text in texts]
+        prompts = [task.prompt(row)] * len(groups)
+        batch = build_batch(golden_policy, prompts, len(groups[0]), ids, [True] * len(ids))
+        if rewards is None:
+            rewards = [verdict.correct for verdict in task.verdicts(batch.texts, batch.prompts)]
+        return rollouts(
+            batch, torch.tensor(rewards).float(), group_size=len(groups[0]), tokenizer=golden_policy.tokenizer
+        )
+
+    return made
+
+
+def weighted(policy, batch, weights, row):
+    """The text of the tokens with a weight, and the sum of the weights over the number of tokens."""
+    tokens = weights.values[row].nonzero().flatten()
+    text = policy.tokenizer.decode(batch.response_ids[row, tokens], skip_special_tokens=True).strip()
+    return text, round(float(weights.values[row].sum() / batch.response_mask[row].sum()), 4)
+
+
+def is_uniform(batch, weights, row):
+    return torch.equal(weights.values[row], batch.response_mask[row].float())
+
+
+def test_each_mode_blames_its_statement(golden_policy, grouped):
+    nothing = "I cannot."
+    batch = grouped([RIGHT, SLIP, LATE, NO_SYNTAX, RAISES, OTHER_SHAPE, RIGHT, nothing])
+    weights = EGCA()(golden_policy, batch, context())
+    check_weights(EGCA(), weights, batch)
+    assert [weighted(golden_policy, batch, weights, row) for row in (1, 2, 3, 4)] == [
+        ("if value < limit:", 1.0),
+        ("return result + 1", 1.0),
+        ("if value <= limit", 1.0),
+        ("result += values[9]", 1.0),
+    ]
+    assert [row for row in range(8) if is_uniform(batch, weights, row)] == [0, 5, 6, 7]
+    assert weights.fallback.tolist() == [False] * 5 + [True, False, True]
+    shares = {name: (mean.total, mean.size) for name, mean in weights.metrics.items()}
+    assert shares == {"syntax": (2, 6), "constraint": (2, 6), "correct": (0, 6), "logic": (2, 6)}
+
+
+def test_an_endless_loop_has_a_trace_and_a_statement(golden_policy, grouped):
+    counted = "def total(values, limit):\n    k = 0\n    while k < len(values):\n        k += 1\n    return k"
+    row = {**ROW, "tests": [[[[1, 2], 0], 2]], "reference": counted}
+    for old, new, expected in (("k += 1", "k += 0", "k += 0"), ("k < len(values)", "k < k + 1", "while k < k + 1:")):
+        batch = grouped([counted, counted.replace(old, new)], row=row, rewards=[1, 0])
+        weights = EGCA()(golden_policy, batch, context())
+        assert weighted(golden_policy, batch, weights, 1) == (expected, 1.0)
+
+
+def test_grail_explains_the_last_return_or_the_whole_program(golden_policy, grouped, task):
+    early = changed("result += value", "return value")
+    batch = grouped([RIGHT, early, OTHER_SHAPE, NO_SYNTAX])
+
+    def told(mask):
+        return [golden_policy.tokenizer.decode(i[m]).strip() for i, m in zip(batch.response_ids, mask, strict=True)]
+
+    blocks = [text[text.index("```") :] for text in batch.texts]
+    assert told(batch.answer.content) == ["return result", "return result", "return sum(values)", "return result"]
+    weights = GRAIL(gate="all", normalise="mean_one", answer_overwrite="never")(golden_policy, batch, context())
+    assert not weights.fallback.any()
+    task.explained = "program"
+    try:
+        whole = answer_masks(batch, align_rows(batch, golden_policy.tokenizer)).whole
+    finally:
+        task.explained = "return"
+    assert told(whole) == blocks
+
+
+def test_weights_are_those_of_a_loop(golden_policy, grouped):
+    batch = grouped([RIGHT, SLIP, LATE, RAISES], [SLIP, SLIP, RIGHT, LATE])
+    statements = {SLIP: "if value < limit:", LATE: "return result + 1", RAISES: "result += values[9]"}
+    for w_max in (None, 1.0, 3.0, 0.25):
+        weights = EGCA(w_max=w_max)(golden_policy, batch, context())
+        for row, program in enumerate([RIGHT, SLIP, LATE, RAISES, SLIP, SLIP, RIGHT, LATE]):
+            ids = batch.response_ids[row][batch.response_mask[row]].tolist()
+            ends = [
+                len(golden_policy.tokenizer.decode(ids[: k + 1], skip_special_tokens=True)) for k in range(len(ids))
+            ]
+            if program in statements:
+                start = batch.texts[row].index(statements[program])
+                stop = start + len(statements[program])
+                inside = [start < end <= stop and end > ([0, *ends])[k] for k, end in enumerate(ends)]
+                expected = [min(len(ids) / sum(inside), w_max or 1e9) * one for one in inside]
+            else:
+                expected = [1.0] * len(ids)
+            assert weights.values[row, : len(ids)].tolist() == pytest.approx(expected)
+            assert (weights.values[row, len(ids) :] == 0).all()
+
+
+def test_statements_in_unusual_format_have_exact_tokens(golden_policy, grouped):
+    odd = "def total(values, limit):\n\tgröße=0;漢='字'; größe=1\n\tfor x in values: größe+=(\n  x)\n\treturn größe"
+    plain = "def total(values, limit):\n  a = 0\n  b = '字'\n  a = 0\n  for x in values:\n    a += x\n  return a"
+    batch = grouped([odd, RIGHT], row={**ROW, "reference": plain}, rewards=[0, 1])
+    weights = EGCA()(golden_policy, batch, context())
+    assert weighted(golden_policy, batch, weights, 0) == ("größe=1", 1.0)
+
+
+def test_only_a_negative_advantage_is_treated(golden_policy, grouped):
+    batch = grouped([SLIP, LATE, RIGHT, RIGHT], rewards=[0.5, 0, 0, 1])
+    batch = batch.replace(advantages=torch.tensor([0.1, -0.3, -0.3, 0.5]), correct=torch.tensor([0, 0, 1, 1]).bool())
+    weights = EGCA()(golden_policy, batch, context())
+    assert [row for row in range(4) if is_uniform(batch, weights, row)] == [0, 2, 3]
+    assert not weights.fallback.any()
+    assert {name: mean.total for name, mean in weights.metrics.items() if mean.total} == {"logic": 1, "correct": 1}
+
+
+def test_right_programs_are_moved_to_the_same_statements_on_request(golden_policy, grouped):
+    """Two of the group depart at the `if`, one at the `return`; a right program of another shape has neither."""
+    spaced = RIGHT.replace("result", "r").replace("value <= limit", "value<=limit")
+    batch = grouped([spaced, SLIP, SLIP, LATE], [OTHER_SHAPE, SLIP, LATE, LATE], rewards=[1, 0, 0, 0] * 2)
+    weights = EGCA(right="balanced")(golden_policy, batch, context())
+    length, values = int(batch.response_mask[0].sum()), weights.values[0]
+    of_weight = {float(v): golden_policy.tokenizer.decode(batch.response_ids[0][values == v]) for v in values.unique()}
+    shares = {of_weight[v].strip(): v * int((values == v).sum()) / length for v in of_weight if v}
+    assert shares == {"if value<=limit:": pytest.approx(2 / 3), "return r": pytest.approx(1 / 3)}
+    assert is_uniform(batch, weights, 4)
+    assert weights.fallback.tolist() == [False] * 4 + [True] + [False] * 3
+    # Only right programs are praised: the second row is wrong, with an advantage.
+    praised = batch.replace(advantages=torch.tensor([2.0, 1, -1, -2] * 2))
+    weights = EGCA(right="balanced")(golden_policy, praised, context())
+    assert [is_uniform(batch, weights, row) for row in (0, 1)] == [False, True]
+    assert not weights.fallback[1]
+
+
+def test_controls_blame_other_statements_of_the_same_rollouts(golden_policy, grouped):
+    batch = grouped([RIGHT, SLIP, LATE, RAISES, NO_SYNTAX, OTHER_SHAPE])
+    found = {
+        name: EGCA(blamed=name)(golden_policy, batch, context()) for name in ("divergent", "random", "last", "permuted")
+    }
+    told = {name: [weighted(golden_policy, batch, w, row)[0] for row in range(1, 5)] for name, w in found.items()}
+    assert told["last"] == ["return result", "return result + 1", "return result", "return result"]
+    # The numbers of the statements are 3, 5, 4 and 3; each is that of another one of these rollouts.
+    lines = [[line.strip() for line in text.splitlines()[2:-1]] for text in batch.texts[1:5]]
+    assert sorted(lines[k].index(told["permuted"][k]) for k in range(4)) == [3, 3, 4, 5]
+    assert told["permuted"] != told["divergent"]
+    draws = [EGCA(blamed="random")(golden_policy, batch, context(seed=seed)) for seed in range(40)]
+    drawn = {weighted(golden_policy, batch, one, 1)[0] for one in draws}
+    assert drawn == set(lines[0])
+    for name, weights in found.items():
+        assert torch.equal(weights.fallback, found["divergent"].fallback), name
+        assert {n: m.total for n, m in weights.metrics.items()} == {
+            n: m.total for n, m in found["divergent"].metrics.items()
+        }
+        assert all(weighted(golden_policy, batch, weights, row)[1] == 1 for row in range(6))
+
+
+def test_statements_that_no_test_executes_get_no_weight(golden_policy, grouped):
+    dead = changed("return result", "if result == 99:\n            result = 1\n        return result")
+    odd = "import math\ndef never(x):\n    return x; x = 1\n" + textwrap.dedent(OTHER_SHAPE)
+    caught = "def total(values, limit):\n  try:\n    return values[9]\n  except IndexError:\n    return sum(values)"
+    batch = grouped([RIGHT, dead, odd, NO_SYNTAX, caught])
+    method = ExecutedMask()
+    weights = method(golden_policy, batch, context())
+    check_weights(method, weights, batch)
+    missing = [batch.response_mask[row] & (weights.values[row] == 0) for row in range(5)]
+    texts = [
+        golden_policy.tokenizer.decode(ids[mask]).strip() for ids, mask in zip(batch.response_ids, missing, strict=True)
+    ]
+    assert texts == ["", "result = 1", "return x x = 1", "", ""]
+    assert weights.values.max() == 1
+    assert weights.fallback.tolist() == [False, False, False, True, False]
+    assert weights.metrics["not_executed"].total == sum(int(mask.sum()) for mask in missing)
+    assert weights.metrics["not_executed"].size == int(batch.response_mask.sum())
+    # Rows without an advantage are not run.
+    silent = method(golden_policy, batch.replace(advantages=torch.zeros(5)), context())
+    assert torch.equal(silent.values, batch.response_mask.float())
+
+
+def test_the_program_of_several_turns_is_that_of_the_last(golden_policy, task):
+    """What an environment answers is in none of the weights, and counts for no length."""
+    prompt = task.prompt(ROW)
+    rows = [[text_of(SLIP), "told: 3 failed", text_of(LATE)], [text_of(LATE), "told", text_of(RIGHT)]]
+    sampled = in_turns(golden_policy, [prompt] * 2, rows).replace(group=torch.tensor([0, 0]))
+    batch = rollouts(sampled, torch.tensor([0.0, 1.0]), group_size=2)
+    weights = EGCA(right="balanced")(golden_policy, batch, context())
+    check_weights(EGCA(), weights, batch)
+    assert weighted(golden_policy, batch, weights, 0) == ("return result + 1", 1.0)
+    assert weighted(golden_policy, batch, weights, 1) == ("return result", 1.0)
+    assert (weights.values[~batch.response_mask] == 0).all()
+    assert int(batch.response_mask.sum()) < int(batch.valid_mask.sum())
+
+
+def test_rows_of_one_group_or_order_do_not_act_on_another(golden_policy, grouped):
+    batch = grouped([RIGHT, SLIP, LATE], [LATE, RAISES, RIGHT])
+    order = torch.tensor([5, 1, 3, 0, 4, 2])
+    for options in ({"right": "balanced"}, {"blamed": "permuted"}, {"blamed": "random"}):
+        whole = EGCA(**options)(golden_policy, batch, context())
+        moved = EGCA(**options)(golden_policy, batch.select(order), context())
+        width = moved.values.shape[1]
+        assert torch.equal(moved.values, whole.values[order][:, :width])
+        alone = EGCA(**options)(golden_policy, batch.select(torch.tensor([3, 4, 5])), context())
+        assert torch.equal(alone.values, whole.values[3:, : alone.values.shape[1]])
+
+
+def test_nothing_divides_by_zero_where_nothing_is_to_blame(golden_policy, grouped):
+    batch = grouped([RIGHT, RIGHT], ["", "  "], rewards=[1, 1, 0, 0])
+    for method in (EGCA(), EGCA(right="balanced"), EGCA(blamed="permuted"), ExecutedMask()):
+        weights = method(golden_policy, batch, context())
+        check_weights(method, weights, batch)
+        assert torch.equal(token_advantages(batch.advantages, weights), torch.zeros_like(weights.values))
+        weights = method(golden_policy, batch.replace(advantages=torch.tensor([1.0, -1.0, 1.0, -1.0])), context())
+        check_weights(method, weights, batch)
+        assert torch.equal(weights.values, batch.response_mask.float())
+    empty = batch.replace(response_mask=torch.zeros_like(batch.response_mask), advantages=torch.ones(4))
+    check_weights(EGCA(), EGCA(right="balanced")(golden_policy, empty, context()), empty)
+
+
+def test_a_task_without_programs_is_refused(golden_policy, batch):
+    for method in (EGCA(), ExecutedMask()):
+        with pytest.raises(
+            ValueError, match=f"`{type(method).__name__}` needs a task whose responses are programs.*got"
+        ):
+            method(golden_policy, batch, context())
