@@ -19,6 +19,7 @@ from torch import Tensor
 from grail_lightning.batch import RolloutBatch, Sampling
 from grail_lightning.credit import (
     GRAIL,
+    IGPO,
     LESS,
     PRIME,
     RLSD,
@@ -29,6 +30,8 @@ from grail_lightning.credit import (
     BilevelOptions,
     CreditContext,
     CreditControl,
+    CriticSearch,
+    GiGPO,
     HighEntropy,
     OARGradient,
     OARPerturbation,
@@ -42,18 +45,19 @@ from grail_lightning.credit import (
     Shuffled,
     TokenCredit,
     TreeAdvantage,
+    TurnRewards,
     Uniform,
 )
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.credit.measure import entropies, logprobs
-from grail_lightning.data import ArithmeticData, PromptData, WordProblemData
+from grail_lightning.data import ArithmeticData, PromptData, SearchData, WordProblemData
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import response_nodes
 from grail_lightning.policy.reference import Reference
 from grail_lightning.step.second_model import TrainedModel
-from grail_lightning.tasks import ProblemSpace, WordProblemSpace, WordProblemTask
+from grail_lightning.tasks import ProblemSpace, SearchSpace, WordProblemSpace, WordProblemTask
 
-WorldName = Literal["chains", "words"]
+WorldName = Literal["chains", "words", "search"]
 GROUP_SIZE = 8  # Unless it is given.
 
 
@@ -74,6 +78,10 @@ def setting(world: WorldName, terms: int, num_prompts: int, seed: int) -> Settin
         space = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
         data: PromptData = WordProblemData(num_test=num_prompts, problems=space, seed=seed, task=WordProblemTask())
         return Setting(title="word problems", policy="words", data=data, sampling=Sampling(max_response_length=64))
+    if world == "search":
+        questions = SearchSpace(min_hops=2, max_hops=3)
+        data = SearchData(num_test=num_prompts, problems=questions, seed=seed)
+        return Setting(title="search", policy="search", data=data, sampling=Sampling(max_response_length=64))
     # The quickstart's policy knows five terms alone, `chains` 5 to 10, `long_chains` 15 to 20.
     return Setting(
         title=f"chains of {terms} terms",
@@ -226,6 +234,32 @@ def tree_subjects() -> list[Subject]:
         Subject(name="OptimalBaseline", method=OptimalBaseline()),
         Subject(name="Oracle, right=balanced", method=Oracle("balanced")),
     ]
+
+
+def with_turns(every: list[Subject]) -> list[Subject]:
+    """The lines of a world of several turns: those that run there, and the methods that credit turns.
+
+    `CriticSearch`, `TurnRewards` and `GiGPO, scores=true` read the labels of the world.
+    """
+
+    def critic(labels: Any) -> CriticSearch:
+        return CriticSearch(labels=labels)
+
+    own = {
+        "TreeAdvantage, state=turns": TreeAdvantage(state="turns"),
+        "TreeAdvantage, state=turns, permuted rewards": PermutedRewards(TreeAdvantage(state="turns")),
+        "OptimalBaseline, unit=turn": OptimalBaseline(unit="turn"),
+        "GiGPO": GiGPO(),
+        "GiGPO, permuted rewards": PermutedRewards(GiGPO()),
+        "IGPO": IGPO(),
+        "GiGPO, scores=true": GiGPO(scores=True),
+        "TurnRewards": TurnRewards(),
+        "CriticSearch, program": critic("given"),
+        "CriticSearch, permuted labels": critic("permuted"),
+        "CriticSearch, random labels": critic("random"),
+    }
+    running = [s for s in every if not any(part in s.name for part in ("numbers", "Resampled", "Oracle"))]
+    return [*running, *(Subject(name=name, method=method) for name, method in own.items())]
 
 
 LEARNING_RATE = 1e-4
