@@ -20,7 +20,6 @@ import argparse
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -28,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from credit_subjects import Setting, setting
+from credit_subjects import Setting, Turns, play_from, setting
 from credit_truth import Lines
 from torch import Tensor
 
@@ -40,14 +39,11 @@ from grail_lightning.credit.tree import prefix_path
 from grail_lightning.credit.turns import turn_table
 from grail_lightning.engines import HFEngine, RolloutEngine
 from grail_lightning.engines.base import build_batch, decode
-from grail_lightning.engines.draw import Ending
-from grail_lightning.engines.turns import SampledTurn, TurnRequest, TurnSampler
 from grail_lightning.functional.certainty import repeat_probability
 from grail_lightning.functional.turns import sum_by_turn, turn_numbers, turn_starts
 from grail_lightning.grading import grade_and_locate, grade_answers
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.episodes import play
 from grail_lightning.tasks import EnvironmentTask
 from grail_lightning.tasks.base import Prompt, TokenText
 
@@ -57,58 +53,7 @@ TURN_SAMPLES = 32  # The same of a turn.
 CERTAIN = 1e-3
 TOKEN_BUDGET = 1024
 WIDTH = 320  # Columns of a file with rollouts of several turns.
-CACHE_TOKENS = 200_000
 ROLLOUTS_PER_CALL = 2048
-
-
-# --- rollouts ---
-
-Turns = tuple[tuple[int, ...], ...]
-"""The ids that the policy sampled in each turn."""
-
-
-class GivenTurns(TurnSampler):
-    """Gives each row its first turns, and samples those behind them.
-
-    The environments answer to given turns as to sampled ones: if they are deterministic, a rollout goes on from the
-    beginning of any turn, or is played again as a whole.
-    """
-
-    def __init__(self, sampler: TurnSampler, given: Sequence[Turns], ending: Ending) -> None:
-        self.sampler, self.given, self.ending = sampler, [[*turns] for turns in given], ending
-
-    def sample(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
-        """See `TurnSampler.sample`."""
-        known = {request.row: self.given[request.row].pop(0) for request in requests if self.given[request.row]}
-        asked = [request for request in requests if request.row not in known]
-        turns = dict(zip((request.row for request in asked), self.sampler.sample(asked), strict=True))
-        for row, ids in known.items():
-            turns[row] = SampledTurn([*ids], [0.0] * len(ids), bool(self.ending(torch.tensor([ids]))))
-        return [turns[request.row] for request in requests]
-
-
-class GivenEngine(HFEngine):
-    """An engine whose rollouts begin with given turns."""
-
-    def __init__(self, given: Sequence[Turns]) -> None:
-        super().__init__(CACHE_TOKENS)
-        self.given = given
-
-    @contextmanager
-    def turns(self, sampling: Sampling) -> Iterator[TurnSampler]:
-        """See `RolloutEngine.turns`."""
-        with super().turns(sampling) as sampler:
-            yield GivenTurns(sampler, self.given, Ending(self._loaded, sampling))
-
-
-def play_from(
-    policy: Policy, prompts: Sequence[Prompt], given: Sequence[Turns], sampling: Sampling, seed: int
-) -> SampledBatch:
-    """Rollouts in groups of one size, each of which begins with given turns."""
-    engine = GivenEngine(given)
-    engine.update_weights(policy)
-    seeds = [derive_seed(seed, k) for k in range(len(given))]
-    return play(engine, policy, prompts, len(given) // len(prompts), sampling, seeds)
 
 
 def continued(
