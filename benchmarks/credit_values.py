@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE                     # sums of five terms, 35 minutes
     OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --world words       # 26 minutes
     OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --terms 10          # 7 hours
-    OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --world search      # values at the borders of turns
+    OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --world search      # of turns, half a minute a batch
 
 The rollouts are those of benchmarks/credit_gradients.py with the same options, which reads FILE. A token is a choice if
 the policy gave it a probability below 1 - 1e-3; a token that is none moves the value by at most that. From the state
