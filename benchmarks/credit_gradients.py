@@ -4,6 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py --world words --batches 32
     OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py --values benchmarks/values/five_terms.npz --table baselines
     OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py --values benchmarks/values/five_terms.npz --table shares
+    OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py --values benchmarks/values/search.npz --world search
 
 At the weights of the packaged policy, each method gets the same batches of rollouts, as large as those of training. The
 gradient of uniform credit (Dr. GRPO: rewards less the group's mean, sums of tokens) is an unbiased estimate of the
@@ -19,6 +20,7 @@ gradient of the expected reward, so its mean over the *other* batches stands for
 - *one token*: the largest share that a single token has in the sum of |advantage| of its batch, on average.
 - *share, SGD* and *share, Adam*, with the file of benchmarks/credit_values.py: ``(gain - 1) / (limit - 1)``. The limit
   is the largest gain among ``Q - V``, ``Q - c V`` and ``Q - b*`` with resampled values: what credit could buy at most.
+  In a world of several turns the values are those of turns, all of whose tokens have the same.
 - *by token, SGD* and *by token, Adam*, with the same: the gain less that of ``r - mean/4``, which knows no token.
 
 Three tables: `methods`; `baselines`, where each line has its own baseline of the group; and `shares`, every method with
@@ -40,7 +42,7 @@ import numpy as np
 import torch
 from credit_baselines import BySign, LeftOut, PromptWeights, States, Sum
 from credit_quality import sampler
-from credit_subjects import GROUP_SIZE, Subject, setting, subjects
+from credit_subjects import GROUP_SIZE, Subject, setting, subjects, with_turns
 from credit_truth import resamplings
 from credit_values import PROMPTS, batches, kept_rollouts, read_values
 from torch import Tensor
@@ -62,7 +64,9 @@ from grail_lightning.credit import (
     Uniform,
 )
 from grail_lightning.credit.base import token_advantages
+from grail_lightning.credit.turns import turn_table
 from grail_lightning.engines import HFEngine
+from grail_lightning.functional.turns import spread_turns, turn_starts
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.advantages import with_advantages
@@ -254,7 +258,13 @@ def resampled_subjects(values: dict[str, np.ndarray]) -> dict[str, Callable[[int
         for t in range(width - 1, -1, -1):
             after[:, t] = q
             q = torch.where(value[:, t].isnan(), q, value[:, t])
-        return after, torch.where(before.isnan(), after, before)
+        before = torch.where(before.isnan(), after, before)
+        if batch.turn is None:
+            return after, before
+        turns = turn_table(batch)
+        places = turn_starts(turns.numbers, turns.exists.shape[1]).clamp(max=width - 1)
+        first, then = (spread_turns(x.gather(1, places), turns.numbers) for x in (after, before))
+        return first, then
 
     def less(c: float) -> Callable[[int, int, GradedBatch], Tensor]:
         def advantages(half: int, number: int, batch: GradedBatch) -> Tensor:
@@ -290,7 +300,7 @@ def measure_values(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=64, help=f"of {PROMPTS} problems, {GROUP_SIZE} rollouts each")
-    parser.add_argument("--world", choices=["chains", "words"], default="chains", help="what the problems are")
+    parser.add_argument("--world", choices=["chains", "words", "search"], default="chains", help="the problems")
     parser.add_argument("--terms", type=int, default=5, help="of chains")
     parser.add_argument("--policy", help="a folder, such as a run's export; default the packaged one of the world")
     parser.add_argument("--token-budget", type=int, default=1024, help="padded tokens of a forward pass")
@@ -306,10 +316,14 @@ def main() -> None:
     policy = load_policy(options.policy or where_from.policy).eval()
     engine = HFEngine(cache_tokens=50_000)
     engine.update_weights(policy)
-    lines = {"methods": [*subjects(), *more()], "baselines": baselines(), "shares": shares()}[options.table]
+    every = [*subjects(), *more()]
+    if options.world == "search":
+        every = with_turns(every)
+    lines = {"methods": every, "baselines": baselines(), "shares": shares()}[options.table]
     if options.table == "methods":
-        names = options.only or [*DEFAULT, *(s.name for s in more() if s.name not in DEFAULT)]
-        lines = [next(line for line in lines if line.name == name) for name in names]
+        turns = [*(s.name for s in with_turns([]))] if options.world == "search" else []
+        names = options.only or [*DEFAULT, *turns, *(s.name for s in more() if s.name not in DEFAULT)]
+        lines = [line for name in names for line in every if line.name == name]
     elif options.only:
         lines = [line for line in lines if line.name in options.only]
     with Verifier() as verifier:

@@ -3,12 +3,14 @@
     OMP_NUM_THREADS=1 python benchmarks/credit_quality.py
     OMP_NUM_THREADS=1 python benchmarks/credit_quality.py --terms 5 10 --compact
     OMP_NUM_THREADS=1 python benchmarks/credit_quality.py --world words --compact
+    OMP_NUM_THREADS=1 python benchmarks/credit_quality.py --world search
     OMP_NUM_THREADS=1 python benchmarks/credit_quality.py --teachers
 
 Samples responses of a packaged policy to test problems of its world as training would, computes each method's weights
 in batches of 256 rollouts, and prints a table; docs/credit_quality.md explains its columns and reads it. The task
 labels every step as sound, slip (wrong at random), misconception (wrong systematically) or inherited (right, but
-computed from a wrong result). With `--compact` the table has fewer methods, and detection, tokens and seconds alone.
+computed from a wrong result). In the world of search the labels are those of turns, and so is credit: a turn has the
+mean of its tokens. With `--compact` the table has fewer methods, and detection, tokens and seconds alone.
 
 With `--teachers` the table is about the teachers of RLSD and SDPG, whose prompts show an answer, right or wrong: by the
 log-ratio of each token, log P_teacher - log P, in the reasoning of wrong rollouts of groups with both outcomes.
@@ -31,33 +33,45 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from credit_subjects import COMPACT, GROUP_SIZE, PAD_EFFECT, Setting, Subject, TrainedPRIME, setting, subjects
+from credit_subjects import (
+    COMPACT,
+    GROUP_SIZE,
+    PAD_EFFECT,
+    Setting,
+    Subject,
+    TrainedPRIME,
+    setting,
+    subjects,
+    with_turns,
+)
 from credit_truth import (  # fmt: skip
+    BAD_SEARCH,
     ERRORS,
     Credit,
-    Resampling,
     Table,
     World,
     by_prompt,
+    column_names,
     credit_columns,
     forks,
     gain_columns,
     label_lines,
+    label_turns,
     over_prompts,
     rank_correlation,
     regions,
     resamplings,
 )
+from credit_values import Resampling, graded_responses
 from torch import Tensor
 
 from grail_lightning.answers import Verifier
-from grail_lightning.batch import GradedBatch, RolloutBatch
+from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import RLSD, CreditContext, TokenCredit
 from grail_lightning.credit.base import Continuations, Outcomes, Place, TokenWeights, token_advantages
 from grail_lightning.credit.distillation import SENTENCE, with_shown_answers
 from grail_lightning.engines import HFEngine
 from grail_lightning.functional import group_advantages
-from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.seeds import derive_seed
@@ -74,14 +88,6 @@ def respond(
     """Graded responses to problems, with the advantages of training: rewards less the mean of the group."""
     graded = graded_responses(policy, engine, verifier, prompts, where_from, seed)
     return graded.with_advantages(group_advantages(graded.rewards, where_from.group_size))
-
-
-def graded_responses(
-    policy: Policy, engine: HFEngine, verifier: Verifier, prompts: Sequence[Prompt], where_from: Setting, seed: int
-) -> GradedBatch:
-    """Graded responses to problems."""
-    batch = engine.generate(list(prompts), where_from.group_size, where_from.sampling, derive_seed(seed, "rollouts"))
-    return grade_and_locate(batch, verifier, policy.tokenizer)
 
 
 def sampler(policy: Policy, engine: HFEngine, verifier: Verifier, where_from: Setting) -> Sampler:
@@ -239,7 +245,9 @@ def show_teachers(world: World, policy: Policy, table: Table) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--world", choices=["chains", "words"], default="chains", help="what the problems are")
+    parser.add_argument(
+        "--world", choices=["chains", "words", "search"], default="chains", help="what the problems are"
+    )
     parser.add_argument("--terms", type=int, nargs="+", default=[5], help="of chains; a table for each number")
     parser.add_argument("--policy", help="a folder or another packaged policy; default the one of the world")
     parser.add_argument("--compact", action="store_true", help="fewer methods and columns, neither truth (a) nor (b)")
@@ -279,7 +287,8 @@ def observe(policy: Policy, where_from: Setting, options: argparse.Namespace) ->
             num_samples=options.samples,
             seed=derive_seed(options.seed, "counterfactual"),
         )
-        lines, boxed = label_lines(batch, policy), batch.answer.whole.any(1)
+        lines = label_lines(batch, policy) if batch.turn is None else label_turns(batch)
+        boxed = batch.answer.whole.any(1)
         rows = (boxed & (batch.advantages != 0)).nonzero().flatten()
         rows = rows[rows < (0 if options.compact else options.counterfactual_prompts) * where_from.group_size]
         start = time.process_time()
@@ -292,16 +301,18 @@ def observe(policy: Policy, where_from: Setting, options: argparse.Namespace) ->
             f"{seconds:.0f} s",
             flush=True,
         )
-    effect = None if options.compact else run(PAD_EFFECT, policy, batch, options.token_budget, options.seed)
+    effect = None
+    if not options.compact and batch.turn is None:
+        effect = run(PAD_EFFECT, policy, batch, options.token_budget, options.seed)
     kinds, reasoning = regions(batch, policy)
-    wrong = boxed & (batch.advantages < 0)
+    wrong, errors = boxed & (batch.advantages < 0), ERRORS if batch.turn is None else (BAD_SEARCH,)
     world = World(
         batch=batch,
         group_size=where_from.group_size,
         lines=lines,
         kinds=kinds,
         reasoning=reasoning,
-        forks={error: forks(batch, lines, wrong, error, where_from.group_size) for error in ERRORS},
+        forks={error: forks(batch, lines, wrong, error, where_from.group_size) for error in errors},
         wrong=wrong,
         right=boxed & (batch.advantages > 0),
         effect=torch.zeros(batch.response_mask.shape) if effect is None else effect.ranks,
@@ -314,7 +325,7 @@ def describe(world: World, policy: Policy) -> None:
     """The numbers of rollouts behind the columns."""
     kind, wrong = world.lines.kind, world.wrong[:, None]
     print(f"{int(world.wrong.sum())} wrong and {int(world.right.sum())} right rollouts of groups with both, boxed")
-    for error in ERRORS:
+    for error in world.forks:
         rows = (kind[error] & wrong).any(1) & (kind["sound"] & wrong).any(1)
         pairs = world.forks[error]
         prompts = len(set((pairs.row[0] // world.group_size).tolist()))
@@ -338,17 +349,19 @@ def show(where_from: Setting, options: argparse.Namespace) -> None:
     print(f"\n{where_from.title}, policy `{where_from.policy}`", flush=True)
     world, effect, seconds = observe(policy, where_from, options)
     describe(world, policy)
-    table = Table(resamplings(options.prompts, options.draws, options.seed), options.compact)
+    table = Table(resamplings(options.prompts, options.draws, options.seed), options.compact, column_names(world))
     if options.teachers:
         show_teachers(world, policy, table)
         return
     table.head()
-    if effect is not None:
+    if not options.compact:
         table.row("resampled gain (b)", "score", gain_columns(world), seconds)
+    if effect is not None:
         table.row(PAD_EFFECT.name, "score", credit_columns(effect, world), effect.seconds)
     engine, extra, ours = HFEngine(cache_tokens=50_000), [], int(world.batch.response_mask.sum())
     with Verifier() as verifier:
         every = [*subjects(), *prime_subjects(engine, verifier, where_from, options.seed)]
+        every = every if world.batch.turn is None else with_turns(every)
         for subject in chosen(every, options):
             source = Counted(sampler(policy, engine, verifier, where_from), step=0)
             credit = run(subject, policy, world.batch, options.token_budget, options.seed, source)

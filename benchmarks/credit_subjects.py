@@ -8,7 +8,8 @@ Shapes: ``B`` rows, ``T`` response tokens.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,9 +17,10 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
-from grail_lightning.batch import RolloutBatch, Sampling
+from grail_lightning.batch import RolloutBatch, SampledBatch, Sampling
 from grail_lightning.credit import (
     GRAIL,
+    IGPO,
     LESS,
     PRIME,
     RLSD,
@@ -29,6 +31,8 @@ from grail_lightning.credit import (
     BilevelOptions,
     CreditContext,
     CreditControl,
+    CriticSearch,
+    GiGPO,
     HighEntropy,
     OARGradient,
     OARPerturbation,
@@ -42,19 +46,27 @@ from grail_lightning.credit import (
     Shuffled,
     TokenCredit,
     TreeAdvantage,
+    TurnRewards,
     Uniform,
 )
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.credit.measure import entropies, logprobs
-from grail_lightning.data import ArithmeticData, PromptData, WordProblemData
+from grail_lightning.data import ArithmeticData, PromptData, SearchData, WordProblemData
+from grail_lightning.engines import HFEngine
+from grail_lightning.engines.draw import Ending
+from grail_lightning.engines.turns import SampledTurn, TurnRequest, TurnSampler
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import response_nodes
 from grail_lightning.policy.reference import Reference
+from grail_lightning.runtime.seeds import derive_seed
+from grail_lightning.step.episodes import play
 from grail_lightning.step.second_model import TrainedModel
-from grail_lightning.tasks import ProblemSpace, WordProblemSpace, WordProblemTask
+from grail_lightning.tasks import ProblemSpace, SearchSpace, WordProblemSpace, WordProblemTask
+from grail_lightning.tasks.base import Prompt
 
-WorldName = Literal["chains", "words"]
+WorldName = Literal["chains", "words", "search"]
 GROUP_SIZE = 8  # Unless it is given.
+CACHE_TOKENS = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +86,10 @@ def setting(world: WorldName, terms: int, num_prompts: int, seed: int) -> Settin
         space = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
         data: PromptData = WordProblemData(num_test=num_prompts, problems=space, seed=seed, task=WordProblemTask())
         return Setting(title="word problems", policy="words", data=data, sampling=Sampling(max_response_length=64))
+    if world == "search":
+        questions = SearchSpace(min_hops=2, max_hops=3)
+        data = SearchData(num_test=num_prompts, problems=questions, seed=seed)
+        return Setting(title="search", policy="search", data=data, sampling=Sampling(max_response_length=64))
     # The quickstart's policy knows five terms alone, `chains` 5 to 10, `long_chains` 15 to 20.
     return Setting(
         title=f"chains of {terms} terms",
@@ -82,6 +98,58 @@ def setting(world: WorldName, terms: int, num_prompts: int, seed: int) -> Settin
         sampling=Sampling(max_response_length=max(64, 11 * terms)),
     )
 
+
+# --- rollouts of several turns, of which some turns are given ---
+
+Turns = tuple[tuple[int, ...], ...]
+"""The ids that the policy sampled in each turn."""
+
+
+class GivenTurns(TurnSampler):
+    """Gives each row its first turns, and samples those behind them.
+
+    The environments answer to given turns as to sampled ones: if they are deterministic, a rollout goes on from the
+    beginning of any turn, or is played again as a whole.
+    """
+
+    def __init__(self, sampler: TurnSampler, given: Sequence[Turns], ending: Ending) -> None:
+        self.sampler, self.given, self.ending = sampler, [[*turns] for turns in given], ending
+
+    def sample(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
+        """See `TurnSampler.sample`."""
+        known = {request.row: self.given[request.row].pop(0) for request in requests if self.given[request.row]}
+        asked = [request for request in requests if request.row not in known]
+        turns = dict(zip((request.row for request in asked), self.sampler.sample(asked), strict=True))
+        for row, ids in known.items():
+            turns[row] = SampledTurn([*ids], [0.0] * len(ids), bool(self.ending(torch.tensor([ids]))))
+        return [turns[request.row] for request in requests]
+
+
+class GivenEngine(HFEngine):
+    """An engine whose rollouts begin with given turns."""
+
+    def __init__(self, given: Sequence[Turns]) -> None:
+        super().__init__(CACHE_TOKENS)
+        self.given = given
+
+    @contextmanager
+    def turns(self, sampling: Sampling) -> Iterator[TurnSampler]:
+        """See `RolloutEngine.turns`."""
+        with super().turns(sampling) as sampler:
+            yield GivenTurns(sampler, self.given, Ending(self._loaded, sampling))
+
+
+def play_from(
+    policy: Policy, prompts: Sequence[Prompt], given: Sequence[Turns], sampling: Sampling, seed: int
+) -> SampledBatch:
+    """Rollouts in groups of one size, each of which begins with given turns."""
+    engine = GivenEngine(given)
+    engine.update_weights(policy)
+    seeds = [derive_seed(seed, k) for k in range(len(given))]
+    return play(engine, policy, prompts, len(given) // len(prompts), sampling, seeds)
+
+
+# --- the lines ---
 
 Scorer = Callable[[Policy, RolloutBatch, CreditContext], Tensor]
 
@@ -226,6 +294,32 @@ def tree_subjects() -> list[Subject]:
         Subject(name="OptimalBaseline", method=OptimalBaseline()),
         Subject(name="Oracle, right=balanced", method=Oracle("balanced")),
     ]
+
+
+def with_turns(every: list[Subject]) -> list[Subject]:
+    """The lines of a world of several turns: those that run there, and the methods that credit turns.
+
+    `CriticSearch`, `TurnRewards` and `GiGPO, scores=true` read the labels of the world.
+    """
+
+    def critic(labels: Any) -> CriticSearch:
+        return CriticSearch(labels=labels)
+
+    own = {
+        "TreeAdvantage, state=turns": TreeAdvantage(state="turns"),
+        "TreeAdvantage, state=turns, permuted rewards": PermutedRewards(TreeAdvantage(state="turns")),
+        "OptimalBaseline, unit=turn": OptimalBaseline(unit="turn"),
+        "GiGPO": GiGPO(),
+        "GiGPO, permuted rewards": PermutedRewards(GiGPO()),
+        "IGPO": IGPO(),
+        "GiGPO, scores=true": GiGPO(scores=True),
+        "TurnRewards": TurnRewards(),
+        "CriticSearch, program": critic("given"),
+        "CriticSearch, permuted labels": critic("permuted"),
+        "CriticSearch, random labels": critic("random"),
+    }
+    running = [s for s in every if not any(part in s.name for part in ("numbers", "Resampled", "Oracle"))]
+    return [*running, *(Subject(name=name, method=method) for name, method in own.items())]
 
 
 LEARNING_RATE = 1e-4

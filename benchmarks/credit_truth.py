@@ -1,4 +1,4 @@
-"""The truth about labelled rollouts: which lines are wrong, the effect of each line; and the table of agreement.
+"""The truth about labelled rollouts: which lines or turns are wrong, the effect of each; and the table of agreement.
 
 This module belongs to credit_quality.py and is not run by itself.
 
@@ -7,10 +7,8 @@ Shapes: ``B`` rows, ``T`` response tokens, ``S`` lines with a result, ``G`` prom
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,18 +16,17 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
-from grail_lightning.answers import Verifier
-from grail_lightning.batch import RolloutBatch, Sampling
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit import TurnRewards
 from grail_lightning.credit.oar import scoped_tokens
-from grail_lightning.engines import RolloutEngine
-from grail_lightning.engines.base import decode
-from grail_lightning.grading import align_rows, grade_answers, step_masks
+from grail_lightning.credit.turns import turn_scores, turn_table
+from grail_lightning.functional.turns import spread_turns, sum_by_turn, turn_starts
+from grail_lightning.grading import align_rows, step_masks
 from grail_lightning.policy import Policy
-from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.tasks.base import TokenText
 
 ERRORS = ("slip", "misconception")
 KINDS = ("sound", *ERRORS, "inherited")
+BAD_SEARCH = "bad search"
 
 
 @dataclass(frozen=True)
@@ -38,12 +35,16 @@ class Lines:
 
     begin: Tensor  # [B, S] long, the first token in which an error is, or would be, visible.
     stop: Tensor  # [B, S] long, the index after the last such token.
+    after: Tensor  # [B, S] long, the index of the first token that follows the line.
     kind: dict[str, Tensor]  # [B, S] bool a kind; a line that is no equation keeps its place and has no kind.
+    mean: bool = False  # Whether a line has the mean of its tokens' scores; else the largest.
 
-    def highest(self, scores: Tensor) -> Tensor:
-        """``[B, T] -> [B, S]``: the largest score among the tokens of a result; −inf where there is none."""
+    def of(self, scores: Tensor) -> Tensor:
+        """``[B, T] -> [B, S]``: the score of each line; −inf, or NaN as a mean, where there is none."""
         columns = torch.arange(scores.shape[1])
         inside = (columns >= self.begin[..., None]) & (columns < self.stop[..., None])
+        if self.mean:
+            return (scores[:, None].double() * inside).sum(-1) / inside.sum(-1)
         return scores[:, None].masked_fill(~inside, -torch.inf).amax(-1)
 
     @property
@@ -73,7 +74,17 @@ def label_lines(batch: RolloutBatch, policy: Policy) -> Lines:
             begin[b, s], stop[b, s] = start, end
             if name:
                 kind[name][b, s] = True
-    return Lines(begin, stop, kind)
+    # The token behind a result belongs to it, since "1" may still become "12".
+    return Lines(begin, stop, stop + 1, kind)
+
+
+def label_turns(batch: RolloutBatch) -> Lines:
+    """The turns of a batch. A search is sound if the environment's score of it is above 0; an answer has no kind."""
+    turns = turn_table(batch)
+    number = turns.exists.shape[1]
+    begin, scores = turn_starts(turns.numbers, number), turn_scores(TurnRewards(), batch, turns.exists)
+    stop = begin + sum_by_turn(batch.response_mask.long(), turns.numbers, number)
+    return Lines(begin, stop, stop, {BAD_SEARCH: scores <= 0, "sound": scores > 0}, mean=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +96,7 @@ class World:
     lines: Lines
     kinds: dict[str, Tensor]  # [B, T]: result tokens by kind in front of the answer, filler, and the answer's content.
     reasoning: Tensor  # [B, T] bool, tokens in front of the answer.
-    forks: dict[str, Forks]  # Of wrong rollouts, by kind of error.
+    forks: dict[str, Forks]  # Of wrong rollouts, by each kind of error that this world has.
     wrong: Tensor  # [B] bool, boxed rows with a negative advantage.
     right: Tensor  # [B] bool, boxed rows with a positive advantage.
     effect: Tensor  # [B, T], truth (a).
@@ -113,9 +124,13 @@ def pairwise_auroc(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor
 
 def regions(batch: RolloutBatch, policy: Policy) -> tuple[dict[str, Tensor], Tensor]:
     """`World.kinds` and `World.reasoning` of a batch with located answers."""
+    reasoning = scoped_tokens(batch, "reasoning")
+    if batch.turn is not None:
+        turns, labels = turn_table(batch), label_turns(batch).kind
+        masks = {name: spread_turns(kind.long(), turns.numbers).bool() for name, kind in labels.items()}
+        return masks | {"answer": batch.response_mask & ~masks[BAD_SEARCH] & ~masks["sound"]}, reasoning
     masks = step_masks(batch, policy.tokenizer)
     assert masks is not None
-    reasoning = scoped_tokens(batch, "reasoning")
     flawed = masks["slip"] | masks["misconception"]
     kinds = {"flawed": flawed, "sound": masks["sound"], "inherited": masks["inherited"], "filler": masks["filler"]}
     return {name: mask & reasoning for name, mask in kinds.items()} | {
@@ -205,82 +220,6 @@ def over_prompts(totals: Tensor, counts: Tensor, draws: Tensor) -> Estimate:
     return Estimate(float(totals.sum() / counts.sum()), low, high)
 
 
-# --- the counterfactual -----------------------------------------------------------------------------------------------
-
-Start = tuple[int, tuple[int, ...]]
-"""A row whose prompt is meant (the first of its group), and the ids of a response's beginning."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resampling:
-    """Continues responses from given places."""
-
-    policy: Policy
-    engine: RolloutEngine
-    verifier: Verifier
-    sampling: Sampling  # Of the responses themselves: its limit holds for beginning and continuation together.
-    num_samples: int  # The number of continuations of each beginning.
-    seed: int
-
-    def outcomes(self, batch: RolloutBatch, starts: Iterable[Start]) -> dict[Start, Tensor]:
-        """Whether each continuation ends right: ``[N]`` float for each beginning."""
-        by_length: dict[int, list[Start]] = defaultdict(list)
-        for start in sorted(set(starts)):
-            by_length[len(start[1])].append(start)
-        found: dict[Start, Tensor] = {}
-        for length, some in by_length.items():
-            owners = [batch.prompts[row] for row, _ in some]
-            texts = [decode(self.policy, list(ids)) for _, ids in some]
-            # A beginning keeps its sampled tokens: another tokenisation would be another context.
-            prompts = [
-                replace(owner, messages=TokenText(text, [*self.policy.encode(owner.messages), *ids]))
-                for owner, text, (_, ids) in zip(owners, texts, some, strict=True)
-            ]
-            rest = replace(self.sampling, max_response_length=self.sampling.max_response_length - length)
-            key = derive_seed(self.seed, some[0][0], length)
-            drawn = self.engine.generate(prompts, self.num_samples, rest, key)
-            whole = [texts[k // self.num_samples] + text for k, text in enumerate(drawn.texts)]
-            asked = [owners[k // self.num_samples] for k in range(len(whole))]
-            right = torch.tensor([v.correct for v in grade_answers(whole, asked, self.verifier)]).float()
-            found |= dict(zip(some, right.reshape(len(some), -1), strict=True))
-        return found
-
-    def gains(self, batch: RolloutBatch, lines: Lines, rows: Tensor, group_size: int) -> Tensor:
-        """The effect of each line on the success rate: the rate after it minus the rate before it.
-
-        "Before" is the position before the result's first token. "After" follows the token that ends the result, since
-        "1" may still become "12". ``[2, B, S]``: by the first half of the samples and by the second; NaN where nothing
-        was measured.
-        """
-        gains = torch.full((2, *lines.begin.shape), torch.nan)
-        places: list[tuple[int, int, Start, Start]] = []
-        for b in rows.tolist():
-            ids, prompt = tuple(batch.response_ids[b].tolist()), b - b % group_size
-            for s in lines.known[b].nonzero().flatten().tolist():
-                before, after = int(lines.begin[b, s]), int(lines.stop[b, s]) + 1
-                places.append((b, s, (prompt, ids[:before]), (prompt, ids[:after])))
-        found = self.outcomes(batch, [start for place in places for start in place[2:]])
-        for b, s, begun, ended in places:
-            gain = found[ended] - found[begun]
-            gains[:, b, s] = gain[: gain.numel() // 2 * 2].reshape(2, -1).mean(1)
-        return gains
-
-    def gains_within(
-        self, batch: RolloutBatch, lines: Lines, rows: Tensor, group_size: int, seconds: float
-    ) -> tuple[Tensor, int]:
-        """`gains`, group by group in the order of `rows`, until the time is up; and how many groups that were."""
-        gains = torch.full((2, *lines.begin.shape), torch.nan)
-        groups = sorted(set((rows // group_size).tolist()))
-        end, done = time.perf_counter() + seconds, 0
-        for some in (groups[k : k + 16] for k in range(0, len(groups), 16)):
-            if time.perf_counter() > end:
-                break
-            chosen = rows[torch.isin(rows // group_size, torch.tensor(some))]
-            gains = torch.where(gains.isnan(), self.gains(batch, lines, chosen, group_size), gains)
-            done += len(some)
-        return gains, done
-
-
 # --- the table ---
 
 Sums = tuple[Tensor, Tensor]
@@ -296,12 +235,14 @@ class Credit:
     seconds: float  # Of the processor for 1,000 rollouts, the median over batches.
 
 
-COLUMNS = (
-    *(f"in rollout: {error}" for error in ERRORS),
-    *(f"at fork: {error}" for error in ERRORS),
-    *(f"weight: {kind}" for kind in ("flawed", "sound", "inherited", "filler", "answer")),
-    *(f"rho ({truth}): {outcome}" for truth in "ab" for outcome in ("wrong", "right")),
-)
+def column_names(world: World) -> tuple[str, ...]:
+    """The columns of a world."""
+    truths = "b" if world.lines.mean else "ab"
+    return (
+        *(f"{place}: {error}" for place in ("in rollout", "at fork") for error in world.forks),
+        *(f"weight: {kind}" for kind in world.kinds),
+        *(f"rho ({truth}): {outcome}" for truth in truths for outcome in ("wrong", "right")),
+    )
 
 
 def by_prompt(rows: Tensor, world: World) -> Sums:
@@ -321,7 +262,7 @@ def detection(lines: Tensor, world: World) -> dict[str, Sums]:
         f"in rollout: {error}": by_prompt(
             pairwise_auroc(lines, kind[error] & measured, kind["sound"] & measured), world
         )
-        for error in ERRORS
+        for error in world.forks
     }
 
 
@@ -349,12 +290,14 @@ def placement(weights: Tensor, world: World) -> dict[str, Sums]:
 
 
 def credit_columns(credit: Credit, world: World) -> dict[str, Sums]:
-    lines = world.lines.highest(credit.ranks)
+    lines = world.lines.of(credit.ranks)
     columns = detection(lines, world) | agreement(credit.ranks, lines, world)
     # Weights can be compared between rollouts; raw scores differ in scale.
     comparable = credit.ranks if credit.weights is None else credit.weights
+    values = world.lines.of(comparable) if world.lines.mean else comparable
     for error, pairs in world.forks.items():
-        columns[f"at fork: {error}"] = pairs.wins(*comparable[pairs.row, pairs.token])
+        place = pairs.line if world.lines.mean else pairs.token
+        columns[f"at fork: {error}"] = pairs.wins(*values[pairs.row, place])
     return columns if credit.weights is None else columns | placement(credit.weights, world)
 
 
@@ -380,10 +323,11 @@ class Table:
 
     draws: Tensor  # Of the bootstrap over prompts, from `resamplings`.
     compact: bool  # Whether only detection is shown, with the tokens that a method sampled.
+    names: tuple[str, ...]  # All columns of the world.
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(c for c in COLUMNS if not self.compact or c.startswith(("in rollout", "at fork")))
+        return tuple(c for c in self.names if not self.compact or c.startswith(("in rollout", "at fork")))
 
     def head(self) -> None:
         extra = ["tokens"] if self.compact else []

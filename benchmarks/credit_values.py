@@ -3,11 +3,13 @@
     OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE                     # sums of five terms, 35 minutes
     OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --world words       # 26 minutes
     OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --terms 10          # 7 hours
+    OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --world search      # of turns, half a minute a batch
 
 The rollouts are those of benchmarks/credit_gradients.py with the same options, which reads FILE. A token is a choice if
 the policy gave it a probability below 1 - 1e-3; a token that is none moves the value by at most that. From the state
-before each choice `SAMPLES` continuations are sampled and graded, in two independent halves. FILE is written after
-every batch, and a second call goes on where the first one ended.
+before each choice `SAMPLES` continuations are sampled and graded, in two independent halves. In a world of several
+turns, values are those of the states before each turn: the environment answers to the turns before once more. FILE is
+written after every batch, and a second call goes on where the first one ended.
 
 Shapes: ``N`` batches, ``B`` rows, ``T`` response tokens; 2 halves.
 """
@@ -17,33 +19,81 @@ from __future__ import annotations
 import argparse
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 import torch
-from credit_quality import graded_responses
-from credit_subjects import Setting, setting
+from credit_subjects import Setting, Turns, play_from, setting
+from credit_truth import Lines
 from torch import Tensor
 
 from grail_lightning.answers import Verifier
-from grail_lightning.batch import GradedBatch
+from grail_lightning.batch import GradedBatch, RolloutBatch, SampledBatch, Sampling
 from grail_lightning.credit.base import CreditContext
-from grail_lightning.credit.measure import measure_logits
+from grail_lightning.credit.measure import gradient_energies, measure_logits
 from grail_lightning.credit.tree import prefix_path
-from grail_lightning.engines import HFEngine
-from grail_lightning.engines.base import build_batch
+from grail_lightning.credit.turns import turn_table
+from grail_lightning.engines import HFEngine, RolloutEngine
+from grail_lightning.engines.base import build_batch, decode
 from grail_lightning.functional.certainty import repeat_probability
+from grail_lightning.functional.turns import sum_by_turn, turn_numbers, turn_starts
 from grail_lightning.grading import grade_and_locate, grade_answers
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.tasks.base import TokenText
+from grail_lightning.tasks import EnvironmentTask
+from grail_lightning.tasks.base import Prompt, TokenText
 
 PROMPTS = 16  # A batch of the quickstart.
 SAMPLES = 64
+TURN_SAMPLES = 32  # The same of a turn.
 CERTAIN = 1e-3
 TOKEN_BUDGET = 1024
+WIDTH = 320  # Columns of a file with rollouts of several turns.
+ROLLOUTS_PER_CALL = 2048
+
+
+def continued(
+    policy: Policy,
+    verifier: Verifier,
+    places: Sequence[tuple[Prompt, Turns]],
+    number: int,
+    sampling: Sampling,
+    seed: int,
+) -> Iterator[tuple[SampledBatch, Tensor]]:
+    """`number` rollouts from each place, the places in several calls: rollouts, and ``[P, number]`` whether right."""
+    size = max(1, ROLLOUTS_PER_CALL // number)
+    for k in range(0, len(places), size):
+        prompts, begun = zip(*places[k : k + size], strict=True)
+        given = [turns for turns in begun for _ in range(number)]
+        drawn = play_from(policy, prompts, given, sampling, derive_seed(seed, k))
+        verdicts = grade_answers(drawn.texts, drawn.prompts, verifier)
+        right = torch.tensor([verdict.correct for verdict in verdicts]).float()
+        yield drawn, right.reshape(len(prompts), number)
+
+
+def beginning(batch: SampledBatch, row: int, stop: int) -> tuple[int, ...] | Turns:
+    """The ids of a row in front of a column; in a rollout of several turns those that were sampled, turn by turn."""
+    ids = batch.response_ids[row, :stop]
+    if batch.turn is None:
+        return tuple(ids.tolist())
+    numbers = turn_numbers(batch.response_mask, batch.turn)[row, :stop]
+    return tuple(tuple(ids[numbers == k].tolist()) for k in range(int(numbers.max()) + 1 if stop else 0))
+
+
+def graded_responses(
+    policy: Policy, engine: HFEngine, verifier: Verifier, prompts: Sequence[Prompt], where_from: Setting, seed: int
+) -> GradedBatch:
+    """Graded responses to problems."""
+    key = derive_seed(seed, "rollouts")
+    if isinstance(prompts[0].task, EnvironmentTask):
+        batch = play_from(policy, prompts, [()] * len(prompts) * where_from.group_size, where_from.sampling, key)
+    else:
+        batch = engine.generate(list(prompts), where_from.group_size, where_from.sampling, key)
+    return grade_and_locate(batch, verifier, policy.tokenizer)
 
 
 def batches(
@@ -115,6 +165,37 @@ def resampled_values(
     return values[0], values[1]
 
 
+def values_of_turns(
+    policy: Policy, verifier: Verifier, where_from: Setting, batch: GradedBatch, seed: int
+) -> tuple[Tensor, Tensor]:
+    """`resampled_values` at the first token of each turn; ``W`` is that of a turn, the sum over its tokens."""
+    turns, states = turn_table(batch), prefix_path(batch)[:, :-1]
+    starts = turn_starts(turns.numbers, turns.exists.shape[1])
+    borders = [(row, k, int(starts[row, k])) for row, k in turns.exists.nonzero().tolist()]
+    owner = {int(states[row, column]): (row, k, column) for row, k, column in reversed(borders)}
+    places = [(batch.prompts[row], beginning(batch, row, column)) for row, _, column in owner.values()]
+    context = CreditContext(step=0, generator=torch.Generator(), token_budget=TOKEN_BUDGET)
+    numbers = iter([k for _, k, _ in owner.values()])
+    found = []
+    for drawn, right in continued(policy, verifier, places, TURN_SAMPLES, where_from.sampling, seed):
+        own = turn_table(drawn)
+        first = torch.tensor([next(numbers) for _ in right]).repeat_interleave(TURN_SAMPLES)[:, None]
+        # Many continuations begin with the same turn: one of them stands for all.
+        stops = turn_starts(own.numbers, own.exists.shape[1] + 1).gather(1, first + 1).flatten().tolist()
+        ends = [(int(row), beginning(drawn, row, stop)) for row, stop in enumerate(stops)]
+        same: dict[object, int] = {}
+        alike = torch.tensor([same.setdefault((row // TURN_SAMPLES, turns), row) for row, turns in ends])
+        energy = gradient_energies(policy, drawn, context, torch.tensor([*same.values()]))
+        weight = sum_by_turn(energy, own.numbers, own.exists.shape[1]).gather(1, first)[alike, 0].clamp(min=1e-8)
+        halves, weight = (x.reshape(len(right), 2, -1) for x in (right, weight))
+        found.append(torch.stack([halves.mean(-1), (weight * halves).sum(-1) / weight.sum(-1)]))
+    figures = dict(zip(owner, torch.cat(found, 1).unbind(1), strict=True))
+    values = torch.full((2, *states.shape, 2), torch.nan)
+    for row, _, column in borders:
+        values[:, row, column] = figures[int(states[row, column])].to(values)
+    return values[0], values[1]
+
+
 def kept_rollouts(
     values: dict[str, np.ndarray], where_from: Setting, policy: Policy, verifier: Verifier, number: int
 ) -> list[GradedBatch]:
@@ -125,8 +206,16 @@ def kept_rollouts(
     for k, rows in enumerate(values["ids"][:number].tolist()):
         prompts = problems.prompts[k * PROMPTS : (k + 1) * PROMPTS]
         responses = [[token for token in row if token != pad] for row in rows]
-        finished = [row[-1] == end for row in responses]
-        sampled = build_batch(policy, prompts, len(rows) // len(prompts), responses, finished)
+        if "turn" in values:
+            owned = [zip(row, turn, strict=True) for row, turn in zip(rows, values["turn"][k].tolist(), strict=True)]
+            split = [groupby((pair for pair in row if pair[1] >= 0), itemgetter(1)) for row in owned]
+            given = [tuple(tuple(token for token, _ in turn) for _, turn in row) for row in split]
+            sampled = play_from(policy, prompts, given, where_from.sampling, 0)
+            valid = [sampled.response_ids[row, :n].tolist() for row, n in enumerate(sampled.valid_lengths.tolist())]
+            assert valid == responses  # The environment has answered as before.
+        else:
+            finished = [row[-1] == end for row in responses]
+            sampled = build_batch(policy, prompts, len(rows) // len(prompts), responses, finished)
         graded = grade_and_locate(sampled, verifier, policy.tokenizer)
         assert graded.rewards.tolist() == values["rewards"][k].tolist()
         rollouts.append(graded)
@@ -139,10 +228,89 @@ def read_values(file: Path) -> dict[str, np.ndarray]:
         return {name: arrays[name] for name in arrays.files}
 
 
+Start = tuple[int, tuple[int, ...] | Turns]
+"""A row whose prompt is meant (the first of its group), and its `beginning`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resampling:
+    """Continues responses from given places."""
+
+    policy: Policy
+    engine: RolloutEngine
+    verifier: Verifier
+    sampling: Sampling  # Of the responses themselves: its limit holds for beginning and continuation together.
+    num_samples: int  # The number of continuations of each beginning.
+    seed: int
+
+    def outcomes(self, batch: RolloutBatch, starts: Iterable[Start]) -> dict[Start, Tensor]:
+        """Whether each continuation ends right: ``[N]`` float for each beginning."""
+        if batch.turn is not None:
+            some = sorted(set(starts))
+            asked = [(batch.prompts[row], turns) for row, turns in some]
+            key = derive_seed(self.seed, some[0][0])
+            drawn = continued(self.policy, self.verifier, asked, self.num_samples, self.sampling, key)
+            return dict(zip(some, torch.cat([right for _, right in drawn]), strict=True))
+        by_length: dict[int, list[Start]] = defaultdict(list)
+        for start in sorted(set(starts)):
+            by_length[len(start[1])].append(start)
+        found: dict[Start, Tensor] = {}
+        for length, some in by_length.items():
+            owners = [batch.prompts[row] for row, _ in some]
+            texts = [decode(self.policy, list(ids)) for _, ids in some]
+            # A beginning keeps its sampled tokens: another tokenisation would be another context.
+            prompts = [
+                replace(owner, messages=TokenText(text, [*self.policy.encode(owner.messages), *ids]))
+                for owner, text, (_, ids) in zip(owners, texts, some, strict=True)
+            ]
+            rest = replace(self.sampling, max_response_length=self.sampling.max_response_length - length)
+            key = derive_seed(self.seed, some[0][0], length)
+            drawn = self.engine.generate(prompts, self.num_samples, rest, key)
+            whole = [texts[k // self.num_samples] + text for k, text in enumerate(drawn.texts)]
+            asked = [owners[k // self.num_samples] for k in range(len(whole))]
+            right = torch.tensor([v.correct for v in grade_answers(whole, asked, self.verifier)]).float()
+            found |= dict(zip(some, right.reshape(len(some), -1), strict=True))
+        return found
+
+    def gains(self, batch: RolloutBatch, lines: Lines, rows: Tensor, group_size: int) -> Tensor:
+        """The effect of each line on the success rate: the rate after it minus the rate before it.
+
+        "Before" is the position before the result's first token, "after" is `Lines.after`. ``[2, B, S]``: by the first
+        half of the samples and by the second; NaN where nothing was measured.
+        """
+        gains = torch.full((2, *lines.begin.shape), torch.nan)
+        places: list[tuple[int, int, Start, Start]] = []
+        for b in rows.tolist():
+            prompt = b - b % group_size
+            for s in lines.known[b].nonzero().flatten().tolist():
+                before, after = (beginning(batch, b, int(x[b, s])) for x in (lines.begin, lines.after))
+                places.append((b, s, (prompt, before), (prompt, after)))
+        found = self.outcomes(batch, [start for place in places for start in place[2:]])
+        for b, s, begun, ended in places:
+            gain = found[ended] - found[begun]
+            gains[:, b, s] = gain[: gain.numel() // 2 * 2].reshape(2, -1).mean(1)
+        return gains
+
+    def gains_within(
+        self, batch: RolloutBatch, lines: Lines, rows: Tensor, group_size: int, seconds: float
+    ) -> tuple[Tensor, int]:
+        """`gains`, group by group in the order of `rows`, until the time is up; and how many groups that were."""
+        gains = torch.full((2, *lines.begin.shape), torch.nan)
+        groups = sorted(set((rows // group_size).tolist()))
+        end, done = time.perf_counter() + seconds, 0
+        for some in (groups[k : k + 16] for k in range(0, len(groups), 16)):
+            if time.perf_counter() > end:
+                break
+            chosen = rows[torch.isin(rows // group_size, torch.tensor(some))]
+            gains = torch.where(gains.isnan(), self.gains(batch, lines, chosen, group_size), gains)
+            done += len(some)
+        return gains, done
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--world", choices=["chains", "words"], default="chains")
+    parser.add_argument("--world", choices=["chains", "words", "search"], default="chains")
     parser.add_argument("--terms", type=int, default=5, help="of chains")
     parser.add_argument("--batches", type=int, default=64, help=f"of {PROMPTS} problems")
     parser.add_argument("--seed", type=int, default=0)
@@ -154,7 +322,6 @@ def main() -> None:
     engine.update_weights(policy)
     arrays = read_values(options.file) if options.file.exists() else {}
     done = len(arrays["rewards"]) if arrays else 0
-    width = where_from.sampling.max_response_length
     with Verifier() as verifier, torch.no_grad():
         rollouts = batches(policy, engine, verifier, where_from, options.batches, options.seed)
         for number, batch in enumerate(rollouts):
@@ -162,10 +329,17 @@ def main() -> None:
                 continue
             begun = time.perf_counter()
             seed = derive_seed(options.seed, "values", number)
-            value, best = resampled_values(policy, engine, verifier, where_from, batch, seed)
+            if batch.turn is None:
+                value, best = resampled_values(policy, engine, verifier, where_from, batch, seed)
+                extra, width = {}, where_from.sampling.max_response_length
+            else:
+                value, best = values_of_turns(policy, verifier, where_from, batch, seed)
+                extra, width = {"turn": turn_numbers(batch.response_mask, batch.turn)}, WIDTH
             missing = width - batch.response_ids.shape[1]
+            assert missing >= 0
             fresh = {
                 "ids": torch.nn.functional.pad(batch.response_ids, (0, missing)).short(),
+                **{name: torch.nn.functional.pad(x, (0, missing), value=-1).char() for name, x in extra.items()},
                 "rewards": batch.rewards.half(),
                 **{
                     name: torch.nn.functional.pad(figure, (0, 0, 0, missing), value=torch.nan).half()

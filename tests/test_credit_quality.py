@@ -1,6 +1,8 @@
 """The statistics and the counterfactual of benchmarks/credit_quality.py, against loops and greedy decoding by hand."""
 
+import re
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,8 +11,11 @@ from grail_lightning.answers import Verifier
 from grail_lightning.batch import Sampling
 from grail_lightning.credit import RLSD
 from grail_lightning.engines import HFEngine, build_batch
+from grail_lightning.environments.search import Search
+from grail_lightning.functional import group_advantages
 from grail_lightning.functional.attribution import forks
 from grail_lightning.grading import align_rows, answer_masks, step_masks
+from grail_lightning.policy import load_policy
 from grail_lightning.policy.layout import response_nodes
 from tests.batches import rollouts
 from tests.benchmark_modules import benchmark
@@ -47,7 +52,7 @@ def test_lines_are_found_with_the_tokens_of_their_results(truth, arithmetic):
     kinds = [[name for s in range(3) for name in truth.KINDS if lines.kind[name][b, s]] for b in range(3)]
     assert kinds == [["sound"] * 3, ["misconception", "inherited", "slip"], ["sound", "sound", "slip"]]
     columns = torch.arange(batch.response_mask.shape[1]).float().expand(batch.response_mask.shape)
-    assert torch.equal(lines.highest(columns), lines.stop - 1.0)
+    assert torch.equal(lines.of(columns), lines.stop - 1.0)
 
 
 def test_teachers_with_right_and_wrong_answers_in_their_prompts_are_those_of_rlsd(arithmetic):
@@ -119,7 +124,7 @@ def test_gains_under_greedy_decoding_are_those_of_decoding_by_hand(truth, arithm
 
     lines = truth.label_lines(batch, arithmetic)
     with Verifier(num_workers=1) as verifier:
-        resampling = truth.Resampling(
+        resampling = benchmark("credit_values").Resampling(
             policy=arithmetic, engine=engine, verifier=verifier, sampling=GREEDY, num_samples=2, seed=0
         )
         gains, groups = resampling.gains_within(batch, lines, torch.arange(3), 3, seconds=60)
@@ -132,6 +137,66 @@ def test_gains_under_greedy_decoding_are_those_of_decoding_by_hand(truth, arithm
     assert expected[:, 0].tolist() == [0, -1, -1], "greedily right before the slip, wrong after it"
     assert no_groups == 0
     assert none.isnan().all()
+
+
+@pytest.fixture(scope="module")
+def searched():
+    """The setting of the world of search, its policy, and graded rollouts of five problems."""
+    values, found = benchmark("credit_values"), benchmark("credit_subjects").setting("search", 0, 5, 3)
+    policy, prompts = load_policy(found.policy).eval(), found.data.load("test")[0].prompts
+    with Verifier(num_workers=1) as verifier:
+        batch = values.graded_responses(policy, None, verifier, prompts, found, 1)
+    return found, policy, batch.with_advantages(group_advantages(batch.rewards, found.group_size))
+
+
+def test_a_turn_is_bad_if_its_search_brings_no_new_document_of_the_path(truth, searched):
+    _, policy, batch = searched
+    lines, scores = truth.label_turns(batch), torch.randn(batch.response_mask.shape, dtype=torch.float64)
+    means, found = lines.of(scores), []
+    for b, ids in enumerate(batch.response_ids):
+        path, seen = set(batch.prompts[b].columns["path"]), set()
+        whole = policy.tokenizer.decode(ids[batch.valid_mask[b]], skip_special_tokens=True)
+        for s, turn in enumerate(whole.split("</result>\n")):
+            said, _, told = turn.partition("\n<result>")
+            own = slice(lines.begin[b, s], lines.stop[b, s])
+            assert policy.tokenizer.decode(ids[own], skip_special_tokens=True) == said
+            assert float(means[b, s]) == pytest.approx(float(scores[b, own].mean()))
+            shown = {line.removeprefix("- ") for line in told.split("\n")} & path
+            found.append(None if not told else "sound" if shown - seen else "bad search")
+            assert [name for name, kind in lines.kind.items() if kind[b, s]] == [found[-1]] * bool(told)
+            seen |= shown
+    assert len(found) == int(lines.known.sum())
+    assert min(found.count("sound"), found.count("bad search")) > 5
+
+
+def test_gains_of_turns_under_greedy_decoding_are_those_of_a_loop_by_hand(truth, searched):
+    found, policy, batch = searched
+    text, rows = policy.tokenizer.decode, torch.arange(len(batch))[batch.advantages != 0][:4]
+    most = {"stop_strings": ["</search>"], "tokenizer": policy.tokenizer, "max_new_tokens": 20, "do_sample": False}
+
+    def right(b, turns):
+        environment, ids = Search(), policy.encode(batch.prompts[b].messages)
+        environment.reset(**batch.prompts[b].columns)
+        for number in range(8):
+            more = turns[number : number + 1] or [policy.model.generate(torch.tensor([ids]), **most)[0, len(ids) :]]
+            own = [int(token) for token in more[0]]
+            if (call := re.fullmatch(r"<search>(.*)</search>", text(own))) is None:
+                return float(found.data.task.answer(text(own, skip_special_tokens=True)) == batch.prompts[b].reference)
+            said = f"\n<result>{environment.search(call[1])}</result>\n"
+            ids = [*ids, *own, *policy.tokenizer(said)["input_ids"]]
+        return 0.0
+
+    values, lines, greedy = benchmark("credit_values"), truth.label_turns(batch), replace(found.sampling, temperature=0)
+    with Verifier(num_workers=1) as verifier:
+        resampling = values.Resampling(
+            policy=policy, engine=None, verifier=verifier, sampling=greedy, num_samples=2, seed=0
+        )
+        gains, _ = resampling.gains_within(batch, lines, rows, found.group_size, seconds=60)
+    for b in rows.tolist():
+        turns = values.beginning(batch, b, batch.response_mask.shape[1])
+        by_hand = [right(b, turns[:k]) for k in range(len(turns) + 1)]
+        expected = [after - before for before, after in pairwise(by_hand)]
+        assert gains[:, b, : len(turns)].tolist() == [expected, expected]
 
 
 def _auroc_by_pairs(scores, positive, negative):
