@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from grail_lightning.data.loaders import PromptSet
 from grail_lightning.data.rows import RowPrompts
+from grail_lightning.tasks.picture import has_pictures
 from grail_lightning.tasks.problem import Messages, Prompt
 
 Encode = Callable[[Messages | str], Sequence[int]]
@@ -67,6 +68,10 @@ def long_prompts(prompts: Sequence[Prompt], encode: Encode, most: int) -> dict[i
     lengths = {}
     for number, prompt in enumerate(prompts):
         messages = prompt.messages
+        if has_pictures(messages):
+            if (length := len(encode(messages))) > most:
+                lengths[number] = length
+            continue
         turns = [{"role": "", "content": messages}] if isinstance(messages, str) else messages
         roles = tuple(turn["role"] for turn in turns)
         if roles not in around:

@@ -31,6 +31,7 @@ from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.environment import REWARD, EnvironmentTask
+from grail_lightning.tasks.picture import add_text
 from grail_lightning.tasks.problem import Prompt, TokenText
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ def _with(messages: Any, opening: str | None) -> Any:
     if not opening:
         return messages
     *before, last = messages
-    return [*before, {**last, "content": last["content"] + opening}]
+    return [*before, {**last, "content": add_text(last["content"], opening)}]
 
 
 def _reward(rollout: _Rollout) -> float | None:
