@@ -33,7 +33,7 @@ from grail_lightning.policy.pictures import PictureTokens, load_pictures
 from grail_lightning.policy.reference import Reference
 from grail_lightning.policy.tokenizer import encode_prompt, load_tokenizer
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.runtime.collectives import all_reduce
+from grail_lightning.runtime.collectives import all_reduce, world_size
 from grail_lightning.runtime.run_folder import check_last_found
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.advantages import with_advantages
@@ -133,7 +133,7 @@ class GrailModule(pl.LightningModule):
         The tokens of a picture have the id of its place: every picture of a size has as many.
         """
         if pictures_in(messages):
-            check_takes_pictures(self.engine, self.loading, self.trainer.world_size if self._trainer else 1)
+            check_takes_pictures(self.engine, self.loading, world_size())
         return encode_prompt(self.tokenizer, messages, self.loading.chat_template_kwargs, self.pictures)
 
     @property

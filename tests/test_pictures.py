@@ -34,7 +34,9 @@ def _own_logprobs(policy, messages, response):
     """What the model gives for a response if it is called in its own way, with pixels."""
     processor = policy.vision.pictures.processor
     bare, images = plain(messages) if isinstance(messages[0]["content"], list) else (messages, [])
-    bare = [m if isinstance(m["content"], list) else m | {"content": [{"type": "text", "text": m["content"]}]} for m in bare]
+    bare = [
+        m if isinstance(m["content"], list) else m | {"content": [{"type": "text", "text": m["content"]}]} for m in bare
+    ]
     text = processor.apply_chat_template(bare, add_generation_prompt=True, tokenize=False)
     made = processor(text=[text], images=[images] if images else None, return_tensors="pt")
     prompt = made.pop("input_ids")

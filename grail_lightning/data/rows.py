@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
 from grail_lightning.data.sources import DatasetSpec, Table, answers_in
 from grail_lightning.tasks.base import Task
-from grail_lightning.tasks.picture import has_pictures, with_pictures
+from grail_lightning.tasks.picture import Picture, has_pictures, pictures_in, with_pictures
 from grail_lightning.tasks.problem import Prompt
+
+_AT_ONCE = 256  # The rows whose pictures are in memory while they are checked.
 
 
 class RowPrompts(Sequence[Prompt]):
@@ -74,6 +77,17 @@ class RowPrompts(Sequence[Prompt]):
     def take(self, indices: Sequence[int]) -> RowPrompts:
         """The prompts of the given rows of the same table."""
         return RowPrompts(self.table, indices, self.spec, self.task, self.change)
+
+
+def check_pictures(prompts: Sequence[Prompt]) -> None:
+    """Read the pixels of all pictures of a table, so that a broken one is named before a model is loaded."""
+    if not isinstance(prompts, RowPrompts) or prompts.spec.images is None:
+        return
+    with ThreadPoolExecutor() as pool:  # Pillow decodes outside of Python's lock.
+        for start in range(0, len(prompts), _AT_ONCE):
+            part = prompts[start : start + _AT_ONCE]
+            for _ in pool.map(Picture.check, [p for prompt in part for p in pictures_in(prompt.messages)]):
+                pass
 
 
 def prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:

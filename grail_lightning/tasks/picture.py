@@ -88,6 +88,10 @@ class Picture:
         except (OSError, SyntaxError, EOFError) as error:  # Of Pillow's decoders.
             raise self._refusal(f"be whole, but its pixels cannot be read ({error})") from None
 
+    def check(self) -> None:
+        """Read the pixels once, and keep none; see `open` for what is raised."""
+        self.open()
+
     def _bytes(self) -> bytes:
         return self.source if isinstance(self.source, bytes) else self.source.read_bytes()
 
