@@ -5,6 +5,7 @@ import json
 import re
 import struct
 import zlib
+from pathlib import Path
 
 import datasets
 import lightning.pytorch as pl
@@ -22,8 +23,10 @@ from grail_lightning.policy import Loading, LoRA, load_policy, resolve_policy
 from grail_lightning.step.options import Distillation, Execution, Objective
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.picture import pictures_in
+from tests.processes import run_script
 from tests.runs import Watch, trainer, weights
 from tests.seeing import TEXT, checkpoint, image, pictures, question
+from tests.tolerance import near
 
 SAMPLING = Sampling(max_response_length=8)
 
@@ -217,3 +220,15 @@ def test_a_model_of_another_form_is_refused_in_one_line(tmp_path):
     with pytest.raises(ValueError, match=r"takes pictures, but has no processor|cannot be loaded: ") as caught:
         load_policy(str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+def test_replicated_and_sharded_weights_do_the_same_where_one_rank_may_have_no_picture(tmp_path):
+    rows, _ = _folder(tmp_path)
+    train = _table(tmp_path, [row | {"picture": row["picture"] if k % 2 else None} for k, row in enumerate(rows)])
+    model, made = checkpoint("llava", tmp_path / "model"), []
+    for strategy in ("ddp", "fsdp2"):
+        printed = run_script(Path(__file__).with_name("pictures_on_ranks.py"), 2, strategy, model, train, ranks=2)
+        made.append([json.loads(rank.stdout.splitlines()[-1]) for rank in printed])
+    for ddp, fsdp2 in zip(*made, strict=True):
+        assert ddp["texts"] == fsdp2["texts"]
+        assert ddp["weights"] == near(fsdp2["weights"], 256, torch.float32, scale=1.0)

@@ -10,7 +10,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from grail_lightning.data.loaders import PromptSet
 from grail_lightning.data.rows import RowPrompts
-from grail_lightning.tasks.picture import has_pictures
 from grail_lightning.tasks.problem import Messages, Prompt
 
 Encode = Callable[[Messages | str], Sequence[int]]
@@ -68,7 +67,7 @@ def long_prompts(prompts: Sequence[Prompt], encode: Encode, most: int) -> dict[i
     lengths = {}
     for number, prompt in enumerate(prompts):
         messages = prompt.messages
-        if has_pictures(messages):
+        if not isinstance(messages, str) and any(isinstance(turn["content"], list) for turn in messages):
             if (length := len(encode(messages))) > most:
                 lengths[number] = length
             continue

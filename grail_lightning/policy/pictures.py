@@ -277,8 +277,8 @@ def load_pictures(
     with reading(name) as path:
         try:
             processor = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
-        except ImportError as error:  # Its first line is empty, and the others name the package.
-            raise ImportError(" ".join(str(error).split())) from error
+        except ImportError as error:  # Its first line is empty, and its first sentence names the package.
+            raise ImportError(" ".join(str(error).split()).partition(". ")[0] + ".") from error
     if not hasattr(processor, "image_token"):
         raise ValueError(
             f"`policy` {name!r} takes pictures, but has no processor for them ({type(processor).__name__}). Copy "

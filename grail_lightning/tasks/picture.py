@@ -185,9 +185,13 @@ def with_pictures(
         ValueError: If there are more or fewer places than pictures, or one cannot be a picture.
     """
     if isinstance(messages, str):
+        if not cells:
+            return messages
         raise ValueError(f"{place}: pictures need a prompt that is a conversation, but got plain text.")
-    messages = [message | {"content": _split(message["content"])} for message in messages]
-    given = iter(cells)
+    whole, given = messages, iter(cells)
+    messages = [message | {"content": _split(message["content"])} for message in whole]
+    if not cells and not has_pictures(messages):
+        return whole
     open_places = [part for part in _parts(messages) if part["type"] == "image" and part.get("image") is None]
     if not open_places and cells:
         first = next((message for message in messages if message.get("role") == "user"), messages[0])
