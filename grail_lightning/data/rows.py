@@ -9,7 +9,7 @@ from typing import Any, overload
 
 from grail_lightning.data.sources import DatasetSpec, Table, answers_in
 from grail_lightning.tasks.base import Task
-from grail_lightning.tasks.picture import Picture, has_pictures, pictures_in, with_pictures
+from grail_lightning.tasks.picture import has_pictures, pictures_in, with_pictures
 from grail_lightning.tasks.problem import Prompt
 
 _AT_ONCE = 256  # The rows whose pictures are in memory while they are checked.
@@ -86,8 +86,8 @@ def check_pictures(prompts: Sequence[Prompt]) -> None:
     with ThreadPoolExecutor() as pool:  # Pillow decodes outside of Python's lock.
         for start in range(0, len(prompts), _AT_ONCE):
             part = prompts[start : start + _AT_ONCE]
-            for _ in pool.map(Picture.check, [p for prompt in part for p in pictures_in(prompt.messages)]):
-                pass
+            shown = [picture for prompt in part for picture in pictures_in(prompt.messages)]
+            all(pool.map(lambda picture: bool(picture.open()), shown))
 
 
 def prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:

@@ -38,10 +38,7 @@ def check_takes_pictures(engine: RolloutEngine, loading: Loading, ranks: int) ->
             f"`{type(engine).__name__}` does not sample from prompts with pictures. Use HFEngine, or leave them out."
         )
     if loading.train_vision and ranks > 1:
-        raise ValueError(
-            f"`loading.train_vision` must be false on {ranks} ranks: one whose rows have no picture would have no "
-            "gradient of the tower to exchange. Train on one device, or leave the tower frozen."
-        )
+        raise ValueError(f"`loading.train_vision` must be false on {ranks} ranks, of which one may have no picture.")
 
 
 def check_rollouts(

@@ -14,7 +14,7 @@ from grail_lightning.policy.adapters import add_adapters
 from grail_lightning.policy.capabilities import check_packing
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.options import LoadedPolicy, Loading, PolicySource, first_line, read_config, reading
-from grail_lightning.policy.pictures import PictureTokens, load_pictures, takes_pictures, vision_parameters
+from grail_lightning.policy.pictures import PictureTokens, load_pictures, placed, takes_pictures, vision_parameters
 from grail_lightning.policy.tokenizer import load_tokenizer
 from grail_lightning.tasks.picture import Picture
 
@@ -129,11 +129,7 @@ def _check_vision(policy: Policy, pictures: PictureTokens) -> None:
         text = f"{pictures.place}{policy.tokenizer.decode([0, 1, 2])}"
         made = dict(pictures.processor(text=[text], images=[[picture.open()]], return_tensors="pt"))
         ids = torch.tensor([pictures.name(made["input_ids"][0].tolist(), [picture])], device=policy.device)
-        own = {
-            key: v.to(policy.device, model.dtype if v.is_floating_point() else None)
-            for key, v in made.items()
-            if key != "attention_mask"
-        }
+        own = placed({name: value for name, value in made.items() if name != "attention_mask"}, model)
         mask = torch.ones_like(ids, dtype=torch.bool)
         with policy.trial(1, 1), policy.eager_attention():
             expected = model(**own, attention_mask=mask.long(), use_cache=False).logits.float()

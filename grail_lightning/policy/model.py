@@ -58,7 +58,10 @@ class Policy(nn.Module):
         self.model = model
         self.tokenizer = tokenizer
         self.loading = loading or Loading()
-        self.vision = None if pictures is None else Vision(model, pictures, trained=self.loading.train_vision)
+        self.vision: Vision | None = None
+        if pictures is not None:
+            train = self.loading.train_vision
+            self.vision = Vision(model, pictures, trained=train, evaluating=self.evaluating)
         # The checkpoint's sampling defaults must not change our sampling. They are kept for the export.
         self.saved_generation_config = copy.deepcopy(model.generation_config)
         self.end_token_ids = end_token_ids(tokenizer, model.generation_config)

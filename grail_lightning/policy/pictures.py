@@ -9,11 +9,9 @@ Shapes: ``k`` picture tokens, ``D`` width.
 
 from __future__ import annotations
 
-import bisect
 import copy
-import importlib.util
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -38,7 +36,7 @@ class _Held:
 
     def __init__(self, picture: Picture, count: int) -> None:
         self.source, self.place, self.count = picture.source, picture.place, count
-        self.pixels: dict[str, Tensor] | None = None  # Kept for a tower that is trained, which reads them often.
+        self.pixels: dict[str, Tensor] = {}
 
 
 class PictureTokens:
@@ -56,26 +54,21 @@ class PictureTokens:
         self.place: str = processor.image_token
         self.place_id = int(tokenizer.convert_tokens_to_ids(self.place))
         self._expansions: dict[tuple[int, int], tuple[str, int]] = {}
-        self._starts: list[int] = []  # The first id of each distinct picture, ascending, less `FIRST_PICTURE_ID`,
-        self._digests: list[bytes] = []  # what the picture is,
-        self._numbers: dict[bytes, int] = {}  # and its number by what it is.
-        self._end = 0
+        self._ranges: dict[bytes, range] = {}  # The ids of each distinct picture, ascending.
+        self._end = FIRST_PICTURE_ID
         self._held: WeakValueDictionary[bytes, _Held] = WeakValueDictionary()
 
     def expand(self, text: str, pictures: Sequence[Picture]) -> list[int]:
         """The token ids of a text, as the processor makes them: each place becomes the tokens of its picture.
 
-        Every picture token has the id of the place; see `name`.
-
-        Raises:
-            ValueError: If the text has more or fewer places than there are pictures.
+        Every picture token has the id of the place; see `name`. An error if the places are more or fewer than pictures.
         """
         first, *rest = text.split(self.place)
         if len(rest) != len(pictures):
+            where = pictures[0].place if pictures else text[:60]
             raise ValueError(
-                f"{pictures[0].place if pictures else 'A prompt'}: the prompt has {len(pictures)} pictures, but its "
-                f"text {len(rest)} places ({self.place}) after the chat template. Use a template for pictures, and "
-                f"leave {self.place} out of texts."
+                f"{where}: a prompt must have a place ({self.place}) for each picture, but after the chat template it "
+                f"has {len(rest)} for {len(pictures)}. Use a template for pictures."
             )
         whole = first + "".join(self._expansion(p)[0] + after for p, after in zip(pictures, rest, strict=True))
         begin = self.tokenizer.bos_token
@@ -85,53 +78,45 @@ class PictureTokens:
 
     def name(self, ids: list[int], pictures: Sequence[Picture]) -> list[int]:
         """The ids from `expand` with an id of its own for each picture token."""
-        tokens = [token for picture in pictures for token in self._ids_of(picture)]
-        places = [k for k, token in enumerate(ids) if token == self.place_id]
-        assert len(places) == len(tokens), "`expand` makes as many places as the pictures have tokens"
-        named = list(ids)
-        for place, token in zip(places, tokens, strict=True):
-            named[place] = token
-        return named
+        if not pictures:  # A response may have the id of a place; it is a text token there.
+            return ids
+        tokens = iter([token for picture in pictures for token in self._ids_of(picture)])
+        return [next(tokens) if token == self.place_id else token for token in ids]
 
     def known(self, ids: Tensor) -> Tensor:
         """Whether each id names a token of some picture."""
-        return (ids >= FIRST_PICTURE_ID) & (ids < FIRST_PICTURE_ID + self._end)
+        return (ids >= FIRST_PICTURE_ID) & (ids < self._end)
 
-    def pixels(self, held: _Held) -> dict[str, Tensor]:
-        """What the vision tower takes for one picture, from the model's processor."""
-        if held.pixels is not None:
+    def pixels(self, held: _Held, *, keep: bool) -> dict[str, Tensor]:
+        """What the vision tower takes for one picture, from the model's processor; `keep` it for further passes."""
+        if held.pixels:
             return held.pixels
         made = self._process(Picture(held.source, held.place))
         text = {*self.tokenizer.model_input_names, "token_type_ids", "mm_token_type_ids"}
-        return {name: value for name, value in made.items() if isinstance(value, Tensor) and name not in text}
+        pixels = {name: value for name, value in made.items() if isinstance(value, Tensor) and name not in text}
+        held.pixels = pixels if keep else {}
+        return pixels
 
     def spans(self, ids: Tensor) -> tuple[list[_Held], Tensor]:
         """The distinct pictures of the ids ``[k]``, and the index of each id among the tokens of these pictures."""
-        flat = (ids - FIRST_PICTURE_ID).tolist()
-        numbers = [bisect.bisect_right(self._starts, token) - 1 for token in flat]
-        order = sorted(set(numbers))
-        pictures = [self._held[self._digests[number]] for number in order]
-        begins, total = {}, 0
-        for number, held in zip(order, pictures, strict=True):
-            begins[number], total = total, total + held.count
-        index = [begins[n] + token - self._starts[n] for n, token in zip(numbers, flat, strict=True)]
-        return pictures, torch.tensor(index, device=ids.device)
+        digests, ranges = list(self._ranges), list(self._ranges.values())
+        starts = torch.tensor([ids_of.start for ids_of in ranges], dtype=ids.dtype)
+        of_picture = torch.bucketize(ids.cpu(), starts, right=True) - 1
+        numbers, place = torch.unique(of_picture, return_inverse=True)
+        sizes = torch.tensor([len(ranges[number]) for number in numbers.tolist()])
+        index = (sizes.cumsum(0) - sizes)[place] + ids.cpu() - starts[numbers][place]
+        return [self._held[digests[number]] for number in numbers.tolist()], index.to(ids.device)
 
     def _ids_of(self, picture: Picture) -> range:
-        if picture.digest not in self._numbers:
-            count = self._expansion(picture)[1]
-            if self._end + count > FIRST_PICTURE_ID:
+        if picture.digest not in self._ranges:
+            end = self._end + self._expansion(picture)[1]
+            if end > 2 * FIRST_PICTURE_ID:
                 raise ValueError(f"A run can have {FIRST_PICTURE_ID:,} tokens of distinct pictures, but got more.")
-            self._numbers[picture.digest] = len(self._starts)
-            self._starts.append(self._end)
-            self._digests.append(picture.digest)
-            self._end += count
-        held = self._held.get(picture.digest)
-        if held is None:
-            self._held[picture.digest] = held = _Held(picture, self._expansion(picture)[1])
-        picture.held = held  # All equal pictures keep the one record.
-        begin = FIRST_PICTURE_ID + self._starts[self._numbers[picture.digest]]
-        return range(begin, begin + held.count)
+            self._ranges[picture.digest], self._end = range(self._end, end), end
+        ids = self._ranges[picture.digest]
+        # All equal pictures keep the one record.
+        picture.held = self._held.setdefault(picture.digest, _Held(picture, len(ids)))
+        return ids
 
     def _expansion(self, picture: Picture) -> tuple[str, int]:
         """What the processor puts in a picture's place, and the number of picture tokens in it, from its size alone."""
@@ -142,24 +127,16 @@ class PictureTokens:
             made = self._process(Picture(Image.new("RGB", size), picture.place))
             offsets = made.get("text_replacement_offsets")
             if not offsets:
-                raise ValueError(
-                    f"`policy` must have a processor that tells what replaces a picture, but {type(self.processor)} "
-                    "does not. Update transformers, or give another model."
-                )
+                raise ValueError(f"{type(self.processor).__name__} does not tell what replaces a picture in a text.")
             self._expansions[size] = offsets[0][0]["replacement"], int((made["input_ids"] == self.place_id).sum())
         return self._expansions[size]
 
     def _process(self, picture: Picture) -> dict[str, Any]:
-        options = {"return_text_replacement_offsets": True, "return_tensors": "pt"}
+        options, image = {"return_text_replacement_offsets": True, "return_tensors": "pt"}, picture.open()
         try:
-            return dict(self.processor(text=[self.place], images=[[picture.open()]], **options))
+            return dict(self.processor(text=[self.place], images=[[image]], **options))
         except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
-            if str(error).startswith(picture.place):
-                raise
-            size = " x ".join(map(str, picture.size))
-            raise ValueError(
-                f"{picture.place}: the model's processor refuses a picture of {size} pixels: {first_line(error)}"
-            ) from error
+            raise picture.refusal(f"suit the model's processor, which says: {first_line(error)}") from error
 
 
 class Vision:
@@ -169,9 +146,15 @@ class Vision:
     are trained, each call computes them, with a gradient if there is one.
     """
 
-    def __init__(self, model: PreTrainedModel, pictures: PictureTokens, *, trained: bool) -> None:
-        self.pictures, self.trained = pictures, trained
-        self.model = model
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        pictures: PictureTokens,
+        *,
+        trained: bool,
+        evaluating: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.model, self.pictures, self.trained, self.evaluating = model, pictures, trained, evaluating
         self._kept: WeakKeyDictionary[_Held, Tensor] = WeakKeyDictionary()
         if not trained:
             for _, parameter in vision_parameters(model):
@@ -184,8 +167,8 @@ class Vision:
             return gather_rows(torch.cat(self._run(held)), index)
         new = [picture for picture in held if picture not in self._kept]
         if new:
-            # Not as tensors of inference mode, in which Lightning evaluates: a later pass may have a graph.
-            with torch.inference_mode(False), torch.no_grad(), self._as_evaluated():
+            # Without draws of dropout; and not as tensors of inference mode, since a later pass may have a graph.
+            with torch.inference_mode(False), torch.no_grad(), self.evaluating():
                 self._kept.update(zip(new, self._run(new), strict=True))
         table = torch.cat([self._kept[picture].to(ids.device) for picture in held])
         return table[index]
@@ -195,46 +178,27 @@ class Vision:
         self._kept.clear()
 
     def _run(self, held: Sequence[_Held]) -> list[Tensor]:
-        """The embeddings of distinct pictures, ``[tokens, D]`` each; pictures of one shape are run together."""
-        pixels = [self.pictures.pixels(picture) for picture in held]
-        by_shape: dict[tuple[Any, ...], list[int]] = {}
-        for k, (picture, values) in enumerate(zip(held, pixels, strict=True)):
-            picture.pixels = values if self.trained else None
-            by_shape.setdefault(tuple((name, v.shape) for name, v in values.items()), []).append(k)
-        embeddings: dict[int, Tensor] = {}
-        for alike in by_shape.values():
-            for start in range(0, len(alike), _AT_ONCE):
-                part = alike[start : start + _AT_ONCE]
-                together = {name: torch.cat([pixels[k][name] for k in part]) for name in pixels[part[0]]}
-                found = self._tower(together)
-                sizes = [held[k].count for k in part]
-                if found.ndim != 2 or len(found) != sum(sizes):
-                    raise ValueError(
-                        f"{type(self.model).__name__} gives {tuple(found.shape)} for pictures of {sum(sizes)} "
-                        "tokens, a form that is not supported. Give another model."
-                    )
-                embeddings |= dict(zip(part, torch.split(found, sizes), strict=True))
-        return [embeddings[k] for k in range(len(held))]
+        """The embeddings of distinct pictures, ``[tokens, D]`` each; neighbours of one shape are run together."""
+        pixels = [self.pictures.pixels(picture, keep=self.trained) for picture in held]
+        shapes = [[(name, value.shape) for name, value in values.items()] for values in pixels]
+        embeddings: list[Tensor] = []
+        while (start := len(embeddings)) < len(held):
+            stop = next((k for k in range(start, len(held)) if shapes[k] != shapes[start]), len(held))
+            part = slice(start, min(stop, start + _AT_ONCE))
+            together = {name: torch.cat([values[name] for values in pixels[part]]) for name, _ in shapes[start]}
+            inputs = placed(together, self.model)
+            found = self.model.get_image_features(**inputs, return_dict=True).pooler_output
+            found = torch.cat(list(found)) if isinstance(found, list | tuple) else found.flatten(0, -2)
+            sizes = [picture.count for picture in held[part]]
+            if len(found) != sum(sizes):
+                raise ValueError(f"the tower gives {len(found)} embeddings for {sum(sizes)} tokens of pictures.")
+            embeddings += torch.split(found, sizes)
+        return embeddings
 
-    def _tower(self, inputs: dict[str, Tensor]) -> Tensor:
-        """``[tokens, D]``: the embeddings of some pictures."""
-        model = self.model
-        placed = {
-            name: value.to(model.device, model.dtype if value.is_floating_point() else None)
-            for name, value in inputs.items()
-        }
-        found = model.get_image_features(**placed, return_dict=True).pooler_output
-        return torch.cat(list(found)) if isinstance(found, list | tuple) else found.flatten(0, -2)
 
-    @contextmanager
-    def _as_evaluated(self) -> Iterator[None]:
-        """Evaluation mode of the frozen tower: its embeddings are kept, and must not depend on draws of dropout."""
-        training = [module for module in self.model.modules() if module.training]
-        with ExitStack() as after:
-            for module in training:
-                module.training = False
-                after.callback(setattr, module, "training", True)
-            yield
+def placed(inputs: dict[str, Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
+    """What a processor made, on the device of a model and in its dtype."""
+    return {n: v.to(model.device, model.dtype if v.is_floating_point() else None) for n, v in inputs.items()}
 
 
 def vision_parameters(model: PreTrainedModel) -> list[tuple[str, nn.Parameter]]:
@@ -259,15 +223,9 @@ def takes_pictures(name: PolicySource, trust_remote_code: bool = False) -> bool:
 def load_pictures(
     name: PolicySource, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
 ) -> PictureTokens | None:
-    """The picture tokens of a policy; None for a policy of text.
-
-    Raises:
-        ValueError: If its processor cannot be loaded; the message names packages that it needs.
-    """
+    """The picture tokens of a policy; None for a policy of text. An error names packages that its processor lacks."""
     if not takes_pictures(name, trust_remote_code):
         return None
-    if importlib.util.find_spec("PIL") is None:
-        raise ValueError("`policy` takes pictures, which need Pillow. Run: pip install pillow.")
     if isinstance(name, LoadedPolicy):
         if name.processor is None:
             raise ValueError("`policy` takes pictures: give it with its processor, (model, processor).")

@@ -44,13 +44,13 @@ class Picture:
             source = source.get("path") if source.get("bytes") is None else source["bytes"]
         if isinstance(source, str):
             if re.match(r"[a-zA-Z][\w+.-]*://|data:", source):
-                raise self._refusal(f"be in a file, but got the URL {source[:80]!r}, which is never fetched")
+                raise self.refusal(f"be in a file, but got the URL {source[:80]!r}, which is never fetched")
             source = (folder or Path()) / Path(source).expanduser()
         if isinstance(source, Path):
             if not source.is_file():
-                raise self._refusal(f"be a file, but there is no {str(source)!r}")
+                raise self.refusal(f"be a file, but there is no {str(source)!r}")
         elif not isinstance(source, bytes) and not _is_image(source):
-            raise self._refusal(f"be a path, bytes or an image of Pillow, but got {type(source).__name__}")
+            raise self.refusal(f"be a path, bytes or an image of Pillow, but got {type(source).__name__}")
         self.source: Any = source
         self._digest = b""
 
@@ -74,11 +74,7 @@ class Picture:
             return (image.height, image.width) if sideways else image.size
 
     def open(self) -> Image:
-        """The picture upright and in RGB, as Transformers' `load_image` gives it.
-
-        Raises:
-            ValueError: If the file is no picture, ends early, or has more pixels than `PIL.Image.MAX_IMAGE_PIXELS`.
-        """
+        """The picture upright and in RGB, as Transformers' `load_image` gives it; an error if it cannot be read."""
         from PIL import ImageOps
 
         try:
@@ -86,11 +82,7 @@ class Picture:
                 upright = ImageOps.exif_transpose(image)
                 return upright.convert("RGB")
         except (OSError, SyntaxError, EOFError) as error:  # Of Pillow's decoders.
-            raise self._refusal(f"be whole, but its pixels cannot be read ({error})") from None
-
-    def check(self) -> None:
-        """Read the pixels once, and keep none; see `open` for what is raised."""
-        self.open()
+            raise self.refusal(f"be whole, but its pixels cannot be read ({error})") from None
 
     def _bytes(self) -> bytes:
         return self.source if isinstance(self.source, bytes) else self.source.read_bytes()
@@ -106,18 +98,19 @@ class Picture:
             try:
                 image = Image.open(io.BytesIO(content), formats=_FORMATS)
             except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-                raise self._refusal(f"be small enough, but got a possible decompression bomb ({error})") from None
+                raise self.refusal(f"be small enough, but got a possible decompression bomb ({error})") from None
             except (UnidentifiedImageError, OSError, SyntaxError, EOFError, ValueError) as error:
                 drawn = " (an SVG is not drawn: save it as PNG)" if b"<svg" in content[:1000] else ""
                 reason = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
-                raise self._refusal(f"be one of {', '.join(_FORMATS)}, but is not{drawn}{reason}") from None
+                raise self.refusal(f"be one of {', '.join(_FORMATS)}, but is not{drawn}{reason}") from None
         most = Image.MAX_IMAGE_PIXELS
         if most is not None and image.width * image.height > most:
             size = f"{image.width} x {image.height}"
-            raise self._refusal(f"have at most {most:,} pixels (`PIL.Image.MAX_IMAGE_PIXELS`), but has {size}")
+            raise self.refusal(f"have at most {most:,} pixels (`PIL.Image.MAX_IMAGE_PIXELS`), but has {size}")
         return image
 
-    def _refusal(self, reason: str) -> ValueError:
+    def refusal(self, reason: str) -> ValueError:
+        """The error about a picture that cannot be used: what it must be, and is not."""
         source = getattr(self, "source", None)
         name = f" {source}" if isinstance(source, Path) else ""
         return ValueError(f"{self.place}: the picture{name} must {reason}.")
@@ -173,16 +166,8 @@ def with_pictures(
     """The messages with pictures at their places: parts ``{"type": "image"}``, or `PLACE` in the texts.
 
     Without places the pictures come first in the first turn of the user, as in TRL. A part may also name its own
-    picture, ``{"type": "image", "image": …}``.
-
-    Args:
-        messages: The prompt of a task.
-        cells: The pictures, each in one of the forms that `Picture` takes.
-        place: Where the row stands, for messages.
-        folder: The folder from which relative paths start.
-
-    Raises:
-        ValueError: If there are more or fewer places than pictures, or one cannot be a picture.
+    picture, ``{"type": "image", "image": …}``. Each of the `cells` has a form that `Picture` takes; `place` and
+    `folder` are its arguments. An error if there are more or fewer places than pictures.
     """
     if isinstance(messages, str):
         if not cells:
