@@ -20,12 +20,8 @@ from grail_lightning.data import DatasetSpec
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.tasks.answered import MathTask
 from tests.runs import Watch, strategy_of, trainer
+from tests.seeing import letters
 from tests.steps import sums
-
-
-def letters(responses, references, **columns):
-    """A reward that differs between rollouts of random weights."""
-    return [float(len(set(text)) % 3) for text in responses]
 
 
 def main(ranks, strategy, model, table):

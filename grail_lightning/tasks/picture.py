@@ -6,6 +6,7 @@ import hashlib
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +68,6 @@ class Picture:
     @property
     def size(self) -> tuple[int, int]:
         """Width and height, of which the header of a file tells."""
-        if _is_image(self.source):
-            return self.open().size
         with self._opened() as image:
             sideways = image.getexif().get(_ORIENTATION) in _ON_ITS_SIDE
             return (image.height, image.width) if sideways else image.size
@@ -77,37 +76,32 @@ class Picture:
         """The picture upright and in RGB, as Transformers' `load_image` gives it; an error if it cannot be read."""
         from PIL import ImageOps
 
-        try:
-            with self._opened() as image:
-                upright = ImageOps.exif_transpose(image)
-                return upright.convert("RGB")
-        except (OSError, SyntaxError, EOFError) as error:  # Of Pillow's decoders.
-            raise self.refusal(f"be whole, but its pixels cannot be read ({error})") from None
+        with self._opened() as image:
+            return ImageOps.exif_transpose(image).convert("RGB")
 
     def _bytes(self) -> bytes:
         return self.source if isinstance(self.source, bytes) else self.source.read_bytes()
 
-    def _opened(self) -> Any:
-        """A context with the image, whose pixels have not been read yet; of few enough pixels."""
+    @contextmanager
+    def _opened(self) -> Iterator[Image]:
+        """The image, whose pixels are not read yet; what Pillow says of them inside the context becomes one line."""
         from PIL import Image, UnidentifiedImageError
 
-        if _is_image(self.source):
-            image = self.source.copy()
-        else:
-            content = self._bytes()
-            try:
-                image = Image.open(io.BytesIO(content), formats=_FORMATS)
-            except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-                raise self.refusal(f"be small enough, but got a possible decompression bomb ({error})") from None
-            except (UnidentifiedImageError, OSError, SyntaxError, EOFError, ValueError) as error:
-                drawn = " (an SVG is not drawn: save it as PNG)" if b"<svg" in content[:1000] else ""
-                reason = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
-                raise self.refusal(f"be one of {', '.join(_FORMATS)}, but is not{drawn}{reason}") from None
-        most = Image.MAX_IMAGE_PIXELS
-        if most is not None and image.width * image.height > most:
-            size = f"{image.width} x {image.height}"
-            raise self.refusal(f"have at most {most:,} pixels (`PIL.Image.MAX_IMAGE_PIXELS`), but has {size}")
-        return image
+        given = _is_image(self.source)
+        try:
+            image = self.source.copy() if given else Image.open(io.BytesIO(self._bytes()), formats=_FORMATS)
+            most = Image.MAX_IMAGE_PIXELS
+            if most is not None and image.width * image.height > most:
+                raise Image.DecompressionBombError(f"{image.width} x {image.height} exceed the limit of {most} pixels")
+            yield image
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise self.refusal(f"be small, but got what could be a decompression bomb ({error})") from None
+        except UnidentifiedImageError:
+            drawn = " (an SVG is not drawn: save it as PNG)" if b"<svg" in self._bytes()[:1000] else ""
+            raise self.refusal(f"be one of {', '.join(_FORMATS)}, but is not{drawn}") from None
+        except Exception as error:  # Pillow's decoders raise many types.
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise self.refusal(f"be whole, but its pixels cannot be read ({reason})") from None
 
     def refusal(self, reason: str) -> ValueError:
         """The error about a picture that cannot be used: what it must be, and is not."""
