@@ -22,6 +22,7 @@ from torch import Tensor
 from grail_lightning.answers.records import AnswerSpan, AnswerVerifier, Verdict
 from grail_lightning.answers.spans import Alignment, align, special_ids
 from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch
+from grail_lightning.tasks.picture import as_text
 from grail_lightning.tasks.problem import Comparison, Prompt, Step, StepKind, TaskReward
 
 if TYPE_CHECKING:
@@ -314,7 +315,7 @@ def step_masks(
 def labelled_steps(text: str, prompt: Prompt) -> list[Step] | None:
     """The steps that a task labels in a response; a ValueError if one is no range within the text, or two overlap."""
     task = f"`{type(prompt.task).__name__}.label_steps`"
-    question = prompt.messages if isinstance(prompt.messages, str) else prompt.messages[-1]["content"]
+    question = prompt.messages if isinstance(prompt.messages, str) else as_text(prompt.messages[-1]["content"])
     where = f"for the prompt {question[:60]!r}. See docs/your_task.md."
     try:
         steps: object = prompt.task.label_steps(text, prompt)

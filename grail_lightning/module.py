@@ -16,7 +16,7 @@ from grail_lightning.credit.base import CreditContext, CreditControl, Needs, Tok
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.engines.base import RolloutEngine, given_batch
-from grail_lightning.engines.checks import check_logprobs
+from grail_lightning.engines.checks import check_logprobs, check_takes_pictures
 from grail_lightning.engines.hf import HFEngine
 from grail_lightning.grading import TaskVerifiers, grade_and_locate, step_masks
 from grail_lightning.policy.model import Policy
@@ -29,10 +29,11 @@ from grail_lightning.policy.options import (
     check_precision,
     context_length,
 )
+from grail_lightning.policy.pictures import PictureTokens, load_pictures
 from grail_lightning.policy.reference import Reference
 from grail_lightning.policy.tokenizer import encode_prompt, load_tokenizer
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.runtime.collectives import all_reduce
+from grail_lightning.runtime.collectives import all_reduce, world_size
 from grail_lightning.runtime.run_folder import check_last_found
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.advantages import with_advantages
@@ -48,6 +49,7 @@ from grail_lightning.step.second_model import TrainedModel, check_training
 from grail_lightning.step.tags import tag
 from grail_lightning.step.update import Update
 from grail_lightning.tasks.environment import EnvironmentTask
+from grail_lightning.tasks.picture import pictures_in
 from grail_lightning.tasks.problem import Messages, Prompt
 
 if TYPE_CHECKING:
@@ -121,9 +123,19 @@ class GrailModule(pl.LightningModule):
         """The policy's tokenizer, which is available before the weights are loaded."""
         return load_tokenizer(self.policy_name, self.loading.trust_remote_code)
 
+    @cached_property
+    def pictures(self) -> PictureTokens | None:
+        """The picture tokens that the policies of the run share; None for a policy of text."""
+        return load_pictures(self.policy_name, self.tokenizer, self.loading.trust_remote_code)
+
     def encode(self, messages: Messages | str) -> list[int]:
-        """The token ids of a prompt. Messages pass through the chat template if there is one."""
-        return encode_prompt(self.tokenizer, messages, self.loading.chat_template_kwargs)
+        """The token ids of a prompt. Messages pass through the chat template if there is one.
+
+        The tokens of a picture have the id of its place: every picture of a size has as many.
+        """
+        if pictures_in(messages):
+            check_takes_pictures(self.engine, self.loading, world_size())
+        return encode_prompt(self.tokenizer, messages, self.loading.chat_template_kwargs, self.pictures)
 
     @property
     def context_length(self) -> int | None:
@@ -147,6 +159,7 @@ class GrailModule(pl.LightningModule):
         """Load the policy, and the models that the run needs beside it. The strategy calls this when a run begins."""
         fits, half = self.trainer.state.fn == "fit", "16" in str(self.trainer.precision)
         load = partial(load_on_ranks, loading=self.loading, mesh=self.device_mesh, half_precision=half)
+        load = partial(load, pictures=self.pictures)
         if fits:
             check_logprobs(self.engine, self.execution.decided_cap, reports=self.engine.reports_logprobs)
         if self.policy is None:
@@ -167,11 +180,11 @@ class GrailModule(pl.LightningModule):
         """Forget the verdicts of an earlier run, time-outs among them, and the batch in flight of an earlier fit."""
         check_last_found(self.trainer)
         task = getattr(getattr(self.trainer, "datamodule", None), "task", None)
-        if isinstance(
-            task, EnvironmentTask
-        ):  # A chat template that cannot be used is refused before weights are loaded.
+        if isinstance(task, EnvironmentTask):  # A wrong chat template is refused before weights are loaded.
             task.dialect(self.tokenizer, self.encode, self.loading.chat_template_kwargs)
         self.verifiers = TaskVerifiers()
+        if self.policy is not None and self.policy.vision is not None:
+            self.policy.vision.forget()  # A checkpoint may follow.
         if stage == "fit":
             self.ahead.load_state_dict({})
         # Prompts contain no tensors, and Lightning's conversion (FSDP, double) refuses the frozen records in a batch.

@@ -24,6 +24,7 @@ from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.files import whole_file
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.outputs import StepOutput
+from grail_lightning.tasks.picture import as_text
 from grail_lightning.tasks.problem import Prompt
 
 # The types are names of pyarrow, which is imported where it is used, since help resolves the types of this file. The
@@ -142,7 +143,7 @@ def prompt_text(prompt: Prompt) -> str:
     """A prompt as people read it: plain text as it is, a conversation as ``role: content`` lines."""
     if isinstance(prompt.messages, str):
         return prompt.messages
-    return "\n".join(f"{message.get('role', '')}: {message.get('content', '')}" for message in prompt.messages)
+    return "\n".join(f"{message.get('role', '')}: {as_text(message.get('content', ''))}" for message in prompt.messages)
 
 
 def rollout_facts(output: StepOutput, row: int) -> dict[str, str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from grail_lightning.batch import RolloutBatch, pad_left
 from grail_lightning.policy import Policy
+from grail_lightning.tasks.picture import add_text
 from grail_lightning.tasks.problem import Messages
 
 _PLACE = "{answer}"
@@ -55,6 +58,10 @@ def with_sentence(messages: Messages | str, sentence: str) -> Messages | str:
         return f"{text} {sentence}{messages[len(text) :]}"
     last = max((k for k, message in enumerate(messages) if message["role"] == "user"), default=len(messages) - 1)
     return [
-        {**message, "content": str(with_sentence(message["content"], sentence))} if k == last else message
+        {**message, "content": _appended(message["content"], sentence)} if k == last else message
         for k, message in enumerate(messages)
     ]
+
+
+def _appended(content: Any, sentence: str) -> Any:
+    return with_sentence(content, sentence) if isinstance(content, str) else add_text(content, f" {sentence}")

@@ -13,6 +13,7 @@ from grail_lightning.answers.judge import judge
 from grail_lightning.data.rows import RowPrompts
 from grail_lightning.data.sources import DatasetSpec, Table, check_counts, check_path
 from grail_lightning.tasks.base import Task
+from grail_lightning.tasks.picture import has_pictures
 from grail_lightning.tasks.problem import Messages, Prompt
 
 
@@ -92,6 +93,8 @@ def _agrees(task: Task, reference: str, answer: str) -> bool:
 
 def with_examples(prompt: Prompt, examples: Sequence[Example], few_shot: FewShot) -> Prompt:
     """The prompt with worked examples before its question."""
+    if has_pictures(prompt.messages) or any(has_pictures(example.messages) for example in examples):
+        raise ValueError("`few_shot` takes prompts without pictures. Leave it out, or `images` of the dataset.")
     if few_shot.style == "text":
         opening, _, rest = few_shot.template.partition("{solution}")
         parts = [opening.replace("{problem}", _text(e.messages)) + e.solution + rest for e in examples]

@@ -13,6 +13,7 @@ from lightning.pytorch import Trainer
 from grail_lightning.data.loaders import PromptSet
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.base import Task
+from grail_lightning.tasks.picture import has_pictures
 from grail_lightning.tasks.problem import Prompt
 
 _COLUMNS = ["dataset", "reference", "response", "finished", "group", "token_ids", "messages", "columns"]
@@ -57,8 +58,11 @@ def kept_rollouts(kept: Kept, task: Task, trainer: Trainer | None) -> list[Promp
         response = {"response": row["response"], "response_ids": row["token_ids"], "finished": row["finished"]}
         if row.get("turns") is not None:
             response |= {"response_turns": row["turns"], "prompt_ids": row["prompt_ids"], "episode": row["episode"]}
+        messages = json.loads(row["messages"])
+        if has_pictures(messages):
+            raise ValueError("`data.kept` cannot read rollouts of prompts with pictures, which are not kept with them.")
         prompt = Prompt(
-            messages=json.loads(row["messages"]),
+            messages=messages,
             reference=row["reference"],
             task=task,
             columns=json.loads(row["columns"]) | response,

@@ -67,6 +67,10 @@ def long_prompts(prompts: Sequence[Prompt], encode: Encode, most: int) -> dict[i
     lengths = {}
     for number, prompt in enumerate(prompts):
         messages = prompt.messages
+        if not isinstance(messages, str) and any(isinstance(turn["content"], list) for turn in messages):
+            if (length := len(encode(messages))) > most:
+                lengths[number] = length
+            continue
         turns = [{"role": "", "content": messages}] if isinstance(messages, str) else messages
         roles = tuple(turn["role"] for turn in turns)
         if roles not in around:

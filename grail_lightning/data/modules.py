@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from grail_lightning.data.lengths import Encode, PromptLimit, leave_out_long
 from grail_lightning.data.loaders import Curriculum, EvaluationLoader, PromptSet, TrainingLoader
+from grail_lightning.data.rows import check_pictures
 from grail_lightning.data.sources import check_counts
 from grail_lightning.runtime.collectives import rank, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed
@@ -63,6 +64,8 @@ class PromptData(pl.LightningDataModule, ABC):
         number, ranks = (trainer.global_rank, trainer.world_size) if trainer else (rank(), world_size())
         for split in STAGES[stage]:
             sets = self.load(split)
+            for part in sets:
+                check_pictures(part.prompts)
             if not sets and not (stage == "fit" and split == "val"):
                 raise ValueError(f"`{TrainerFn(stage).value}` needs `data.{split}`, but no dataset was given for it.")
             if split == "train":

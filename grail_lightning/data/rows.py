@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
 from grail_lightning.data.sources import DatasetSpec, Table, answers_in
 from grail_lightning.tasks.base import Task
+from grail_lightning.tasks.picture import has_pictures, pictures_in, with_pictures
 from grail_lightning.tasks.problem import Prompt
+
+_AT_ONCE = 256  # The rows whose pictures are in memory while they are checked.
 
 
 class RowPrompts(Sequence[Prompt]):
@@ -47,17 +51,43 @@ class RowPrompts(Sequence[Prompt]):
             # Several ones are one list, whose order does not matter.
             row["answer"] = ", ".join(map(str, answers_in(answer)))
         try:
+            cells = self._pictures(row)
             made = prompt_of(self.task, row)
+            if cells is not None or has_pictures(made.messages):
+                place, folder = self.table.place(self.indices[index]), self.table.folder
+                messages = with_pictures(made.messages, cells or [], place, folder)
+                made = dataclasses.replace(made, messages=messages)
         except ValueError as error:  # The same one, which still tells where it was raised.
-            if type(error) is ValueError:
-                error.args = (f"{self.table.place(self.indices[index])}: {error}",)
+            place = self.table.place(self.indices[index])
+            if type(error) is ValueError and not str(error).startswith(place):
+                error.args = (f"{place}: {error}",)
             raise
         prompt = dataclasses.replace(made, dataset=self.spec.label)
         return prompt if self.change is None else self.change(prompt)
 
+    def _pictures(self, row: dict[str, Any]) -> list[object] | None:
+        """The cells of the pictures of a row, which are taken out of it; None if the dataset has none."""
+        if self.spec.images is None:
+            return None
+        if self.spec.images not in row:
+            raise ValueError(f"there is no column `{self.spec.images}`. The columns are: {', '.join(map(str, row))}.")
+        cell = row.pop(self.spec.images)
+        return [] if cell is None else list(cell) if isinstance(cell, list | tuple) else [cell]
+
     def take(self, indices: Sequence[int]) -> RowPrompts:
         """The prompts of the given rows of the same table."""
         return RowPrompts(self.table, indices, self.spec, self.task, self.change)
+
+
+def check_pictures(prompts: Sequence[Prompt]) -> None:
+    """Read the pixels of all pictures of a table, so that a broken one is named before a model is loaded."""
+    if not isinstance(prompts, RowPrompts) or prompts.spec.images is None:
+        return
+    with ThreadPoolExecutor() as pool:  # Pillow decodes outside of Python's lock.
+        for start in range(0, len(prompts), _AT_ONCE):
+            part = prompts[start : start + _AT_ONCE]
+            shown = [picture for prompt in part for picture in pictures_in(prompt.messages)]
+            all(pool.map(lambda picture: bool(picture.open()), shown))
 
 
 def prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:
@@ -78,4 +108,13 @@ def prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:
 
 
 def _is_turn(message: object) -> bool:
-    return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    return isinstance(content, str) or (isinstance(content, list) and all(map(_is_part, content)))
+
+
+def _is_part(part: object) -> bool:
+    if not isinstance(part, dict):
+        return False
+    return part.get("type") == "image" or (part.get("type") == "text" and isinstance(part.get("text"), str))

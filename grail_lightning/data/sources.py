@@ -49,6 +49,8 @@ class DatasetSpec:
         problem: The column of the problem text.
         answer: The column of the reference answer: text or a number, a list of answers, or a worked solution whose last
             box is the answer.
+        images: The column of a picture or of a list of them: paths (relative ones from the file's folder), images of
+            Pillow, or bytes. Their places are ``<image>`` in the problem; without one they come before it.
         split: The split of a dataset on the hub or in a folder.
         subset: The configuration name of a dataset on the hub.
         weight: The share of the training draws, relative to the weights of the other training datasets.
@@ -60,6 +62,7 @@ class DatasetSpec:
     path: PathOrRows
     problem: str = "problem"
     answer: str = "answer"
+    images: str | None = None
     split: str = "train"
     subset: str | None = None
     weight: float = 1.0
@@ -116,6 +119,12 @@ class Table:
     def place(self, index: int) -> str:
         """The source and the line or number of a row, for error messages."""
         return f"{self.source}, " + (f"row {index + 1}" if self.lines is None else f"line {self.lines[index]}")
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of a table that is a file."""
+        path = Path(self.source).expanduser()
+        return path.parent if path.is_file() else None
 
     def columns(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         """An iterator over the rows, with at least those named columns that exist."""
@@ -196,17 +205,33 @@ def read_table(spec: DatasetSpec) -> Table:
     """The rows of a dataset, unfiltered; a ValueError that names file and line if they cannot be read."""
     path = Path(spec.path).expanduser()
     if spec.rows is not None:
-        table = _checked(Table(spec.path, spec.rows))
+        table = _checked(Table(spec.path, _with_encoded(spec.rows, spec.images)))
     elif path.suffix in (".jsonl", ".json"):
         table = _checked(_read_json(spec.path, path))
     elif path.suffix == ".parquet":
-        table = Table(spec.path, _load("parquet", spec.path, data_files=str(path), split="train"))
+        rows = _load("parquet", spec.path, data_files=str(path), split="train")
+        table = Table(spec.path, _with_encoded(rows, spec.images))
     else:
         builder = str(path) if path.is_dir() else spec.path
-        table = Table(spec.path, _load(builder, spec.path, name=spec.subset, split=spec.split))
+        rows = _load(builder, spec.path, name=spec.subset, split=spec.split)
+        table = Table(spec.path, _with_encoded(rows, spec.images))
     if not len(table.rows):
         raise ValueError(f"{spec.path} must hold at least one row, but it is empty.")
     return table
+
+
+def _with_encoded(rows: Any, column: str | None) -> Any:
+    """Rows whose pictures are not decoded on access; a broken one can then be named with its row."""
+    if column is None or column not in getattr(rows, "features", {}):
+        return rows
+    from datasets import Image, List
+
+    feature = rows.features[column]
+    if isinstance(feature, Image):
+        return rows.cast_column(column, Image(decode=False))
+    if isinstance(getattr(feature, "feature", None), Image):
+        return rows.cast_column(column, List(Image(decode=False)))
+    return rows
 
 
 def _read_json(source: str, path: Path) -> Table:

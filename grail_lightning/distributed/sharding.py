@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from grail_lightning.policy import Loading, Policy, load_policy
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.policy.options import PolicySource
+from grail_lightning.policy.pictures import PictureTokens
 from grail_lightning.runtime.collectives import whole_tensor
 
 
@@ -49,7 +50,13 @@ def shard(policy: Policy, mesh: DeviceMesh) -> Policy:
 
 
 def load_on_ranks(
-    name: PolicySource, loading: Loading, mesh: DeviceMesh | None, *, half_precision: bool, trainable: bool
+    name: PolicySource,
+    loading: Loading,
+    mesh: DeviceMesh | None,
+    *,
+    half_precision: bool,
+    trainable: bool,
+    pictures: PictureTokens | None = None,
 ) -> Policy:
     """Load a policy as each rank of a run holds it: in its mode, and sharded if the strategy has a device mesh.
 
@@ -62,7 +69,7 @@ def load_on_ranks(
             f"`tensor_parallel_size` must be 1, since layers are never split, but got {sharing}. "
             f"Set `ModelParallelStrategy(data_parallel_size={mesh.size()}, tensor_parallel_size=1)`."
         )
-    policy = load_policy(name, loading, half_precision=half_precision, trainable=trainable)
+    policy = load_policy(name, loading, half_precision=half_precision, trainable=trainable, pictures=pictures)
     policy.train(trainable)  # `from_pretrained` sets evaluation mode, in which blocks are not checkpointed.
     return policy if mesh is None else shard(policy, mesh["data_parallel"])
 

@@ -42,11 +42,13 @@ class RolloutEngine(ABC):
         samples_elsewhere: Whether that copy is on another machine or in another process. With `execution.sample_ahead`
             `generate` then runs in a thread while the policy trains. It must not read the policy's weights or call a
             collective.
+        takes_pictures: Whether prompts may have pictures, whose tokens have ids beyond the policy's vocabulary.
     """
 
     own_weights: ClassVar[bool] = False
     reports_logprobs: ClassVar[bool] = True
     samples_elsewhere: ClassVar[bool] = False
+    takes_pictures: ClassVar[bool] = False
 
     def check(self, policy: PolicySource, loading: Loading) -> None:  # noqa: B027  (most engines need nothing)
         """Raise now for what would fail later: called at the start of a run, before the policy is loaded."""

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from grail_lightning.batch import SampledBatch, Sampling, lengths_to_mask
 from grail_lightning.engines.base import RolloutEngine
-from grail_lightning.policy import Policy
+from grail_lightning.policy import Loading, Policy
+from grail_lightning.policy.pictures import PictureTokens
 from grail_lightning.runtime.checks import Claim, Kind, check_claims, check_tensor
 from grail_lightning.tasks.problem import Prompt
 
@@ -28,6 +29,16 @@ def check_logprobs(engine: RolloutEngine, sampler_cap: float | None, *, reports:
             f"`{type(engine).__name__}` reports none. Use an engine that does, or set it to null (auto is 2 for "
             "engines with a copy of the weights)."
         )
+
+
+def check_takes_pictures(engine: RolloutEngine, loading: Loading, ranks: int) -> None:
+    """Check that prompts may have pictures."""
+    if not engine.takes_pictures:
+        raise ValueError(
+            f"`{type(engine).__name__}` does not sample from prompts with pictures. Use HFEngine, or leave them out."
+        )
+    if loading.train_vision and ranks > 1:
+        raise ValueError(f"`loading.train_vision` must be false on {ranks} ranks, of which one may have no picture.")
 
 
 def check_rollouts(
@@ -64,7 +75,8 @@ def check_rollouts(
         check_tensor(f"{must} `{field}`", getattr(batch, field), kind, shape, policy.device)
     if rows:
         vocabulary = policy.model.get_input_embeddings().weight.shape[0]
-        claims = [*_claims_of_masks(batch, group_size, sampling), *_claims_of_tokens(batch, vocabulary)]
+        pictures = None if policy.vision is None else policy.vision.pictures
+        claims = [*_claims_of_masks(batch, group_size, sampling), *_claims_of_tokens(batch, vocabulary, pictures)]
         check_claims([claim._replace(text=f"{must} {claim.text}") for claim in claims], _REMEDY)
 
 
@@ -123,12 +135,15 @@ def _claims_of_masks(batch: SampledBatch, group_size: int, sampling: Sampling) -
     ]
 
 
-def _claims_of_tokens(batch: SampledBatch, vocabulary: int) -> list[Claim]:
+def _claims_of_tokens(batch: SampledBatch, vocabulary: int, pictures: PictureTokens | None) -> list[Claim]:
     """Claims that the policy's vocabulary contains the ids and that log-probabilities are at most 0."""
     mask, ends = batch.response_mask, batch.input_ids[:, batch.prompt_width :]
+    sampled = torch.nn.functional.pad(mask, (batch.prompt_width, 0))
     claims = [
-        Claim(f"`{field}` from 0 to {vocabulary - 1}, the policy's vocabulary", (ids < 0) | (ids >= vocabulary), ids)
-        for field, ids in (("input_ids", batch.input_ids), ("response_ids", batch.response_ids))
+        Claim(f"`{field}` from 0 to {vocabulary - 1}, the policy's vocabulary", (ids < 0) | beyond, ids)
+        for field, ids, own in (("input_ids", batch.input_ids, sampled), ("response_ids", batch.response_ids, mask))
+        # Tokens of pictures are beyond it, and nobody samples them.
+        for beyond in [(ids >= vocabulary) & (own | ~pictures.known(ids) if pictures else True)]
     ]
     claims.append(
         Claim("`input_ids` that end with the `response_ids`", (ends != batch.response_ids) & batch.valid_mask, ends),

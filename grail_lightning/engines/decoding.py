@@ -204,7 +204,7 @@ class Decoding:
 
     def _model(self, ids: Tensor, mask: Tensor, positions: Tensor, **options: int) -> Tensor:
         out = self.policy.model(
-            input_ids=ids,
+            **self.policy.inputs(ids),
             attention_mask=mask.long() if self.padded else None,
             position_ids=positions,
             past_key_values=self.cache,

@@ -17,6 +17,7 @@ from grail_lightning.engines.decoding import Decoding, supports
 from grail_lightning.engines.draw import Ending, Sampled, warpers
 from grail_lightning.engines.turns import ResendingTurns, TurnSampler
 from grail_lightning.policy import Policy
+from grail_lightning.policy.pictures import FIRST_PICTURE_ID
 from grail_lightning.policy.reference import weights_cast_once
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import pad_to_longest_rank, world_size
@@ -48,6 +49,8 @@ class HFEngine(RolloutEngine):
     Raises:
         ValueError: If `cache_tokens` is not positive or the method is unknown.
     """
+
+    takes_pictures = True
 
     def __init__(
         self,
@@ -160,6 +163,11 @@ class HFEngine(RolloutEngine):
         from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
         ids, mask = pad_left(rows or [policy.encode(".")], policy.tokenizer.pad_token_id)
+        if (ids >= FIRST_PICTURE_ID).any():
+            raise ValueError(
+                f"Transformers' `generate` does not take ids of pictures, and `{type(policy.model).__name__}` is "
+                "sampled by it. Use `method: compact`, and a model that it supports."
+            )
         recorder = _Recorder(Ending(policy, sampling), sampling.logprob_temperature, ids.shape)
         out = policy.model.generate(
             input_ids=ids.to(policy.device),

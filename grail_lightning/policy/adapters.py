@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def add_adapters(model: PreTrainedModel, lora: LoRA) -> None:
-    """Add LoRA adapters to `model`, in place, and freeze all other weights.
+def add_adapters(model: PreTrainedModel, lora: LoRA, *, leave_out: Sequence[str] = ()) -> None:
+    """Add LoRA adapters to `model`, in place, and freeze all other weights; the modules `leave_out` get none.
 
     Raises:
         ValueError: If a target is no layer of the model, or shares its weights with another layer.
@@ -28,7 +29,12 @@ def add_adapters(model: PreTrainedModel, lora: LoRA) -> None:
     linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m.weight is not embedding]
     layers = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
     config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=wanted, task_type="CAUSAL_LM"
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=wanted,
+        exclude_modules=list(leave_out) or None,
+        task_type="CAUSAL_LM",
     )
     unknown = f"{option} name layers of the policy, but got {wanted}: %s It has {layers}; or write all-linear."
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,8 +13,10 @@ import torch
 from grail_lightning.policy.adapters import add_adapters
 from grail_lightning.policy.capabilities import check_packing
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.options import LoadedPolicy, Loading, PolicySource, read_config, reading
+from grail_lightning.policy.options import LoadedPolicy, Loading, PolicySource, first_line, read_config, reading
+from grail_lightning.policy.pictures import PictureTokens, load_pictures, placed, takes_pictures, vision_parameters
 from grail_lightning.policy.tokenizer import load_tokenizer
+from grail_lightning.tasks.picture import Picture
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,7 +25,12 @@ _HEAD_TOLERANCE = 1e-3
 
 
 def load_policy(
-    name: PolicySource, loading: Loading | None = None, *, half_precision: bool = False, trainable: bool = True
+    name: PolicySource,
+    loading: Loading | None = None,
+    *,
+    half_precision: bool = False,
+    trainable: bool = True,
+    pictures: PictureTokens | None = None,
 ) -> Policy:
     """Load model and tokenizer by name or path.
 
@@ -32,6 +40,7 @@ def load_policy(
         loading: The options; None takes the defaults.
         half_precision: Whether the model will run in half precision (autocast included).
         trainable: Whether the weights are trained. A reference policy is loaded with False, which freezes them.
+        pictures: The picture tokens of another policy of the run; by default those of the policy's own processor.
 
     Raises:
         ValueError: If the model cannot be loaded, has no decoder stack of the usual form, or applies its head in a way
@@ -47,12 +56,19 @@ def load_policy(
             f"`policy` must be a causal language model with decoder blocks, but got {type(model).__name__}. Give "
             "another model."
         )
-    policy = Policy(model, load_tokenizer(name, loading.trust_remote_code), loading)
+    tokenizer = load_tokenizer(name, loading.trust_remote_code)
+    if pictures is None or not takes_pictures(name, loading.trust_remote_code):
+        pictures = load_pictures(name, tokenizer, loading.trust_remote_code)
+    own = loading if trainable else replace(loading, train_vision=False)
+    policy = Policy(model, tokenizer, own, pictures)
     _check_head(policy)
+    if policy.vision is not None:
+        _check_vision(policy, policy.vision.pictures)
     if loading.packing:
         check_packing(policy)
     if loading.lora is not None:
-        add_adapters(model, loading.lora)
+        unseen = [] if loading.train_vision or policy.vision is None else vision_parameters(model)
+        add_adapters(model, loading.lora, leave_out=sorted({name.rpartition(".")[0] for name, _ in unseen}))
     if not trainable:
         policy.requires_grad_(False).eval()
     elif loading.gradient_checkpointing:
@@ -65,8 +81,10 @@ def load_policy(
 
 def _load_model(name: PolicySource, loading: Loading, half_precision: bool) -> PreTrainedModel:
     """The model with the weights of its checkpoint or of a loaded model, or with random ones."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    sees = takes_pictures(name, loading.trust_remote_code)
+    auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     dtype: Any = loading.dtype if loading.dtype == "auto" else getattr(torch, loading.dtype)
     half = half_precision or dtype in (torch.bfloat16, torch.float16)
     has_flash = torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
@@ -77,10 +95,10 @@ def _load_model(name: PolicySource, loading: Loading, half_precision: bool) -> P
     if loading.from_scratch:
         config = read_config(name, loading.trust_remote_code)
         dtype = config.dtype if dtype == "auto" else dtype
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+        return auto.from_config(config, dtype=dtype, **options)
     if not isinstance(name, LoadedPolicy):
         with reading(name) as path:
-            return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
+            return auto.from_pretrained(path, dtype=dtype, **options)
     model = copy.deepcopy(name.model)
     if dtype != "auto":
         for weight in model.parameters():  # Not the buffers: rotary frequencies stay in float32.
@@ -99,6 +117,31 @@ def _check_head(policy: Policy) -> None:
         raise ValueError(
             f"{type(policy.model).__name__} changes its logits in a way that `Policy.head` does not know "
             f"(largest difference {(own - ours).abs().max():.3g}). Please report the architecture."
+        )
+
+
+def _check_vision(policy: Policy, pictures: PictureTokens) -> None:
+    """Compare a prompt with a picture as the policy runs it with the model's own way, from the pixels."""
+    from PIL import Image
+
+    model, picture = policy.model, Picture(Image.linear_gradient("L").resize((96, 64)), "A picture that is tried")
+    try:
+        text = f"{pictures.place}{policy.tokenizer.decode([0, 1, 2])}"
+        made = dict(pictures.processor(text=[text], images=[[picture.open()]], return_tensors="pt"))
+        ids = torch.tensor([pictures.name(made["input_ids"][0].tolist(), [picture])], device=policy.device)
+        own = placed({name: value for name, value in made.items() if name != "attention_mask"}, model)
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        with policy.trial(1, 1), policy.eager_attention():
+            expected = model(**own, attention_mask=mask.long(), use_cache=False).logits.float()
+            found = policy.head(policy.hidden(mask, input_ids=ids)).float()
+        difference = float((expected - found).abs().max() / expected.abs().max().clamp(min=1))
+        reason = f"its logits behind a picture differ by {difference:.3g}" if difference > _HEAD_TOLERANCE else None
+    except (ValueError, TypeError, AttributeError, RuntimeError, KeyError, AssertionError) as error:
+        reason = first_line(error)
+    if reason is not None:
+        raise ValueError(
+            f"{type(model).__name__} cannot be a policy that takes pictures: {reason}. Its pictures are more than "
+            "input embeddings at plain positions, such as Idefics3's and LLaVA's are. Give another model."
         )
 
 

@@ -23,9 +23,11 @@ from grail_lightning.policy.adapters import merge_adapters
 from grail_lightning.policy.head import apply_head, head_gradient
 from grail_lightning.policy.layout import Rows, TokenLayout, packed_layout, padded_layout, token_positions
 from grail_lightning.policy.options import Loading
+from grail_lightning.policy.pictures import FIRST_PICTURE_ID, PictureTokens, Vision
 from grail_lightning.policy.tokenizer import encode_prompt, end_token_ids
 from grail_lightning.policy.trees import TREE_ATTENTION, TreeKernel, tree_layout
 from grail_lightning.runtime.seeds import preserved
+from grail_lightning.tasks.picture import pictures_in
 from grail_lightning.tasks.problem import Messages
 
 if TYPE_CHECKING:
@@ -39,10 +41,15 @@ class Policy(nn.Module):
         model: A Transformers causal language model with a decoder stack.
         tokenizer: The model's tokenizer.
         loading: The options with which it was loaded. The chat template's arguments and the chunk size are used here.
+        pictures: The picture tokens of the run, for a model that takes pictures.
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, loading: Loading | None = None
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        loading: Loading | None = None,
+        pictures: PictureTokens | None = None,
     ) -> None:
         super().__init__()
         if model.config._attn_implementation == "sdpa":
@@ -51,6 +58,10 @@ class Policy(nn.Module):
         self.model = model
         self.tokenizer = tokenizer
         self.loading = loading or Loading()
+        self.vision: Vision | None = None
+        if pictures is not None:
+            train = self.loading.train_vision
+            self.vision = Vision(model, pictures, trained=train, evaluating=self.evaluating)
         # The checkpoint's sampling defaults must not change our sampling. They are kept for the export.
         self.saved_generation_config = copy.deepcopy(model.generation_config)
         self.end_token_ids = end_token_ids(tokenizer, model.generation_config)
@@ -113,13 +124,27 @@ class Policy(nn.Module):
         return cast(nn.ModuleList, self.decoder.layers)
 
     def encode(self, messages: Messages | str) -> list[int]:
-        """The token ids of a prompt."""
-        return encode_prompt(self.tokenizer, messages, self.loading.chat_template_kwargs)
+        """The token ids of a prompt; each token of a picture has an id of its own, beyond the vocabulary."""
+        pictures = None if self.vision is None else self.vision.pictures
+        ids = encode_prompt(self.tokenizer, messages, self.loading.chat_template_kwargs, pictures)
+        return ids if pictures is None else pictures.name(ids, pictures_in(messages))
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """``[B, P+T] -> [B, P+T, D]``: the input embeddings."""
-        embeddings: Tensor = self.model.get_input_embeddings()(input_ids)
-        return embeddings
+        """``[B, P+T] -> [B, P+T, D]``: the input embeddings; those of picture tokens are what the model sees there."""
+        table: nn.Module = self.model.get_input_embeddings()
+        if self.vision is None:
+            return cast(Tensor, table(input_ids))
+        shown = input_ids >= FIRST_PICTURE_ID
+        embeddings: Tensor = table(input_ids.masked_fill(shown, 0))
+        if not shown.any():
+            return embeddings
+        return embeddings.masked_scatter(shown[..., None], self.vision(input_ids[shown]).to(embeddings.dtype))
+
+    def inputs(self, input_ids: Tensor, embeds: Tensor | None = None) -> dict[str, Tensor | None]:
+        """The model's arguments for ids: these, or their embeddings if it takes pictures or `embeds` replace them."""
+        if embeds is None and self.vision is not None:
+            embeds = self.embed(input_ids)
+        return {"input_ids": input_ids if embeds is None else None, "inputs_embeds": embeds}
 
     def head(self, hidden: Tensor) -> Tensor:
         """``[..., D] -> [..., V]``: the model's logits from its decoder's output."""
@@ -145,8 +170,7 @@ class Policy(nn.Module):
     def decode(self, layout: TokenLayout, embeds: Tensor | None = None) -> Tensor:
         """The decoder's output ``[R, N, D]`` for the tokens of a layout, or for embeddings that replace them."""
         out = self.decoder(
-            input_ids=layout.ids if embeds is None else None,
-            inputs_embeds=embeds,
+            **self.inputs(layout.ids, embeds),
             position_ids=layout.positions,
             use_cache=False,
             **layout.attention(self.compute_dtype),
@@ -166,9 +190,9 @@ class Policy(nn.Module):
         With a key-value cache, ids, embeddings and output contain only the columns that are not cached yet.
         """
         begun = 0 if past_key_values is None else past_key_values.get_seq_length()
+        asked = {"inputs_embeds": embeds} if input_ids is None else self.inputs(input_ids)
         out = self.decoder(
-            input_ids=input_ids,
-            inputs_embeds=embeds,
+            **asked,
             attention_mask=attention_mask.long(),
             position_ids=token_positions(attention_mask)[:, begun:],
             past_key_values=past_key_values,
@@ -280,4 +304,6 @@ class Policy(nn.Module):
         finally:
             self.model.generation_config = ours
             self._report_routers(False)
+        if self.vision is not None:
+            self.vision.pictures.processor.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS
 from grail_lightning.runtime.checks import check_option
@@ -30,6 +30,7 @@ class LoadedPolicy(NamedTuple):
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    processor: Any = None  # Of a model that takes pictures.
 
     def __repr__(self) -> str:
         return f"{type(self.model).__name__} {GIVEN}"
@@ -51,6 +52,10 @@ def as_source(policy: object) -> PolicySource:
             return policy
         case (PreTrainedModel() as model, PreTrainedTokenizerBase() as tokenizer):
             source = LoadedPolicy(model, tokenizer)
+        case LoadedPolicy():
+            source = policy
+        case (PreTrainedModel() as model, processor) if hasattr(processor, "image_processor"):
+            source = LoadedPolicy(model, cast(Any, processor).tokenizer, processor)
         case _:
             got = ", ".join(type(part).__name__ for part in (policy if isinstance(policy, tuple) else [policy]))
             raise ValueError(
@@ -94,6 +99,7 @@ class Loading:
     Attributes:
         dtype: Dtype of the weights. In full precision they are master weights; pair float32 with
             `--trainer.precision=bf16-mixed` on GPUs. float16 evaluates and predicts, but is never trained.
+        train_vision: Whether vision tower and connector of a policy that takes pictures are trained, too.
         master_weights: Whether weights in half precision have float32 copies, which the optimiser updates. Does not
             apply to sharded weights.
         attention: Attention implementation. auto takes SDPA, with which common beginnings of rows are run once; with
@@ -111,6 +117,7 @@ class Loading:
     """
 
     dtype: Dtype = "float32"
+    train_vision: bool = False
     master_weights: bool = True
     attention: Attention = "auto"
     gradient_checkpointing: bool = False

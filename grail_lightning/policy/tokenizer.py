@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from grail_lightning.policy.options import LoadedPolicy, PolicySource, read_config, reading
+from grail_lightning.tasks.picture import in_parts, pictures_in
 from grail_lightning.tasks.problem import Messages, TokenText
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+    from grail_lightning.policy.pictures import PictureTokens
 
 
 def load_tokenizer(name: PolicySource, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -41,19 +45,37 @@ def load_tokenizer(name: PolicySource, trust_remote_code: bool = False) -> PreTr
 
 
 def encode_prompt(
-    tokenizer: PreTrainedTokenizerBase, messages: Messages | str, chat_template_kwargs: dict[str, Any] | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Messages | str,
+    chat_template_kwargs: dict[str, Any] | None = None,
+    pictures: PictureTokens | None = None,
 ) -> list[int]:
     """The token ids of a prompt. Messages pass through the chat template if there is one; plain text is unchanged.
 
-    The ids of a `TokenText` are its own.
+    The ids of a `TokenText` are its own. With `pictures` (of a policy that takes some) every content is a list of
+    parts for the template, and the tokens of a picture have the id of its place.
 
     Raises:
-        ValueError: If the prompt has no token.
+        ValueError: If the prompt has no token, or pictures that the policy does not take.
     """
+    if pictures is None and (shown := pictures_in(messages)):
+        raise ValueError(f"{shown[0].place}: a prompt has a picture, but the policy takes text alone. Set another one.")
     if isinstance(messages, TokenText):
-        ids = messages.ids
+        ids: Sequence[int] = messages.ids
     elif isinstance(messages, str):
         ids = tokenizer(messages)["input_ids"]
+    elif pictures is not None:
+        template = tokenizer.chat_template or pictures.processor.chat_template
+        if template is None:
+            raise ValueError("`policy` takes pictures, but has no chat template, which says where they stand. Add one.")
+        text = tokenizer.apply_chat_template(
+            in_parts(messages),
+            chat_template=template,
+            tokenize=False,
+            add_generation_prompt=True,
+            **(chat_template_kwargs or {}),
+        )
+        ids = pictures.expand(text, pictures_in(messages))
     elif tokenizer.chat_template:
         text = tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, **(chat_template_kwargs or {})

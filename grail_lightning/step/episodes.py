@@ -30,6 +30,7 @@ from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.environment import REWARD, EnvironmentTask
+from grail_lightning.tasks.picture import add_text
 from grail_lightning.tasks.problem import Prompt, TokenText
 
 TRUNCATED: tuple[EndReason, ...] = ("tokens", "context")
@@ -241,7 +242,7 @@ def _messages(rollout: _Rollout) -> Any:
     if not rollout.opening or not rollout.dialect:
         return messages
     *before, last = messages
-    return [*before, {**last, "content": last["content"] + rollout.dialect.escaped(rollout.opening)}]
+    return [*before, {**last, "content": add_text(last["content"], rollout.dialect.escaped(rollout.opening))}]
 
 
 def _batch(policy: Policy, rollouts: Sequence[_Rollout], group_size: int) -> SampledBatch:

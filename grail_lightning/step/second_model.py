@@ -17,6 +17,7 @@ from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.policy.micro_batch import MicroBatch
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.options import PolicySource, read_config
+from grail_lightning.policy.pictures import takes_pictures
 from grail_lightning.policy.tokenizer import load_tokenizer
 from grail_lightning.runtime.collectives import rank, whole_tensor, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
@@ -34,6 +35,8 @@ def check_training(training: Training | None, policy: PolicySource, *, trust_rem
     if training.model is None:
         return
     read_config(training.model, trust_remote_code)  # It says what is wrong with the name.
+    if takes_pictures(policy, trust_remote_code):
+        raise ValueError("`model.credit.model` must be null with a policy that takes pictures, which it then copies.")
     ours, theirs = (load_tokenizer(name, trust_remote_code).get_vocab() for name in (policy, training.model))
     if ours != theirs:
         raise ValueError(

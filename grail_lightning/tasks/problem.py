@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 StepKind = Literal["sound", "slip", "misconception", "inherited", "filler"]
 Comparison = Literal["math", "text", "exact"]
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]  # The content is text, or a list of parts of which some are pictures.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

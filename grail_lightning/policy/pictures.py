@@ -1,0 +1,245 @@
+"""Pictures in the decoder's input: every picture token of each distinct picture has an id of its own.
+
+The ids lie beyond every vocabulary. Equal ids are then equal inputs, so that prefix trees, packing, groups of equal
+prompts, continuation from keys and values, saliency and log-probabilities treat pictures as they treat text; and no
+such id can be sampled. `PictureTokens` gives out the ids, and `Vision` turns them into the decoder's input.
+
+Shapes: ``k`` picture tokens, ``D`` width.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+from grail_lightning.policy.layout import gather_rows
+from grail_lightning.policy.options import LoadedPolicy, PolicySource, first_line, read_config, reading
+from grail_lightning.tasks.picture import Picture
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+FIRST_PICTURE_ID = 2**30
+"""The first id of a picture token. No vocabulary reaches it, and as many ids follow it below the limit of int32."""
+
+_AT_ONCE = 32  # The most pictures that the vision tower reads in one call.
+
+
+class _Held:
+    """What is kept of one distinct picture as long as a prompt has it."""
+
+    def __init__(self, picture: Picture, count: int) -> None:
+        self.source, self.place, self.count = picture.source, picture.place, count
+        self.pixels: dict[str, Tensor] = {}
+
+
+class PictureTokens:
+    """The picture tokens of a run: how many a picture has, what surrounds them, and the ids that name them.
+
+    A policy, its reference and a second model share one, so that an id means the same picture for all of them.
+
+    Args:
+        processor: The model's processor.
+        tokenizer: The policy's tokenizer.
+    """
+
+    def __init__(self, processor: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.processor, self.tokenizer = processor, tokenizer
+        self.place: str = processor.image_token
+        self.place_id = int(tokenizer.convert_tokens_to_ids(self.place))
+        self._expansions: dict[tuple[int, int], tuple[str, int]] = {}
+        self._ranges: dict[bytes, range] = {}  # The ids of each distinct picture, ascending.
+        self._end = FIRST_PICTURE_ID
+        self._held: WeakValueDictionary[bytes, _Held] = WeakValueDictionary()
+
+    def expand(self, text: str, pictures: Sequence[Picture]) -> list[int]:
+        """The token ids of a text, as the processor makes them: each place becomes the tokens of its picture.
+
+        Every picture token has the id of the place; see `name`. An error if the places are more or fewer than pictures.
+        """
+        first, *rest = text.split(self.place)
+        if len(rest) != len(pictures):
+            where = pictures[0].place if pictures else text[:60]
+            raise ValueError(
+                f"{where}: a prompt must have a place ({self.place}) for each picture, but after the chat template it "
+                f"has {len(rest)} for {len(pictures)}. Use a template for pictures."
+            )
+        whole = first + "".join(self._expansion(p)[0] + after for p, after in zip(pictures, rest, strict=True))
+        begin = self.tokenizer.bos_token
+        special = begin is None or not text.startswith(begin)
+        ids: list[int] = self.tokenizer(whole, add_special_tokens=special)["input_ids"]
+        return ids
+
+    def name(self, ids: list[int], pictures: Sequence[Picture]) -> list[int]:
+        """The ids from `expand` with an id of its own for each picture token."""
+        if not pictures:  # A response may have the id of a place; it is a text token there.
+            return ids
+        tokens = iter([token for picture in pictures for token in self._ids_of(picture)])
+        return [next(tokens) if token == self.place_id else token for token in ids]
+
+    def known(self, ids: Tensor) -> Tensor:
+        """Whether each id names a token of some picture."""
+        return (ids >= FIRST_PICTURE_ID) & (ids < self._end)
+
+    def pixels(self, held: _Held, *, keep: bool) -> dict[str, Tensor]:
+        """What the vision tower takes for one picture, from the model's processor; `keep` it for further passes."""
+        if held.pixels:
+            return held.pixels
+        made = self._process(Picture(held.source, held.place))
+        text = {*self.tokenizer.model_input_names, "token_type_ids", "mm_token_type_ids"}
+        pixels = {name: value for name, value in made.items() if isinstance(value, Tensor) and name not in text}
+        held.pixels = pixels if keep else {}
+        return pixels
+
+    def spans(self, ids: Tensor) -> tuple[list[_Held], Tensor]:
+        """The distinct pictures of the ids ``[k]``, and the index of each id among the tokens of these pictures."""
+        digests, ranges = list(self._ranges), list(self._ranges.values())
+        starts = torch.tensor([ids_of.start for ids_of in ranges], dtype=ids.dtype)
+        of_picture = torch.bucketize(ids.cpu(), starts, right=True) - 1
+        numbers, place = torch.unique(of_picture, return_inverse=True)
+        sizes = torch.tensor([len(ranges[number]) for number in numbers.tolist()])
+        index = (sizes.cumsum(0) - sizes)[place] + ids.cpu() - starts[numbers][place]
+        return [self._held[digests[number]] for number in numbers.tolist()], index.to(ids.device)
+
+    def _ids_of(self, picture: Picture) -> range:
+        if picture.digest not in self._ranges:
+            end = self._end + self._expansion(picture)[1]
+            if end > 2 * FIRST_PICTURE_ID:
+                raise ValueError(f"A run can have {FIRST_PICTURE_ID:,} tokens of distinct pictures, but got more.")
+            self._ranges[picture.digest], self._end = range(self._end, end), end
+        ids = self._ranges[picture.digest]
+        # All equal pictures keep the one record.
+        picture.held = self._held.setdefault(picture.digest, _Held(picture, len(ids)))
+        return ids
+
+    def _expansion(self, picture: Picture) -> tuple[str, int]:
+        """What the processor puts in a picture's place, and the number of picture tokens in it, from its size alone."""
+        from PIL import Image
+
+        size = picture.size
+        if size not in self._expansions:
+            made = self._process(Picture(Image.new("RGB", size), picture.place))
+            offsets = made.get("text_replacement_offsets")
+            if not offsets:
+                raise ValueError(f"{type(self.processor).__name__} does not tell what replaces a picture in a text.")
+            self._expansions[size] = offsets[0][0]["replacement"], int((made["input_ids"] == self.place_id).sum())
+        return self._expansions[size]
+
+    def _process(self, picture: Picture) -> dict[str, Any]:
+        options, image = {"return_text_replacement_offsets": True, "return_tensors": "pt"}, picture.open()
+        try:
+            return dict(self.processor(text=[self.place], images=[[image]], **options))
+        except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
+            raise picture.refusal(f"suit the model's processor, which says: {first_line(error)}") from error
+
+
+class Vision:
+    """The input embeddings of picture tokens, from the model's vision tower and connector.
+
+    While these are frozen, the embeddings of a picture are computed once and kept as long as a prompt has it. If they
+    are trained, each call computes them, with a gradient if there is one.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        pictures: PictureTokens,
+        *,
+        trained: bool,
+        evaluating: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.model, self.pictures, self.trained, self.evaluating = model, pictures, trained, evaluating
+        self._kept: WeakKeyDictionary[_Held, Tensor] = WeakKeyDictionary()
+        if not trained:
+            for _, parameter in vision_parameters(model):
+                parameter.requires_grad_(False)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """``[k] -> [k, D]``: the embeddings of picture tokens."""
+        held, index = self.pictures.spans(ids)
+        if self.trained:
+            return gather_rows(torch.cat(self._run(held)), index)
+        new = [picture for picture in held if picture not in self._kept]
+        if new:
+            # Without draws of dropout; and not as tensors of inference mode, since a later pass may have a graph.
+            with torch.inference_mode(False), torch.no_grad(), self.evaluating():
+                self._kept.update(zip(new, self._run(new), strict=True))
+        table = torch.cat([self._kept[picture].to(ids.device) for picture in held])
+        return table[index]
+
+    def forget(self) -> None:
+        """Forget embeddings, because the weights may be others from now on."""
+        self._kept.clear()
+
+    def _run(self, held: Sequence[_Held]) -> list[Tensor]:
+        """The embeddings of distinct pictures, ``[tokens, D]`` each; neighbours of one shape are run together."""
+        pixels = [self.pictures.pixels(picture, keep=self.trained) for picture in held]
+        shapes = [[(name, value.shape) for name, value in values.items()] for values in pixels]
+        embeddings: list[Tensor] = []
+        while (start := len(embeddings)) < len(held):
+            stop = next((k for k in range(start, len(held)) if shapes[k] != shapes[start]), len(held))
+            part = slice(start, min(stop, start + _AT_ONCE))
+            together = {name: torch.cat([values[name] for values in pixels[part]]) for name, _ in shapes[start]}
+            inputs = placed(together, self.model)
+            found = self.model.get_image_features(**inputs, return_dict=True).pooler_output
+            found = torch.cat(list(found)) if isinstance(found, list | tuple) else found.flatten(0, -2)
+            sizes = [picture.count for picture in held[part]]
+            if len(found) != sum(sizes):
+                raise ValueError(f"the tower gives {len(found)} embeddings for {sum(sizes)} tokens of pictures.")
+            embeddings += torch.split(found, sizes)
+        return embeddings
+
+
+def placed(inputs: dict[str, Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
+    """What a processor made, on the device of a model and in its dtype."""
+    return {n: v.to(model.device, model.dtype if v.is_floating_point() else None) for n, v in inputs.items()}
+
+
+def vision_parameters(model: PreTrainedModel) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that see pictures, by name: all outside of decoder, embedding and head."""
+    text = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
+    others = {id(parameter) for part in text for parameter in part.parameters()}
+    return [(name, p) for name, p in model.named_parameters() if id(p) not in others]
+
+
+def takes_pictures(name: PolicySource, trust_remote_code: bool = False) -> bool:
+    """Whether Transformers loads the policy as a model of pictures and text, by its config."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
+    kind: str = read_config(name, trust_remote_code).model_type
+    # Those that are in both are loaded as causal language models, as they were before there were pictures.
+    return kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def load_pictures(
+    name: PolicySource, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
+) -> PictureTokens | None:
+    """The picture tokens of a policy; None for a policy of text. An error names packages that its processor lacks."""
+    if not takes_pictures(name, trust_remote_code):
+        return None
+    if isinstance(name, LoadedPolicy):
+        if name.processor is None:
+            raise ValueError("`policy` takes pictures: give it with its processor, (model, processor).")
+        return PictureTokens(copy.deepcopy(name.processor), tokenizer)
+    from transformers import AutoProcessor
+
+    with reading(name) as path:
+        try:
+            processor = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
+        except ImportError as error:  # Its first line is empty, and its first sentence names the package.
+            raise ImportError(" ".join(str(error).split()).partition(". ")[0] + ".") from error
+    if not hasattr(processor, "image_token"):
+        raise ValueError(
+            f"`policy` {name!r} takes pictures, but has no processor for them ({type(processor).__name__}). Copy "
+            "processor_config.json or preprocessor_config.json from the model that it was made of."
+        )
+    return PictureTokens(processor, tokenizer)

@@ -1,0 +1,229 @@
+"""Runs on prompts with pictures, and what is said of pictures that cannot be used."""
+
+import io
+import json
+import re
+import struct
+import zlib
+from pathlib import Path
+
+import datasets
+import lightning.pytorch as pl
+import pytest
+import torch
+from transformers import AutoTokenizer, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+from grail_lightning import GrailModule, MathData
+from grail_lightning.batch import Sampling
+from grail_lightning.callbacks import Preflight
+from grail_lightning.credit import GRAIL, PRIME, OARPerturbation
+from grail_lightning.data import DatasetSpec, FewShot
+from grail_lightning.engines.vllm.server import VLLMServer
+from grail_lightning.policy import Loading, LoRA, load_policy, resolve_policy
+from grail_lightning.step.options import Distillation, Execution, Objective
+from grail_lightning.tasks.answered import MathTask
+from grail_lightning.tasks.picture import pictures_in
+from tests.processes import run_script
+from tests.runs import Watch, trainer, weights
+from tests.seeing import TEXT, checkpoint, image, letters, pictures, question
+from tests.tolerance import near
+
+SAMPLING = Sampling(max_response_length=8)
+
+
+def _folder(folder, number=4):
+    """A table of problems with a picture each, and the pictures beside it."""
+    rows = []
+    for seed in range(number):
+        image(seed).save(folder / f"{seed}.png")
+        told = {"answer": 3 + seed, "solution": f"\\boxed{{{3 + seed}}}"}
+        rows.append({"problem": f"what is 3 + {seed} ?", "picture": f"{seed}.png"} | told)
+    return rows, _table(folder, rows)
+
+
+def _table(folder, rows):
+    file = folder / "train.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def _data(train, **options):
+    task = MathTask(instruction="", rewards=[letters])
+    return MathData(train=DatasetSpec(train, images="picture"), task=task, prompts_per_batch=2, **options)
+
+
+def _module(policy, **changes):
+    options = {
+        "sampling": SAMPLING,
+        "execution": Execution(group_size=4),
+        "objective": Objective(mask_truncated=False),
+        "optimizer": lambda p: torch.optim.AdamW(p, lr=1e-3),
+    }
+    return GrailModule(policy, **options | changes)
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["frozen tower", "trained tower"])
+@pytest.mark.parametrize("name", ["idefics3", "llava"])
+def test_a_fit_on_pictures_moves_what_is_trained_and_nothing_else(name, trained, tmp_path):
+    module = _module(checkpoint(name, tmp_path / "model"), loading=Loading(train_vision=trained))
+    _, moved = _moved(module, _folder(tmp_path)[1])
+    assert any("layers" in n and "vision" not in n for n in moved)
+    assert any("vision" in n for n in moved) is trained
+
+
+class _Weights(pl.Callback):
+    def on_train_start(self, trainer, pl_module):
+        self.before = weights(pl_module)
+
+
+def _moved(module, train, *callbacks):
+    """The outputs of a fit of two steps, and the names of the weights that it moved."""
+    watch, begun = Watch(), _Weights()
+    trainer(2, watch, begun, *callbacks).fit(module, _data(train))
+    assert len(watch.outputs) == 2
+    return watch.outputs, {n for n, p in weights(module).items() if not torch.equal(p, begun.before[n])}
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        ({"loading": Loading(lora=LoRA(rank=2))}, {"kl_coefficient": 0.1}),
+        ({"loading": Loading(gradient_checkpointing=True, train_vision=True)}, {"kl_coefficient": 0.1}),
+        ({"loading": Loading(packing=True), "credit": OARPerturbation()}, {}),
+        ({"loading": Loading(dtype="bfloat16"), "credit": GRAIL()}, {"distillation": Distillation()}),
+        ({"credit": PRIME(optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3))}, {}),
+    ],
+    ids=["LoRA", "checkpointing", "packing", "bfloat16", "second model"],
+)
+def test_pictures_go_with_other_options(options, changes, tmp_path):
+    objective = Objective(mask_truncated=False, **changes)
+    module = _module(checkpoint("idefics3", tmp_path / "model"), objective=objective, **options)
+    outputs, moved = _moved(module, _folder(tmp_path)[1])
+    assert moved
+    assert all(output.batch.sampling_logprobs.isfinite().all() for output in outputs)
+    assert any("vision" in n for n in moved) is module.loading.train_vision
+
+
+def test_a_resumed_run_equals_one_that_did_not_stop_and_an_export_takes_pictures_again(tmp_path):
+    folder, train = checkpoint("llava", tmp_path / "model"), _folder(tmp_path)[1]
+    made = []
+    for steps, path in ((2, None), (1, None), (2, str(tmp_path / "one.ckpt"))):
+        module = _module(folder)
+        run = trainer(steps)
+        run.fit(module, _data(train), ckpt_path=path)
+        run.save_checkpoint(tmp_path / "one.ckpt")
+        made.append(weights(module))
+    assert all(torch.equal(made[0][n], p) for n, p in made[2].items())
+    module.policy.save(tmp_path / "export")
+    again = load_policy(str(tmp_path / "export"))
+    messages = question(*pictures(1))
+    assert len(again.encode(messages)) == len(module.encode(messages))
+
+
+def _broken(folder):
+    """A row for each kind of bad picture, with the words of what is said of it."""
+    whole = io.BytesIO()
+    image(0, 64, 64).save(whole, "PNG")
+    (folder / "short.png").write_bytes(whole.getvalue()[:-2000])
+    (folder / "drawn.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+    (folder / "note.png").write_text("hello")
+    header = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + header
+    bomb = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    (folder / "bomb.png").write_bytes(bomb + struct.pack(">I", 0) + b"IDAT")
+    return {
+        "no_such.png": "there is no",
+        "short.png": "its pixels cannot be read",
+        "drawn.svg": "an SVG is not drawn: save it as PNG",
+        "note.png": "must be one of BMP, GIF",
+        "bomb.png": "decompression bomb",
+        "https://example.com/a.png": "which is never fetched",
+        "data:image/png;base64,AAAA": "which is never fetched",
+        7: "a path, bytes or an image of Pillow, but got int",
+    }
+
+
+def test_a_picture_that_cannot_be_used_is_named_with_its_row_before_the_weights_are_loaded(tmp_path):
+    rows, _ = _folder(tmp_path)
+    folder = checkpoint("llava", tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    for bad, words in _broken(tmp_path).items():
+        train = _table(tmp_path, [*rows, rows[0] | {"picture": bad}])
+        with pytest.raises(ValueError, match=re.escape(words)) as caught:
+            trainer(1, Preflight()).fit(_module(folder), _data(train))
+        assert str(caught.value).startswith(f"{train}, line 5: ")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"problem": "<image> and <image> ?"}, "got 1 pictures and 2 places"),
+        ({"problem": "<image> ?", "picture": None}, "got 0 pictures and 1 places"),
+        ({"problem": "<image> ?", "picture": ["0.png", "1.png"]}, "got 2 pictures and 1 places"),
+        ({"problem": "how many ?", "picture": ["0.png"] * 40}, "longer than"),
+    ],
+    ids=["two places", "no picture", "no place", "too many"],
+)
+def test_a_prompt_has_a_place_for_each_picture_and_room_for_all(row, words, tmp_path):
+    rows, _ = _folder(tmp_path)
+    train = _table(tmp_path, [rows[0] | row])
+    with pytest.raises(ValueError, match=words) as caught:
+        trainer(1, Preflight()).fit(_module(checkpoint("llava", tmp_path / "model")), _data(train))
+    assert f"{train}" in str(caught.value)
+    assert "line 1" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "words"),
+    [
+        ("arithmetic", {}, "line 1: a prompt has a picture, but the policy takes text alone"),
+        (None, {"engine": VLLMServer(["http://127.0.0.1:1"])}, "`VLLMServer` does not sample from prompts with pict"),
+        (None, {"few_shot": FewShot(number=1)}, "`few_shot` takes prompts without pictures"),
+    ],
+    ids=["text policy", "vLLM", "few-shot"],
+)
+def test_what_does_not_take_pictures_says_so_before_the_weights_are_loaded(policy, options, words, tmp_path):
+    train = _folder(tmp_path)[1]
+    examples = {name: options.pop(name) for name in ["few_shot"] if name in options}
+    folder = policy or checkpoint("llava", tmp_path / "model")
+    with pytest.raises(ValueError, match=re.escape(words)):
+        trainer(1, Preflight()).fit(_module(folder, **options), _data(train, **examples))
+
+
+def test_cells_may_be_paths_bytes_images_and_those_of_datasets(tmp_path):
+    rows, _ = _folder(tmp_path, 1)
+    content = (tmp_path / "0.png").read_bytes()
+    cells = [str(tmp_path / "0.png"), content, image(0), {"bytes": content, "path": None}, [image(0)]]
+    table = datasets.Dataset.from_list([rows[0] | {"picture": str(tmp_path / "0.png")}])
+    table = table.cast_column("picture", datasets.Image())
+    tables = [*([rows[0] | {"picture": cell}] for cell in cells), table]
+    for given in tables:
+        (part,) = _data(given).load("train")
+        (picture,) = pictures_in(part.prompts[0].messages)
+        assert picture.open().tobytes() == image(0).tobytes()
+        assert part.prompts[0].messages[0]["content"][1]["text"] == "what is 3 + 0 ?"
+        assert "picture" not in part.prompts[0].columns
+
+
+def test_a_model_of_another_form_is_refused_in_one_line(tmp_path):
+    text = {k: v for k, v in TEXT.items() if k != "bos_token_id"} | {"vocab_size": 608}
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "out_hidden_size": 32}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision | {"fullatt_block_indexes": [0]})
+    Qwen2_5_VLForConditionalGeneration(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(resolve_policy("words")).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"takes pictures, but has no processor|cannot be loaded: ") as caught:
+        load_policy(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_replicated_and_sharded_weights_do_the_same_where_one_rank_may_have_no_picture(tmp_path):
+    rows, _ = _folder(tmp_path)
+    train = _table(tmp_path, [row | {"picture": row["picture"] if k % 2 else None} for k, row in enumerate(rows)])
+    model, made = checkpoint("llava", tmp_path / "model"), []
+    for strategy in ("ddp", "fsdp2"):
+        printed = run_script(Path(__file__).with_name("pictures_on_ranks.py"), 2, strategy, model, train, ranks=2)
+        made.append([json.loads(rank.stdout.splitlines()[-1]) for rank in printed])
+    for ddp, fsdp2 in zip(*made, strict=True):
+        assert ddp["texts"] == fsdp2["texts"]
+        assert ddp["weights"] == near(fsdp2["weights"], 256, torch.float32, scale=1.0)

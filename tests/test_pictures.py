@@ -1,0 +1,177 @@
+"""Prompts with pictures: the policy computes what the model itself computes from pixels, and shares what is equal.
+
+Transformers' norms compute in float32, also in a model in float64: roundings are float32's.
+"""
+
+import pytest
+import torch
+
+from grail_lightning.batch import Sampling
+from grail_lightning.engines.base import build_batch
+from grail_lightning.engines.hf import HFEngine
+from grail_lightning.policy.pictures import FIRST_PICTURE_ID, vision_parameters
+from grail_lightning.tasks.base import Prompt
+from tests.runs import TASK
+from tests.seeing import MAKERS, TILES, image, pictures, plain, question, seeing
+from tests.tolerance import assert_near
+
+NAMES = list(MAKERS)
+
+
+def _prompts(*messages):
+    return [Prompt(messages=m, reference="7", task=TASK) for m in messages]
+
+
+def _asked():
+    """Prompts with one picture, with two of which one is the first's, with a large one, and with none."""
+    first, second = pictures(2)
+    (large,) = pictures(1, 30, 20)
+    text = [{"role": "user", "content": "what is 2 + 2 ?"}]
+    return [question(first), question(second, first, text="how many ?"), question(large), text]
+
+
+def _own_logprobs(policy, messages, response):
+    """What the model gives for a response if it is called in its own way, with pixels."""
+    processor = policy.vision.pictures.processor
+    bare, images = plain(messages) if isinstance(messages[0]["content"], list) else (messages, [])
+    bare = [
+        m if isinstance(m["content"], list) else m | {"content": [{"type": "text", "text": m["content"]}]} for m in bare
+    ]
+    text = processor.apply_chat_template(bare, add_generation_prompt=True, tokenize=False)
+    made = processor(text=[text], images=[images] if images else None, return_tensors="pt")
+    prompt = made.pop("input_ids")
+    ids = torch.cat([prompt, torch.tensor([response])], 1)
+    made.pop("attention_mask")
+    pixels = {k: v.double() if v.is_floating_point() else v for k, v in made.items()}
+    logits = policy.model(input_ids=ids, attention_mask=torch.ones_like(ids), **pixels).logits
+    logprobs = logits.log_softmax(-1)[0, prompt.shape[1] - 1 : -1]
+    return prompt[0].tolist(), logprobs.gather(-1, torch.tensor(response)[:, None]).squeeze(1)
+
+
+@pytest.mark.parametrize("trees", [False, True], ids=["padded", "trees"])
+@pytest.mark.parametrize("name", NAMES)
+def test_log_probabilities_are_those_of_the_model_called_with_pixels(name, trees, tmp_path):
+    policy = seeing(name, tmp_path).eval()
+    responses = [[30, 41, 52, 3], [30, 41, 17]]
+    rows, expected = _asked(), []
+    batch = build_batch(policy, _prompts(*rows), 2, [r for _ in rows for r in responses], [True] * 2 * len(rows))
+    for messages in rows:
+        for response in responses:
+            prompt, logprobs = _own_logprobs(policy, messages, response)
+            expected.append(logprobs)
+            assert len(prompt) == len(policy.encode(messages))
+            place = policy.vision.pictures.place_id
+            assert prompt == [place if i >= FIRST_PICTURE_ID else i for i in policy.encode(messages)]
+    layout = policy.layout(batch.select(torch.arange(len(batch))), range(0, len(batch), 2) if trees else None)
+    found = policy(layout).logprobs
+    for row, logprobs in enumerate(expected):
+        assert_near(found[row, : len(logprobs)], logprobs, 16, torch.float32)
+    assert not trees or layout.shares
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equal_pictures_have_equal_ids_and_others_have_different_ones(name, tmp_path):
+    policy = seeing(name, tmp_path)
+    once, twice = policy.encode(question(*pictures(1))), policy.encode(question(*pictures(2)))
+    of_first = [i for i in once if i >= FIRST_PICTURE_ID]
+    of_both = [i for i in twice if i >= FIRST_PICTURE_ID]
+    assert of_first == of_both[: len(of_first)] != of_both[len(of_first) :]
+    assert len(set(of_both)) == len(of_both) == 2 * len(of_first)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rollouts_from_pictures_are_sampled_by_the_log_probabilities_of_training(name, tmp_path):
+    policy = seeing(name, tmp_path).eval()
+    engine = HFEngine()
+    engine.update_weights(policy)
+    batch = engine.generate(_prompts(*_asked()), 4, Sampling(max_response_length=8), 5)
+    found = policy(policy.layout(batch.select(torch.arange(len(batch))))).logprobs
+    assert (batch.response_ids < FIRST_PICTURE_ID).all()
+    assert len({tuple(row) for row in batch.response_ids.tolist()}) > 8
+    # The sampler's are kept in float32.
+    mask = batch.response_mask
+    assert_near(found[mask].float(), batch.sampling_logprobs[mask], 64, torch.float32)
+
+
+def _gradients(policy, batch, rows, starts):
+    policy.zero_grad(set_to_none=True)
+    stats = policy(policy.layout(batch.select(torch.tensor(rows)), starts))
+    stats.logprobs.sum().backward()
+    return {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["frozen tower", "trained tower"])
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_of_rows_in_a_group_are_those_of_rows_run_apart(name, trained, tmp_path):
+    policy = seeing(name, tmp_path, train_vision=trained)
+    responses = [[30, 41, 52], [30, 41, 17, 9], [8, 2]]
+    batch = build_batch(policy, _prompts(question(*pictures(1, 30, 20))), 3, responses, [True] * 3)
+    together = _gradients(policy, batch, [0, 1, 2], [0])
+    apart = [_gradients(policy, batch, [row], None) for row in range(3)]
+    seen = {f"model.{n}" for n, _ in vision_parameters(policy.model)}
+    assert bool(seen & together.keys()) is trained
+    scale = max(g.abs().max() for g in together.values())
+    for n, gradient in together.items():
+        assert_near(gradient, sum(one[n] for one in apart), 16, torch.float32, scale)
+    if trained:
+        assert all(together[n].abs().max() > 0 for n in seen & together.keys() if n.endswith("weight"))
+
+
+def test_a_trained_tower_has_the_gradients_of_the_model_called_with_pixels(tmp_path):
+    policy, response = seeing("idefics3", tmp_path, train_vision=True), [30, 41, 52]
+    messages = question(*pictures(2))
+    ours = _gradients(policy, build_batch(policy, _prompts(messages), 1, [response], [True]), [0], None)
+    policy.zero_grad(set_to_none=True)
+    _own_logprobs(policy, messages, response)[1].sum().backward()
+    for n, p in policy.named_parameters():
+        if p.grad is not None:
+            assert_near(ours[n], p.grad, 16, torch.float32, max(1.0, p.grad.abs().max()))
+
+
+class _Seen:
+    """Counts the pictures, or tiles of pictures, that a policy's tower reads."""
+
+    def __init__(self, policy):
+        inner = policy.model.model
+        tower = inner.vision_model if hasattr(inner, "vision_model") else inner.vision_tower
+        self.number = 0
+        tower.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    def _count(self, module, args, kwargs):
+        self.number += len(args[0] if args else kwargs["pixel_values"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_frozen_tower_runs_once_for_each_distinct_picture_of_a_step(name, tmp_path):
+    policy = seeing(name, tmp_path)
+    seen, engine = _Seen(policy), HFEngine()
+    engine.update_weights(policy)
+    # Three distinct ones among five.
+    prompts = _prompts(*[question(p) for p in [*pictures(3), *pictures(2)]])
+    batch = engine.generate(prompts, 2, Sampling(max_response_length=4), 5)
+    _gradients(policy, batch, list(range(len(batch))), None)
+    _gradients(policy, batch, list(range(len(batch))), list(range(0, len(batch), 2)))
+    assert seen.number == 3 * TILES[name]
+    del prompts, batch
+    policy.encode(question(*pictures(1)))
+    assert not policy.vision._kept
+
+
+def test_a_trained_tower_runs_once_for_a_group_in_each_pass(tmp_path):
+    policy = seeing("llava", tmp_path, train_vision=True)
+    batch = build_batch(policy, _prompts(*map(question, pictures(2))), 4, [[30, 41]] * 8, [True] * 8)
+    seen = _Seen(policy)
+    _gradients(policy, batch, list(range(8)), None)
+    assert seen.number == 2
+
+
+def test_a_picture_whose_prompt_was_dropped_stays_known_to_an_equal_one(tmp_path):
+    policy = seeing("llava", tmp_path).eval()
+    first, other = _prompts(question(*pictures(1)))[0], _prompts(question(*pictures(1)))[0]
+    build_batch(policy, [first], 1, [[30, 41]], [True])
+    batch = build_batch(policy, [other], 1, [[30, 41]], [True])
+    before = policy(policy.layout(batch.select(torch.tensor([0])))).logprobs
+    del first
+    policy.vision.forget()
+    assert torch.equal(before, policy(policy.layout(batch.select(torch.tensor([0])))).logprobs)
+    assert image(0).size == (16, 16)
