@@ -26,10 +26,12 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.fixture(autouse=True)
-def _no_leaks_between_tests(monkeypatch):
-    """Seeds travel through the environment; a test that sets one must not seed the next."""
-    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+def _no_leaks_between_tests():
+    """Seeds travel through the environment; a test that sets one must not seed the next, nor its module's fixtures."""
+    os.environ.pop("PL_GLOBAL_SEED", None)
     torch.manual_seed(0)
+    yield
+    os.environ.pop("PL_GLOBAL_SEED", None)
 
 
 @pytest.fixture(autouse=True, scope="session")
