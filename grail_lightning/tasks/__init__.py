@@ -11,6 +11,7 @@ from grail_lightning.tasks.arithmetic import (
     split_of,
 )
 from grail_lightning.tasks.environment import Environment, EnvironmentTask, EpisodeLimits
+from grail_lightning.tasks.factbook import FactbookSpace
 from grail_lightning.tasks.search import (
     SEARCH_ANSWER,
     SearchMistakes,
@@ -26,6 +27,7 @@ __all__ = [
     "Environment",
     "EnvironmentTask",
     "EpisodeLimits",
+    "FactbookSpace",
     "MathTask",
     "Problem",
     "ProblemSpace",
