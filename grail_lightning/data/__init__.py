@@ -1,7 +1,7 @@
 """The data modules, which turn datasets into `Prompt`s, and their loaders."""
 
 from grail_lightning.data.few_shot import FewShot
-from grail_lightning.data.generated import ArithmeticData, FactbookData, SearchData, WordProblemData
+from grail_lightning.data.generated import ArithmeticData, SearchData, WordProblemData
 from grail_lightning.data.kept import Kept
 from grail_lightning.data.loaders import Curriculum, EvaluationLoader, PromptSet, TrainingLoader, draws_per_epoch
 from grail_lightning.data.modules import PromptData
@@ -13,7 +13,6 @@ __all__ = [
     "Curriculum",
     "DatasetSpec",
     "EvaluationLoader",
-    "FactbookData",
     "FewShot",
     "Kept",
     "MathData",

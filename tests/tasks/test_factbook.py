@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from grail_lightning.data import FactbookData, FewShot
+from grail_lightning.data import FewShot, SearchData
 from grail_lightning.environments import factbook
 from grail_lightning.environments.search import Search
 from grail_lightning.tasks import EnvironmentTask, FactbookSpace
@@ -92,14 +92,8 @@ def test_prompts_have_worked_examples_about_other_questions(countries):
         lambda: Search(3, retriever="factbook"), calls="tags", instruction="", tool_instruction="",
         answer=SEARCH_ANSWER, compare="text",
     )  # fmt: skip
-    (asked,) = FactbookData(task, num_train=50, num_val=20, few_shot=FewShot(number=2)).load("val")
+    (asked,) = SearchData(50, 20, problems=FactbookSpace(), task=task, few_shot=FewShot(number=2)).load("val")
     worked = {message["content"] for message in asked.prompts[0].messages[:-1]}
     assert len(asked.prompts) == 20
     assert len(worked) == 4
     assert not worked & {prompt.messages[-1]["content"] for prompt in asked.prompts}
-
-
-@pytest.mark.parametrize("options", [{"max_hops": 3}, {"top_k": 0}])
-def test_a_space_out_of_range_is_refused(options):
-    with pytest.raises(ValueError, match="`problems` must have a `max_hops` of 1 or 2"):
-        FactbookSpace(**options)
