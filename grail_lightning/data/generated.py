@@ -19,6 +19,7 @@ from grail_lightning.tasks.arithmetic import Split as ProblemSplit
 from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.code import CodeTask
 from grail_lightning.tasks.environment import Environment, EnvironmentTask
+from grail_lightning.tasks.factbook import FactbookSpace
 from grail_lightning.tasks.functions import FunctionSpace
 from grail_lightning.tasks.search import SEARCH_ANSWER, SearchSpace
 from grail_lightning.tasks.words import WordProblemSpace
@@ -126,7 +127,7 @@ class WordProblemData(TableData):
 
 
 class SearchData(TableData):
-    """Generated questions of several hops, whose facts are looked up with `Search`.
+    """Questions of several hops, generated or about the World Factbook, whose facts are looked up with `Search`.
 
     Training, validation and test questions are disjoint, and so are the graphs of facts that they are about, whatever
     the seeds and sizes. Prediction uses the test split. The columns are `problem`, `answer`, `hops`, `path` and
@@ -136,13 +137,14 @@ class SearchData(TableData):
         num_train: The number of training questions.
         num_val: The number of validation questions.
         num_test: The number of test questions.
-        problems: The space of questions: numbers of hops and of graphs.
+        problems: The space of questions: numbers of hops and of graphs; or a `FactbookSpace`.
         seed: The seed that selects the questions. It is not the run's seed, so that runs with different seeds are
             tested on the same questions.
         prompts_per_batch: The number of prompts in a training batch, over all ranks.
         eval_prompts_per_batch: The same for validation, test and prediction.
         task: The task; default an `EnvironmentTask` with `Search` in plain tags and no instructions, whose answer
             follows `Answer:` and is compared as text: what the packaged policy `search` knows.
+        few_shot: Worked examples before each question, by `FactbookSpace` alone; none by default.
         curriculum: Easy questions first, by a column; by default all questions from the beginning.
         kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
     """
@@ -152,11 +154,12 @@ class SearchData(TableData):
         num_train: int = 20_000,
         num_val: int = 256,
         num_test: int = 256,
-        problems: SearchSpace = SearchSpace(),  # noqa: B008  (frozen)
+        problems: SearchSpace | FactbookSpace = SearchSpace(),  # noqa: B008  (frozen)
         seed: int = 0,
         prompts_per_batch: int = 32,
         eval_prompts_per_batch: int = 128,
         task: Task | None = None,
+        few_shot: FewShot | None = None,
         curriculum: Curriculum | None = None,
         kept: Kept | None = None,
     ) -> None:
@@ -168,7 +171,8 @@ class SearchData(TableData):
             answer=SEARCH_ANSWER,
             compare="text",
         )
-        super().__init__(task, prompts_per_batch, eval_prompts_per_batch, curriculum=curriculum, kept=kept)
+        sizes = prompts_per_batch, eval_prompts_per_batch
+        super().__init__(task, *sizes, few_shot=few_shot, curriculum=curriculum, kept=kept)
         self.problems, self.seed = problems, seed
         self.sizes = _split_sizes(num_train=num_train, num_val=num_val, num_test=num_test)
 

@@ -19,10 +19,32 @@ _MAX_CHARACTERS = 100  # So few that neither a nested expression nor a long numb
 
 
 class Calculator:
-    """An environment whose one tool computes an expression exactly. It has no state and no reward of its own."""
+    """An environment whose one tool computes an expression exactly. It has no reward of its own."""
 
-    def reset(self, **row: object) -> None:
-        """Begin a rollout; the problem is in the prompt."""
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self, solution: str = "", **row: object) -> None:
+        """Begin a rollout; the problem is in the prompt.
+
+        Args:
+            solution: A worked solution with the results of its calls, as `WordProblemSpace` writes it; without one,
+                turns have no score.
+            row: The other columns of the row, which are not read.
+        """
+        self._due = re.findall(r"<result>(.*?)</result>", solution)
+        self._scored = bool(self._due)
+        self._results: list[str] = []
+        self._called = self._gain = False
+
+    def score_turn(self) -> float | None:
+        """1 if the turn's call gave a result of the worked solution that was not there before, else 0; None without."""
+        called, gain, self._called, self._gain = self._called, self._gain, False, False
+        return float(gain) if called and self._scored else None
+
+    def state_key(self) -> tuple[str, ...]:
+        """The results so far."""
+        return tuple(self._results)
 
     def calculator(self, expression: str) -> str:
         """Compute an arithmetic expression.
@@ -30,6 +52,7 @@ class Calculator:
         Args:
             expression: Numbers, + - * / and parentheses, such as 12*(3+4).
         """
+        self._called = True  # A call that fails is a wrong one.
         text = expression.strip()
         if len(text) > _MAX_CHARACTERS:
             raise ValueError(f"an expression must have at most {_MAX_CHARACTERS} characters")
@@ -41,7 +64,12 @@ class Calculator:
             raise ValueError("an expression has numbers, + - * / and parentheses alone") from None
         except ZeroDivisionError:
             raise ValueError("division by zero") from None
-        return str(value) if value.denominator == 1 else f"{float(value):.6g}"
+        result = str(value) if value.denominator == 1 else f"{float(value):.6g}"
+        if result in self._due:
+            self._due.remove(result)
+            self._gain = True
+        self._results.append(result)
+        return result
 
 
 def _value(node: ast.expr, text: str) -> Fraction:

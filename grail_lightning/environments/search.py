@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
 
+from grail_lightning.environments.factbook import factbook_corpus
 from grail_lightning.environments.facts import fact_graph
 from grail_lightning.environments.retrieval import Corpus, Retriever, connect
 
@@ -21,12 +22,12 @@ class Search:
         top_k: The number of documents that a search returns at most. The documents of generated questions are found
             with 2 or more.
         retriever: The address of a server that speaks Search-R1's `/retrieve`, such as http://127.0.0.1:8000/retrieve;
-            null searches the documents of the row's graph.
+            `factbook` searches the World Factbook, null the documents of the row's graph.
         timeout_seconds: How long the server may be silent. Does not apply without `retriever`.
         retries: How often a request to the server is repeated. Does not apply without `retriever`.
 
     Raises:
-        ValueError: If `top_k` is below 1, or the server does not answer.
+        ValueError: If `top_k` is below 1, the server does not answer, or the Factbook is not installed.
     """
 
     def __init__(
@@ -35,7 +36,10 @@ class Search:
         if top_k < 1:
             raise ValueError(f"`top_k` must be at least 1, but got {top_k}.")
         self._top_k = top_k
-        self._server = None if retriever is None else connect(retriever, timeout_seconds, retries)
+        self._shared: Retriever | None = None  # What all rows search.
+        if retriever is not None:
+            named = retriever == "factbook"
+            self._shared = factbook_corpus() if named else connect(retriever, timeout_seconds, retries)
         self.reset()
 
     def reset(self, problem: str = "", graph: int | None = None, path: Sequence[str] = (), **columns: object) -> None:
@@ -43,12 +47,12 @@ class Search:
 
         Args:
             problem: The question.
-            graph: The seed of the graph whose documents are searched. It is not read if there is a server.
+            graph: The seed of the graph whose documents are searched. It is not read if there is a `retriever`.
             path: The documents that lead to the answer; without them, turns have no score.
             columns: The other columns of the row, which are not read.
         """
         self._problem, self._path = problem, frozenset(map(_line, path))
-        self._documents: Retriever | None = self._server or (None if graph is None else _corpus(graph))
+        self._documents: Retriever | None = self._shared or (None if graph is None else _corpus(graph))
         self._seen: frozenset[str] = frozenset()
         self._gain: bool | None = None  # Whether the present turn found a document of the path; None without a search.
 

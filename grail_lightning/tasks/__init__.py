@@ -13,6 +13,7 @@ from grail_lightning.tasks.arithmetic import (
 )
 from grail_lightning.tasks.code import CodeTask
 from grail_lightning.tasks.environment import Environment, EnvironmentTask
+from grail_lightning.tasks.factbook import FactbookSpace
 from grail_lightning.tasks.functions import FunctionProblem, FunctionSpace, function_demonstration
 from grail_lightning.tasks.search import SEARCH_ANSWER, SearchProblem, SearchSpace, search_demonstration
 from grail_lightning.tasks.words import WordProblem, WordProblemSpace, WordProblemTask, word_demonstration
@@ -24,6 +25,7 @@ __all__ = [
     "Environment",
     "EnvironmentTask",
     "EpisodeLimits",
+    "FactbookSpace",
     "FunctionProblem",
     "FunctionSpace",
     "MathTask",
