@@ -28,7 +28,14 @@ _EPS = 1e-8
 
 
 class ScoredSpan(NamedTuple):
-    """A range of characters of a response, ``text[start:stop]``, with its score; the kind of action is optional."""
+    """A range of characters of a response, ``text[start:stop]``, with its score.
+
+    Attributes:
+        start: The first character.
+        stop: The character behind the last one.
+        score: Any finite number; larger is better.
+        kind: The kind of action, for `SpanScores.debias`.
+    """
 
     start: int
     stop: int

@@ -25,6 +25,7 @@ from grail_lightning.functional.turns import existing_turns, relative, spread_tu
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
 
+Baseline = Literal["turn", "group"]
 Normalise = Literal["joint", "separate"]
 
 
@@ -149,11 +150,13 @@ class TurnRewards(TokenCredit):
     .. math:: A_{it} = R_{ik} - b, \qquad R_{ik} = \sum_{l \ge k} \gamma^{l-k} r_{il}
 
     Token ``t`` is of turn ``k``. ``r`` is what the environment's `score_turn` returned, 0 where it returned None; the
-    last turn's also has the reward of the rollout. ``b`` is the mean return of the group's turns. This is the whole
-    advantage: `objective.scale_rewards` and `objective.baseline` do not act.
+    last turn's also has the reward of the rollout. This is the whole advantage: `objective.scale_rewards` and
+    `objective.baseline` do not act.
 
     Args:
         discount: γ, of a turn.
+        baseline: ``b``, the mean return of the group's turns with the same number (`turn`), or of all of them
+            (`group`), which punishes late turns where returns fall over a rollout.
         outcome: Whether the last turn has the reward of the rollout, beside its score.
         standardise: Whether the advantage is divided by the unbiased standard deviation of these returns + 1e-4.
 
@@ -165,11 +168,12 @@ class TurnRewards(TokenCredit):
     """
 
     discount: float = 1.0
+    baseline: Baseline = "turn"
     outcome: bool = True
     standardise: bool = False
 
     def __post_init__(self) -> None:
-        check_options(self, discount="[0, 1]")
+        check_options(self, discount="[0, 1]", baseline=Baseline)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 0, and the advantages as an additive stage."""
@@ -177,7 +181,9 @@ class TurnRewards(TokenCredit):
         scores = turn_scores(self, batch, turns.exists).to(turns.exists.device)
         rewards = scores.nan_to_num(0) + turns.last * batch.rewards.double()[:, None] * self.outcome
         returns = discounted_returns(rewards, self.discount)
-        advantages = relative(returns, batch.group[:, None], turns.exists, standardise=self.standardise)
+        places = torch.arange(returns.shape[1], device=returns.device) * (self.baseline == "turn")
+        key = batch.group[:, None] * returns.shape[1] + places
+        advantages = relative(returns, key, turns.exists, standardise=self.standardise)
         scored = ~scores.isnan()
         return TokenWeights(
             values=torch.zeros_like(turns.numbers, dtype=batch.advantages.dtype),

@@ -87,13 +87,18 @@ def test_without_keys_the_ids_so_far_are_the_state(policy):
 
 def test_turn_rewards_are_returns_beside_those_of_the_group(policy):
     batch = played(MIXED)
-    weights = TurnRewards(discount=0.5)(policy, batch, context())
+    weights = TurnRewards(discount=0.5, baseline="group")(policy, batch, context())
     # Rewards 1, −0.5, 1 | 0.5, 0 | 0.5; returns 1 − 0.25 + 0.25 = 1, −0.5 + 0.5 = 0, 1 | 0.5, 0 | 0.5; their mean 0.5.
     assert by_turn(batch, weights.additive) == [[0.5, -0.5, 0.5], [0.0, -0.5], [0.0]]
     assert (weights.values == 0).all()
     assert weights.metrics == {"scored_turns": (3, 6), "turn_score": (1, 3)}
+    # By number of the turn: 1, 0.5, 0.5 | 0, 0 | 1.
+    found = by_turn(batch, TurnRewards(discount=0.5)(policy, batch, context()).additive)
+    assert [value for row in found for value in row] == near([1 / 3, 0, 0, -1 / 6, 0, -1 / 6], 8, torch.float32)
     # Scores alone: returns 1 − 0.25 = 0.75, −0.5, 0 | 0.5, 0 | 0, of which the mean is 0.125.
-    found = by_turn(batch, TurnRewards(discount=0.5, outcome=False)(policy, batch, context()).additive)
+    found = by_turn(
+        batch, TurnRewards(discount=0.5, baseline="group", outcome=False)(policy, batch, context()).additive
+    )
     assert found == [[0.625, -0.625, -0.125], [0.375, -0.125], [-0.125]]
 
 
