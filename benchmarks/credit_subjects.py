@@ -53,7 +53,7 @@ from grail_lightning.credit.base import TokenWeights
 from grail_lightning.credit.measure import entropies, logprobs
 from grail_lightning.data import ArithmeticData, PromptData, SearchData, WordProblemData
 from grail_lightning.engines import HFEngine
-from grail_lightning.engines.draw import Ending
+from grail_lightning.engines.continued import ContinuedTurns
 from grail_lightning.engines.turns import SampledTurn, TurnRequest, TurnSampler
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import response_nodes
@@ -112,16 +112,19 @@ class GivenTurns(TurnSampler):
     beginning of any turn, or is played again as a whole.
     """
 
-    def __init__(self, sampler: TurnSampler, given: Sequence[Turns], ending: Ending) -> None:
-        self.sampler, self.given, self.ending = sampler, [[*turns] for turns in given], ending
+    def __init__(self, sampler: ContinuedTurns, given: Sequence[Turns]) -> None:
+        self.sampler, self.given = sampler, [[*turns] for turns in given]
 
     def sample(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
         """See `TurnSampler.sample`."""
-        known = {request.row: self.given[request.row].pop(0) for request in requests if self.given[request.row]}
+        known = {
+            request.row: (self.given[request.row].pop(0), request) for request in requests if self.given[request.row]
+        }
         asked = [request for request in requests if request.row not in known]
         turns = dict(zip((request.row for request in asked), self.sampler.sample(asked), strict=True))
-        for row, ids in known.items():
-            turns[row] = SampledTurn([*ids], [0.0] * len(ids), bool(self.ending(torch.tensor([ids]))))
+        for row, (ids, request) in known.items():
+            ended = self.sampler.ending(request.stop)(torch.tensor([ids]))
+            turns[row] = SampledTurn([*ids], [0.0] * len(ids), bool(ended))
         return [turns[request.row] for request in requests]
 
 
@@ -136,7 +139,7 @@ class GivenEngine(HFEngine):
     def turns(self, sampling: Sampling) -> Iterator[TurnSampler]:
         """See `RolloutEngine.turns`."""
         with super().turns(sampling) as sampler:
-            yield GivenTurns(sampler, self.given, Ending(self._loaded, sampling))
+            yield GivenTurns(sampler, self.given)
 
 
 def play_from(

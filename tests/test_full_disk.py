@@ -98,7 +98,7 @@ def test_a_run_that_fills_the_disk_says_so_before_and_can_be_resumed(on_a_disk):
 
 
 def test_a_full_disk_under_tensorboard_is_one_line_without_its_traceback(on_a_disk):
-    ((code, said, _),) = on_a_disk(["60k", LONGER])
+    ((code, said, _),) = on_a_disk(["60k", LONGER, "--pictures.every_n_batches=1"])
     assert code == 2
     last_line = said.splitlines()[-1]
     assert "error: No space left on device. Free some space, or choose a folder on another disk." in last_line
