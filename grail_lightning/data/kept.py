@@ -11,9 +11,9 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from grail_lightning.data.loaders import PromptSet
+from grail_lightning.picture import has_pictures
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.base import Task
-from grail_lightning.tasks.picture import has_pictures
 from grail_lightning.tasks.problem import Prompt
 
 _COLUMNS = ["dataset", "reference", "response", "finished", "group", "token_ids", "messages", "columns"]

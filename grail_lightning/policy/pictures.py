@@ -18,9 +18,9 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from grail_lightning.picture import Picture
 from grail_lightning.policy.layout import gather_rows
 from grail_lightning.policy.options import LoadedPolicy, PolicySource, first_line, read_config, reading
-from grail_lightning.tasks.picture import Picture
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -26,11 +26,11 @@ from grail_lightning.environments.episode import Call, EndReason, Episode, Turn
 from grail_lightning.environments.hooks import call_number, call_reset, call_state
 from grail_lightning.environments.side_by_side import side_by_side
 from grail_lightning.environments.tools import run_calls
+from grail_lightning.picture import add_text
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.environment import REWARD, EnvironmentTask
-from grail_lightning.tasks.picture import add_text
 from grail_lightning.tasks.problem import Prompt, TokenText
 
 TRUNCATED: tuple[EndReason, ...] = ("tokens", "context")

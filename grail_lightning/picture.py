@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grail_lightning.tasks.problem import Messages
-
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from grail_lightning.tasks.problem import Messages
 
 PLACE = "<image>"
 """A picture's place in a text of a prompt that has pictures, as in many datasets."""
