@@ -181,7 +181,9 @@ class GrailModule(pl.LightningModule):
         check_last_found(self.trainer)
         task = getattr(getattr(self.trainer, "datamodule", None), "task", None)
         if isinstance(task, EnvironmentTask):  # A wrong chat template is refused before weights are loaded.
-            task.dialect(self.tokenizer, self.encode, self.loading.chat_template_kwargs)
+            if task.tools.show_pictures:
+                check_takes_pictures(self.engine, self.loading, world_size())
+            task.dialect(self.tokenizer, self.encode, self.loading.chat_template_kwargs, self.pictures)
         self.verifiers = TaskVerifiers()
         if self.policy is not None and self.policy.vision is not None:
             self.policy.vision.forget()  # A checkpoint may follow.
