@@ -17,7 +17,10 @@ import reprlib
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
+
+MARK = 16
+"""The number of random bytes that end a message and begin its reply; a message that has no others is the last."""
 
 _MAX_DEPTH = 40
 _MAX_VISITS = 1000
@@ -205,16 +208,16 @@ def _call(first: Message, module: types.ModuleType, message: Message) -> Message
     return reply | ({"trace": tracer.visits} if tracer else {})
 
 
-def solve(first: Message, exchange: Exchange) -> None:
-    """Hold a program and answer calls of its entry, until told to end."""
+def solve(first: Message, exchange: Exchange) -> NoReturn:
+    """Hold a program and answer calls of its entry, until `exchange` ends the process."""
     module = sys.modules["program"] = types.ModuleType("program")
     message = exchange(_load(first["program"], module))
-    while "arguments" in message:
+    while True:
         message = exchange(_call(first, module, message))
 
 
-def check(first: Message, exchange: Exchange) -> None:
-    """Run assertions, whose entry is a proxy for that of another process, until told to end."""
+def check(first: Message, exchange: Exchange) -> NoReturn:
+    """Run assertions, whose entry is a proxy for that of another process, until `exchange` ends this one."""
 
     def proxy(*arguments: object, **keywords: object) -> object:
         reply = exchange({"call": encode(arguments), "keywords": encode(keywords)})
@@ -226,7 +229,7 @@ def check(first: Message, exchange: Exchange) -> None:
 
     names: dict[str, object] = {"__name__": "tests"}
     message = {"assertion": first["preamble"]}
-    while "assertion" in message:
+    while True:
         try:
             exec(compile(message["assertion"], "<tests>", "exec", dont_inherit=True), names)  # noqa: S102
             reply: Message = {"ok": None}
@@ -236,7 +239,7 @@ def check(first: Message, exchange: Exchange) -> None:
         message = exchange(reply)
 
 
-def serve(exchange: Exchange) -> None:
+def serve(exchange: Exchange) -> NoReturn:
     """Take the role that the first message names."""
     first = exchange({"ready": True})
     sys.stdout = sys.stderr = _Output(first["output"])
@@ -244,7 +247,8 @@ def serve(exchange: Exchange) -> None:
 
 
 def _over_pipes(source: int, sink: int) -> Exchange:
-    """Messages of four bytes with the length, then JSON. The first reply is not sent: nobody asked yet."""
+    """Messages of four bytes with the length, then JSON and a mark; a reply is preceded by the mark of its message."""
+    mark = b""
 
     def read(length: int) -> bytes:
         data = b""
@@ -255,13 +259,21 @@ def _over_pipes(source: int, sink: int) -> Exchange:
             data += part
         return data
 
+    def send(reply: bytes) -> None:
+        data = mark + len(reply).to_bytes(4, "big") + reply
+        while data:
+            data = data[os.write(sink, data) :]
+
     def exchange(reply: Message) -> Message:
-        if "ready" not in reply:
-            data = json.dumps(reply).encode()
-            data = len(data).to_bytes(4, "big") + data
-            while data:
-                data = data[os.write(sink, data) :]
-        message: Message = json.loads(read(int.from_bytes(read(4), "big")))
+        nonlocal mark
+        if mark:  # nobody asked for the first reply
+            send(json.dumps(reply).encode())
+        data = read(int.from_bytes(read(4), "big"))
+        text, mark = data[:-MARK], data[-MARK:]
+        if not text:
+            send(b"")
+            os._exit(0)
+        message: Message = json.loads(text)
         return message
 
     return exchange
@@ -313,7 +325,6 @@ def main(config: Message) -> None:
                 os.dup2(nowhere, standard)
             confine()
             serve(_over_pipes(source, sink))
-            os._exit(0)
         _, status = os.waitpid(child, 0)
         os.write(2, b"%d\n" % status)
 
