@@ -25,6 +25,7 @@ MARK = 16
 _MAX_DEPTH = 40
 _MAX_VISITS = 1000
 _TRACE_CHARACTERS = 200_000
+_ENDS_ITERATION = (StopIteration, StopAsyncIteration)  # In `list(map(f, …))` such an error is an end, and no error.
 _NO_MORE = 77  # The exit status of a child that found the pipe closed.
 
 Message = dict[str, Any]
@@ -224,8 +225,9 @@ def check(first: Message, exchange: Exchange) -> NoReturn:
         if "ok" in reply:
             return decode(reply["ok"])
         error = getattr(builtins, str(reply.get("type")), None)
-        kind = error if isinstance(error, type) and issubclass(error, Exception) else RuntimeError
-        raise kind(reply.get("message"))
+        if not (isinstance(error, type) and issubclass(error, Exception)) or issubclass(error, _ENDS_ITERATION):
+            error = RuntimeError
+        raise error(reply.get("message"))
 
     names: dict[str, object] = {"__name__": "tests"}
     message = {"assertion": first["preamble"]}

@@ -80,11 +80,26 @@ def _system_calls() -> bytes:
 
 def _readable() -> list[str]:
     """What an interpreter has to read: itself, the standard library and shared libraries."""
-    paths = [os.path.realpath(sys.executable), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+    paths = [os.path.realpath(sys.executable), sysconfig.get_path("stdlib")]
+    paths.append(sysconfig.get_path("platstdlib", vars={"platbase": sys.base_exec_prefix}))  # not that of a venv
     if sysconfig.get_config_var("Py_ENABLE_SHARED"):
         paths.append(sysconfig.get_config_var("LIBDIR"))
     paths += ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom"]
     return sorted({path for path in paths if os.path.exists(path)})
+
+
+def _packages() -> list[str]:
+    """The folders of installed packages below these paths, which no program may read."""
+    patterns = ("*-packages", "python*/*-packages")
+    found = {folder for path in _readable() for pattern in patterns for folder in Path(path).glob(pattern)}
+    return sorted(str(folder) for folder in found if folder.is_dir())
+
+
+def _without(path: str, hidden: list[str]) -> list[str]:
+    """The path, or what is below it where something there is hidden."""
+    if any(folder.startswith(f"{path}/") for folder in hidden):
+        return [part for child in os.scandir(path) for part in _without(child.path, hidden)]
+    return [path] if path not in hidden and os.path.exists(path) else []
 
 
 def _interpreter(limits: Limits) -> list[str]:
@@ -113,21 +128,35 @@ def _bubblewrap(limits: Limits) -> list[str]:
     ]
     for path in _readable():
         command += ["--dev-bind" if path.startswith("/dev/") else "--ro-bind", path, path]
+    for path in _packages():
+        command += ["--tmpfs", path, "--remount-ro", path]
     return [*command, "--dir", "/empty", "--chdir", "/empty", "--remount-ro", "/", *_interpreter(limits)]
 
 
+# Landlock has no exceptions below a folder, and Python lists that of the standard library. So what can be read is in a
+# second layer (landlock_create_ruleset, landlock_add_rule, landlock_restrict_self; 4 is the reading of files).
 _CONFINE = """
-import os, sys
+import ctypes, os, struct, sys
 from sandlock import Sandbox, confine
-confine(Sandbox(fs_readable=sys.argv[1].split(os.pathsep), fs_writable=["/dev/null"]))
+folders, files = (argument.split(os.pathsep) for argument in sys.argv[1:3])
+confine(Sandbox(fs_readable=folders, fs_writable=["/dev/null"]))
+call = ctypes.CDLL(None).syscall
+rules = call(444, struct.pack("=Q", 4), 8, 0)
+for path in files:
+    call(445, rules, 1, struct.pack("=Qi", 4, os.open(path, os.O_PATH)), 0)
+if call(446, rules, 0):
+    sys.exit("Landlock takes no second layer")
 os.chdir("/")
-os.execve(sys.argv[2], sys.argv[2:], {"PYTHONHASHSEED": "0"})
+os.execve(sys.argv[3], sys.argv[3:], {"PYTHONHASHSEED": "0"})
 """
 
 
 def _sandlock(limits: Limits) -> list[str]:
     """Under Landlock: the kernel alone enforces it; sandlock's supervisor takes no part."""
-    return [sys.executable, "-I", "-c", _CONFINE, os.pathsep.join(_readable()), *_interpreter(limits)]
+    folders, hidden = _readable(), _packages()
+    files = [part for path in folders for part in _without(path, hidden)]
+    paths = [os.pathsep.join(folders), os.pathsep.join(files)]
+    return [sys.executable, "-I", "-c", _CONFINE, *paths, *_interpreter(limits)]
 
 
 def _wasm(limits: Limits) -> list[str]:

@@ -93,6 +93,13 @@ def test_assertions_with_helpers_keywords_exceptions_and_several_calls(executor)
     assert (outcome.status, outcome.message) == ("failed", "AssertionError: wrong")
 
 
+def test_no_exception_of_a_program_ends_the_iteration_of_an_assertion(executor):
+    kinds = ("StopIteration", "StopAsyncIteration", "GeneratorExit", "type('StopIteration', (BaseException,), {})")
+    tests = Tests("f", (), ("assert list(map(f, [1])) == []", "assert all(map(f, [1]))"))
+    for kind in kinds:
+        assert executor.run(f"def f(x): raise {kind}", tests).status == "raised"
+
+
 def test_tests_that_are_no_tests_are_an_error(executor):
     with pytest.raises(ValueError, match="`preamble` of the tests does not run: NameError"):
         executor.run(ADDS_ONE, Tests(entry="f", preamble="nothing", assertions=("assert True",)))
