@@ -268,12 +268,13 @@ def _over_pipes(source: int, sink: int) -> Exchange:
 
     def exchange(reply: Message) -> Message:
         nonlocal mark
-        if mark:  # nobody asked for the first reply
+        if asked := bool(mark):
             send(json.dumps(reply).encode())
         data = read(int.from_bytes(read(4), "big"))
         text, mark = data[:-MARK], data[-MARK:]
         if not text:
-            send(b"")
+            if asked:  # else it was meant for a child that left before
+                send(b"")
             os._exit(0)
         message: Message = json.loads(text)
         return message

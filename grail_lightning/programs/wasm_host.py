@@ -42,11 +42,11 @@ class _Door:
         self.length, self.mark = length, b""  # Nobody asked for the first reply, which is not sent.
 
     def __call__(self, reply: bytes) -> bytes:
-        if self.mark:
+        if asked := bool(self.mark):
             self._send(reply)
         data = _read(int.from_bytes(_read(4), "big"))
         text, self.mark = data[: -self.length], data[-self.length :]
-        if not text:
+        if asked and not text:
             self._send(b"")
         return text
 
