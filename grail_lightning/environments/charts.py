@@ -1,6 +1,6 @@
 """The world of charts: a policy answers a question about a bar or line chart, and draws on its picture to find out.
 
-Both axes have ten units, from the left and from the bottom. The chart's elements, bars or points, stand at x = 1, 3, 5, …
+Both axes have ten units, from the left and from the bottom. The elements, bars or points, stand at x = 1, 3, 5, …
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from PIL import ImageDraw
+from PIL.Image import Image, new
 
 Form = Literal["bars", "line"]
 Asks = Literal["largest", "difference", "count", "trend"]
@@ -77,7 +77,9 @@ class Chart:
             neighbour = first + 1 if first < last else first - 1
             return [self.element(first), self.element(neighbour if mistaken else second)]
         if asks == "largest":
-            peak = next((k for k in range(last) if values[k] > values[k + 1]), last) if mistaken else values.index(max(values))
+            peak = values.index(max(values))
+            if mistaken:
+                peak = next((k for k in range(last) if values[k] > values[k + 1]), last)
             return [self.level(values[peak]), self.element(peak)]
         level = int(about[0])
         above = [k for k, value in enumerate(values) if value > level or (mistaken and value == level)]
@@ -85,10 +87,8 @@ class Chart:
 
     def picture(self, drawings: Sequence[Drawing] = ()) -> Image:
         """The chart as people see it, with drawings on it in black."""
-        from PIL import Image, ImageDraw
-
         size = UNITS * PIXELS
-        image = Image.new("RGB", (size, size), "white")
+        image = new("RGB", (size, size), "white")
         pen = ImageDraw.Draw(image)
         for y in range(2, UNITS, 2):
             pen.line([0, size - y * PIXELS, size, size - y * PIXELS], (225, 225, 225))

@@ -16,15 +16,14 @@ import io
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from PIL.Image import Image
 
 from grail_lightning.answers import Marker
 from grail_lightning.environments.charts import COLOURS, Asks, Chart, Charts, Drawing, Form, near
 from grail_lightning.tasks.arithmetic import Split, distinct, split_rng
 from grail_lightning.tasks.problem import StepKind
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 CHART_ANSWER = Marker("Answer:")
 _QUESTIONS: dict[Asks, str] = {
@@ -90,7 +89,8 @@ class ChartSpace:
     asks: Sequence[Asks] = ("largest", "difference", "count", "trend")
 
     def __post_init__(self) -> None:
-        if not 3 <= self.min_elements <= self.max_elements <= 5 or not set(self.asks) or set(self.asks) - set(_QUESTIONS):
+        asked = set(self.asks)
+        if not 3 <= self.min_elements <= self.max_elements <= 5 or not asked or asked - set(_QUESTIONS):
             raise ValueError(
                 "`problems` must have 3 <= min_elements <= max_elements <= 5 and `asks` from "
                 f"{', '.join(_QUESTIONS)}, but got {self.min_elements}, {self.max_elements} and {list(self.asks)}."
@@ -112,11 +112,12 @@ class ChartSpace:
 
     def _draw(self, rng: random.Random) -> ChartProblem:
         while True:
-            number, forms = rng.randint(self.min_elements, self.max_elements), ("bars", "line")
-            form: Form = rng.choice(forms)
+            number = rng.randint(self.min_elements, self.max_elements)
+            form: Form = "bars" if rng.random() < 0.5 else "line"
             values = tuple(rng.randint(1, 9) for _ in range(number))
             chart = Chart(form, tuple(rng.sample(list(COLOURS), number)), values)
-            asks, about = rng.choice(self.asks), ()
+            asks = rng.choice(self.asks)
+            about: tuple[str, ...] = ()
             if asks == "difference":
                 about = tuple(rng.sample(chart.colours, 2))
             elif asks == "count":
