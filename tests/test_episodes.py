@@ -136,3 +136,14 @@ def test_an_answer_is_never_read_out_of_a_result_and_a_task_without_an_environme
     assert POLICY.tokenizer.eos_token_id not in graded.response_ids[graded.valid_mask & ~graded.response_mask]
     assert not (graded.answer.whole & ~graded.response_mask).any()
     assert graded.answer.whole[1:].any(1).all()
+
+
+def test_the_mean_score_of_turns_counts_turns_that_have_one():
+    row = ROW | {"solution": "<calculator>2+3</calculator><result>5</result>"}
+    texts = [["<calculator>2+3</calculator>", "<calculator>9+9</calculator>", CALL, f"#### 5{END}"]]
+    tally = Tally()
+    add_episodes(tally, played([task_of(Calculator)], texts, [row]))
+    assert tally.compute()["episodes/turn_score"] == pytest.approx(1 / 3)
+    tally = Tally()
+    add_episodes(tally, played([task_of(Calculator)], texts))
+    assert "episodes/turn_score" not in tally.compute()

@@ -142,7 +142,7 @@ def add_rollouts(tally: Tally, batch: GradedBatch) -> None:
 
 
 def add_episodes(tally: Tally, batch: GradedBatch) -> None:
-    """Add turns and calls a rollout, the shares of calls that went wrong, the shares of the ends, and collapse figures.
+    """Add turns and calls a rollout, their scores, the shares of wrong calls and of the ends, and collapse figures.
 
     Plain GRPO is known to collapse where it learns to search: calls vanish, and the log-probability of right rollouts
     falls. ``episodes/no_call`` and ``episodes/logprob_right`` show it.
@@ -152,6 +152,8 @@ def add_episodes(tally: Tally, batch: GradedBatch) -> None:
     calls = [episode.calls for episode in batch.episodes]
     statuses = Counter(call.status for own in calls for call in own)
     number = len(batch.episodes)
+    scores = [turn.score for episode in batch.episodes for turn in episode.turns if turn.score is not None]
+    tally.add("episodes/turn_score", torch.tensor(scores))
     tally.add("episodes/turns", torch.tensor([float(len(episode.turns)) for episode in batch.episodes]))
     tally.add("episodes/calls", torch.tensor([float(len(own)) for own in calls]))
     tally.add_mean("episodes/no_call", Mean(float(sum(not own for own in calls)), number))
