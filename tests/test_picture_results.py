@@ -1,7 +1,9 @@
 """Tools that return pictures: what the policy reads is what the model itself makes of the whole dialogue's pixels."""
 
+import base64
 import gc
 import io
+import json
 import re
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,6 +34,7 @@ from tests.seeing import MAKERS, checkpoint, image, letters, pictures, question,
 from tests.talking import WritingEngine, WrittenTurns
 from tests.test_pictures import _Seen
 from tests.tolerance import assert_near
+from tests.views.test_page import data_of
 
 END = "<end>"
 CALLS = {
@@ -337,7 +340,8 @@ def test_a_run_learns_behind_pictures_and_its_frozen_tower_reads_each_of_them_on
 @pytest.mark.filterwarnings("ignore:.* of the rollouts ended by the limit")
 def test_predictions_of_dialogues_with_pictures(tmp_path):
     folder = checkpoint("llava", tmp_path / "model")
-    rows = [{"problem": "what is 3 + 4 ?", "answer": "7", "picture": image(5)}]
+    red = Image.new("RGB", (16, 16), (200, 30, 40))
+    rows = [{"problem": "what is 3 + 4 ?", "answer": "7", "picture": red}]
     file = tmp_path / "predictions.parquet"
     keep = KeepRollouts(str(tmp_path / "rollouts"))
     module, data, run = _run(
@@ -345,8 +349,14 @@ def test_predictions_of_dialogues_with_pictures(tmp_path):
     )
     run.fit(module, data)
     run.predict(module, data)
-    print(pq.read_table(file).to_pylist()[0])
-    assert file.with_suffix(".html").stat().st_size > 1000
+    (row,) = pq.read_table(file).to_pylist()
+    assert [tokens for tokens in row["tokens"] if tokens == "<image>"] == ["<image>"] * 2
+    shown = json.loads(row["pictures"])
+    assert len(shown) == 3
+    assert all(one["scores"] is None for one in shown) is (row["box_start"] is None)
+    kept = Image.open(io.BytesIO(base64.b64decode(shown[0]["src"].partition(",")[2])))
+    assert kept.tobytes() == red.tobytes()
+    assert data_of(file.with_suffix(".html").read_text())["groups"][0]["sources"] == [one["src"] for one in shown]
     module, data, run = _run(folder, rows, 1, kept=Kept(folder=str(tmp_path / "rollouts")))
     with pytest.raises(ValueError, match=r"`data\.kept` cannot read rollouts with pictures"):
         run.predict(module, data)

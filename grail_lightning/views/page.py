@@ -131,7 +131,7 @@ def _group(members: Sequence[Rollout], methods: Sequence[str], first: int) -> di
 
 def _pictures(row: dict[str, Any], sources: dict[str, int]) -> list[dict[str, Any]]:
     """The pictures of a rollout by the numbers of their `sources`, with saliency in thousandths of the largest one."""
-    found = json.loads(row.get("pictures") or "[]")
+    found: list[dict[str, Any]] = json.loads(row.get("pictures") or "[]")
     largest = max((score for one in found for score in one["scores"] or [] if math.isfinite(score)), default=0.0)
     for one in found:
         shares = [score / largest if largest and math.isfinite(score) else 0.0 for score in one.pop("scores") or []]
