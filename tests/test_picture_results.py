@@ -2,12 +2,16 @@
 
 import base64
 import gc
+import importlib.util
 import io
 import json
 import re
+import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -360,3 +364,21 @@ def test_predictions_of_dialogues_with_pictures(tmp_path):
     module, data, run = _run(folder, rows, 1, kept=Kept(folder=str(tmp_path / "rollouts")))
     with pytest.raises(ValueError, match=r"`data\.kept` cannot read rollouts with pictures"):
         run.predict(module, data)
+
+
+def test_the_drawing_of_the_documentation(tmp_path):
+    file = Path(__file__).parents[1] / "docs" / "examples" / "my_drawing.py"
+    module = importlib.util.module_from_spec(importlib.util.spec_from_file_location("my_drawing", file))
+    sys.modules["my_drawing"] = module  # Where the hints of its tool are looked up.
+    module.__spec__.loader.exec_module(module)
+    boxes = ['{"left": 1, "top": 2, "right": 5, "bottom": 6}', '{"left": 1, "top": 2, "right": 99, "bottom": 6}']
+    (first,) = pictures(1)
+    task = task_of(module.Marker)
+    assert task.tools.show_pictures
+    batch = played(roomy("llava", tmp_path), task, [[*(f"<box>{box}</box>" for box in boxes), f"7 .{END}"]], [first])
+    drawn, refused = batch.episodes[0].calls
+    red = torch.tensor(np.array(drawn.pictures[0].open())).eq(torch.tensor([220, 0, 0])).all(-1)
+    assert red.nonzero().amin(0).tolist() == [2, 1]
+    assert red.nonzero().amax(0).tolist() == [6, 5]
+    assert int(red.sum()) == 16
+    assert refused.result == "Error: ValueError: a box must lie within 16 x 16 pixels"
