@@ -300,7 +300,7 @@ def measure_values(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=64, help=f"of {PROMPTS} problems, {GROUP_SIZE} rollouts each")
-    parser.add_argument("--world", choices=["chains", "words", "search"], default="chains", help="the problems")
+    parser.add_argument("--world", choices=["chains", "words", "search", "code"], default="chains", help="the problems")
     parser.add_argument("--terms", type=int, default=5, help="of chains")
     parser.add_argument("--policy", help="a folder, such as a run's export; default the packaged one of the world")
     parser.add_argument("--token-budget", type=int, default=1024, help="padded tokens of a forward pass")

@@ -8,14 +8,16 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from grail_lightning.programs.grade import grade, line_of
 from grail_lightning.programs.guest import encode
 from grail_lightning.programs.outcome import Call, Limits, Outcome, Tests
+from grail_lightning.programs.printed import printed
 from grail_lightning.programs.sandbox import COMMANDS, LostError, Sandbox, StartError
 
 AUTO = ("bubblewrap", "sandlock", "wasm")
@@ -26,6 +28,7 @@ _ATTEMPTS = 20
 _KEPT, _KEPT_VISITS = 8192, 200
 _PROBE = Path(__file__).with_name("probe.py")
 
+Result = TypeVar("Result")
 Job = tuple[str, Tests] | tuple[str, Tests, int]
 
 
@@ -117,6 +120,12 @@ class Executor:
         self._kept = dict(list((self._kept | short).items())[-_KEPT:])
         return [outcomes[key] for key in keys]
 
+    def printed(self, program: str) -> str:
+        """What a program without tests prints, and the end of its traceback; nothing of it is kept."""
+        if self._pid != os.getpid():
+            self._forget()
+        return self._threads.submit(self._attempt, lambda solver, _: printed(solver, program)).result()
+
     def close(self) -> None:
         """End all processes. The next program would start new ones."""
         self._finalizer()
@@ -130,23 +139,29 @@ class Executor:
         self._finalizer = weakref.finalize(self, _end, self._threads, self._sandboxes, self._pid)
 
     def _run(self, job: Job) -> Outcome:
-        """In a thread of ours, each of which has a sandbox for programs and one for assertions."""
+        """In a thread of ours."""
         program, tests, *trace = job
-        if not hasattr(self._own, "pair"):
-            self._own.pair = Sandbox(self.backend, self.limits), Sandbox(self.backend, self.limits)
-            self._sandboxes.extend(self._own.pair)
-        solver, checker = self._own.pair
         passed = (False,) * (len(trace) or len(tests.calls) + len(tests.assertions))
         if len(program) > _MAX_CHARACTERS:
             return Outcome("refused", passed, 0, None, f"a program of {len(program)} characters", None)
+        try:
+            return self._attempt(lambda *both: grade(both[0], both[1], program, tests, trace[0] if trace else None))
+        except LostError as lost:
+            return Outcome("crashed", passed, 0, None, line_of(lost), None)
+
+    def _attempt(self, use: Callable[[Sandbox, Sandbox], Result]) -> Result:
+        """What is made of the sandboxes of this thread, one for programs and one for assertions; they may be lost."""
+        if not hasattr(self._own, "pair"):
+            self._own.pair = Sandbox(self.backend, self.limits), Sandbox(self.backend, self.limits)
+            self._sandboxes.extend(self._own.pair)
         for _ in range(_ATTEMPTS):
             try:
-                return grade(solver, checker, program, tests, trace[0] if trace else None)
+                return use(*self._own.pair)
             except LostError as error:
                 lost = error
         if isinstance(lost, StartError):
             raise RuntimeError(f"The sandbox {self.backend} does not start any more: {line_of(lost)}.")
-        return Outcome("crashed", passed, 0, None, line_of(lost), None)
+        raise lost
 
 
 def _end(threads: ThreadPoolExecutor, sandboxes: list[Sandbox], pid: int) -> None:
