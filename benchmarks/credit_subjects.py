@@ -51,7 +51,7 @@ from grail_lightning.credit import (
 )
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.credit.measure import entropies, logprobs
-from grail_lightning.data import ArithmeticData, PromptData, SearchData, WordProblemData
+from grail_lightning.data import ArithmeticData, CodeData, PromptData, SearchData, WordProblemData
 from grail_lightning.engines import HFEngine
 from grail_lightning.engines.continued import ContinuedTurns
 from grail_lightning.engines.turns import SampledTurn, TurnRequest, TurnSampler
@@ -64,7 +64,7 @@ from grail_lightning.step.second_model import TrainedModel
 from grail_lightning.tasks import ProblemSpace, SearchSpace, WordProblemSpace, WordProblemTask
 from grail_lightning.tasks.base import Prompt
 
-WorldName = Literal["chains", "words", "search"]
+WorldName = Literal["chains", "words", "search", "code"]
 GROUP_SIZE = 8  # Unless it is given.
 CACHE_TOKENS = 200_000
 
@@ -90,6 +90,9 @@ def setting(world: WorldName, terms: int, num_prompts: int, seed: int) -> Settin
         questions = SearchSpace(min_hops=2, max_hops=3)
         data = SearchData(num_test=num_prompts, problems=questions, seed=seed)
         return Setting(title="search", policy="search", data=data, sampling=Sampling(max_response_length=64))
+    if world == "code":
+        data = CodeData(num_test=num_prompts, seed=seed)
+        return Setting(title="functions", policy="code", data=data, sampling=Sampling(max_response_length=80))
     # The quickstart's policy knows five terms alone, `chains` 5 to 10, `long_chains` 15 to 20.
     return Setting(
         title=f"chains of {terms} terms",

@@ -4,10 +4,11 @@
     OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --world words       # 26 minutes
     OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --terms 10          # 7 hours
     OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --world search      # of turns, half a minute a batch
+    OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --world code --batches 32 --samples 32
 
 The rollouts are those of benchmarks/credit_gradients.py with the same options, which reads FILE. A token is a choice if
 the policy gave it a probability below 1 - 1e-3; a token that is none moves the value by at most that. From the state
-before each choice `SAMPLES` continuations are sampled and graded, in two independent halves. In a world of several
+before each choice `--samples` continuations are sampled and graded, in two independent halves. In a world of several
 turns, values are those of the states before each turn: the environment answers to the turns before once more. FILE is
 written after every batch, and a second call goes on where the first one ended.
 
@@ -114,7 +115,13 @@ def choices(policy: Policy, batch: GradedBatch) -> tuple[Tensor, Tensor]:
 
 
 def resampled_values(
-    policy: Policy, engine: HFEngine, verifier: Verifier, where_from: Setting, batch: GradedBatch, seed: int
+    policy: Policy,
+    engine: HFEngine,
+    verifier: Verifier,
+    where_from: Setting,
+    batch: GradedBatch,
+    seed: int,
+    samples: int = SAMPLES,
 ) -> tuple[Tensor, Tensor]:
     r"""``[B, T, 2]`` each, NaN where a token was no choice: ``V`` and ``b*`` of the state before the token.
 
@@ -141,18 +148,18 @@ def resampled_values(
             asked.append(replace(prompt, messages=tokens))
         limit = where_from.sampling.max_response_length - length
         drawn = engine.generate(
-            asked, SAMPLES, replace(where_from.sampling, max_response_length=limit), derive_seed(seed, length)
+            asked, samples, replace(where_from.sampling, max_response_length=limit), derive_seed(seed, length)
         )
         assert drawn.sampling_logprobs is not None
         whole = [
             policy.tokenizer.decode([*batch.response_ids[row, :column].tolist(), *ids], skip_special_tokens=True)
             for k, (row, column) in enumerate(some)
             for ids in (
-                drawn.response_ids[k * SAMPLES + j][drawn.response_mask[k * SAMPLES + j]].tolist()
-                for j in range(SAMPLES)
+                drawn.response_ids[k * samples + j][drawn.response_mask[k * samples + j]].tolist()
+                for j in range(samples)
             )
         ]
-        verdicts = grade_answers(whole, [batch.prompts[row] for row, _ in some for _ in range(SAMPLES)], verifier)
+        verdicts = grade_answers(whole, [batch.prompts[row] for row, _ in some for _ in range(samples)], verifier)
         right = torch.tensor([float(verdict.correct) for verdict in verdicts]).reshape(len(some), 2, -1)
         first = drawn.sampling_logprobs[:, 0].exp().reshape(len(some), 2, -1)
         for k, (row, column) in enumerate(some):
@@ -197,14 +204,19 @@ def values_of_turns(
 
 
 def kept_rollouts(
-    values: dict[str, np.ndarray], where_from: Setting, policy: Policy, verifier: Verifier, number: int
+    values: dict[str, np.ndarray],
+    where_from: Setting,
+    policy: Policy,
+    verifier: Verifier,
+    number: int,
+    size: int = PROMPTS,
 ) -> list[GradedBatch]:
-    """The rollouts that a file holds, graded again: another processor would sample others."""
+    """The rollouts that a file holds, `size` problems a batch, graded again: another processor would sample others."""
     (problems,) = where_from.data.load("train")
     pad, end = policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id
     rollouts = []
     for k, rows in enumerate(values["ids"][:number].tolist()):
-        prompts = problems.prompts[k * PROMPTS : (k + 1) * PROMPTS]
+        prompts = problems.prompts[k * size : (k + 1) * size]
         responses = [[token for token in row if token != pad] for row in rows]
         if "turn" in values:
             owned = [zip(row, turn, strict=True) for row, turn in zip(rows, values["turn"][k].tolist(), strict=True)]
@@ -310,9 +322,10 @@ class Resampling:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--world", choices=["chains", "words", "search"], default="chains")
+    parser.add_argument("--world", choices=["chains", "words", "search", "code"], default="chains")
     parser.add_argument("--terms", type=int, default=5, help="of chains")
     parser.add_argument("--batches", type=int, default=64, help=f"of {PROMPTS} problems")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="of each state, an even number; not of turns")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -330,7 +343,7 @@ def main() -> None:
             begun = time.perf_counter()
             seed = derive_seed(options.seed, "values", number)
             if batch.turn is None:
-                value, best = resampled_values(policy, engine, verifier, where_from, batch, seed)
+                value, best = resampled_values(policy, engine, verifier, where_from, batch, seed, options.samples)
                 extra, width = {}, where_from.sampling.max_response_length
             else:
                 value, best = values_of_turns(policy, verifier, where_from, batch, seed)

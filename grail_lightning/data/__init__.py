@@ -1,7 +1,7 @@
 """The data modules, which turn datasets into `Prompt`s, and their loaders."""
 
 from grail_lightning.data.few_shot import FewShot
-from grail_lightning.data.generated import ArithmeticData, CodeData, SearchData, WordProblemData
+from grail_lightning.data.generated import ArithmeticData, ChartsData, CodeData, SearchData, WordProblemData
 from grail_lightning.data.kept import Kept
 from grail_lightning.data.loaders import Curriculum, EvaluationLoader, PromptSet, TrainingLoader, draws_per_epoch
 from grail_lightning.data.modules import PromptData
@@ -10,6 +10,7 @@ from grail_lightning.data.tables import MathData, TableData
 
 __all__ = [
     "ArithmeticData",
+    "ChartsData",
     "CodeData",
     "Curriculum",
     "DatasetSpec",

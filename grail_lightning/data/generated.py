@@ -1,4 +1,4 @@
-"""The data modules of generated problems: sums, word problems, questions to look up, functions to write."""
+"""The data modules of generated problems: sums, word problems, questions to look up, functions to write, charts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from grail_lightning.data.modules import PromptData, Split
 from grail_lightning.data.rows import prompt_of
 from grail_lightning.data.sources import DatasetSpec, Table, check_counts
 from grail_lightning.data.tables import TableData
+from grail_lightning.environments.charts import Charts
 from grail_lightning.environments.search import Search
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.arithmetic import ArithmeticTask, ProblemSpace
 from grail_lightning.tasks.arithmetic import Split as ProblemSplit
 from grail_lightning.tasks.base import Task
+from grail_lightning.tasks.charts import CHART_ANSWER, ChartSpace
 from grail_lightning.tasks.code import CodeTask
 from grail_lightning.tasks.environment import Environment, EnvironmentTask
 from grail_lightning.tasks.factbook import FactbookSpace
@@ -225,3 +227,56 @@ class CodeData(TableData):
         """The generated problems of a split, as one table."""
         rows = self.problems.sample(self.sizes[split], PROBLEM_SPLITS[split], self.seed)
         return [(DatasetSpec("functions", split=PROBLEM_SPLITS[split]), Table(f"functions ({split})", rows))]
+
+
+class ChartsData(TableData):
+    """Generated bar and line charts with a question each, which is answered by drawing on the picture with `Charts`.
+
+    Training, validation and test questions are disjoint, whatever the seeds and sizes. Prediction uses the test split.
+    The columns are those of `ChartSpace.sample`, so `curriculum: {column: steps, …}` works.
+
+    Args:
+        num_train: The number of training questions.
+        num_val: The number of validation questions.
+        num_test: The number of test questions.
+        problems: The space of questions: numbers of bars or points, and the kinds of questions.
+        seed: The seed that selects the questions. It is not the run's seed, so that runs with different seeds are
+            tested on the same questions.
+        prompts_per_batch: The number of prompts in a training batch, over all ranks.
+        eval_prompts_per_batch: The same for validation, test and prediction.
+        task: The task; default an `EnvironmentTask` with `Charts` in plain tags and no instructions, whose answer
+            follows `Answer:` and is compared as text: what the packaged policy `charts` knows.
+        curriculum: Questions with few drawings first, by a column; by default all questions from the beginning.
+        kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
+    """
+
+    def __init__(
+        self,
+        num_train: int = 4_000,
+        num_val: int = 256,
+        num_test: int = 256,
+        problems: ChartSpace = ChartSpace(),  # noqa: B008  (frozen)
+        seed: int = 0,
+        prompts_per_batch: int = 32,
+        eval_prompts_per_batch: int = 128,
+        task: Task | None = None,
+        curriculum: Curriculum | None = None,
+        kept: Kept | None = None,
+    ) -> None:
+        task = task or EnvironmentTask(
+            cast("type[Environment]", Charts),
+            calls="tags",
+            instruction="",
+            tool_instruction="",
+            answer=CHART_ANSWER,
+            compare="text",
+        )
+        super().__init__(task, prompts_per_batch, eval_prompts_per_batch, curriculum=curriculum, kept=kept)
+        self.problems, self.seed = problems, seed
+        self.sizes = _split_sizes(num_train=num_train, num_val=num_val, num_test=num_test)
+
+    def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
+        """The generated questions of a split, as one table."""
+        rows = self.problems.sample(self.sizes[split], PROBLEM_SPLITS[split], self.seed)
+        spec = DatasetSpec("charts", split=PROBLEM_SPLITS[split], images="image")
+        return [(spec, Table(f"charts ({split})", rows))]

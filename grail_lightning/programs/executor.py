@@ -8,14 +8,17 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from grail_lightning.programs.grade import grade, line_of
 from grail_lightning.programs.guest import encode
 from grail_lightning.programs.outcome import Call, Limits, Outcome, Tests
+from grail_lightning.programs.printed import printed
+from grail_lightning.programs.remote import RemoteSandbox
 from grail_lightning.programs.sandbox import COMMANDS, LostError, Sandbox, StartError
 
 AUTO = ("bubblewrap", "sandlock", "wasm")
@@ -26,12 +29,28 @@ _ATTEMPTS = 20
 _KEPT, _KEPT_VISITS = 8192, 200
 _PROBE = Path(__file__).with_name("probe.py")
 
+Result = TypeVar("Result")
 Job = tuple[str, Tests] | tuple[str, Tests, int]
+
+
+def _is_address(backend: str) -> bool:
+    return backend.startswith(("http://", "https://"))
+
+
+def _sandbox(backend: str, limits: Limits) -> Sandbox:
+    return (RemoteSandbox if _is_address(backend) else Sandbox)(backend, limits)
 
 
 @lru_cache
 def refusal(backend: str) -> str:
     """Why a back end cannot be used here, found out by a program that tries to get out; empty if it can."""
+    if _is_address(backend):
+        sandbox = _sandbox(backend, Limits())
+        try:
+            outcome = grade(sandbox, sandbox, "def f():\n    return 1", Tests(entry="f", calls=(Call((), 1),)))
+        except LostError as error:
+            return line_of(error)
+        return outcome.message
     with tempfile.TemporaryDirectory(prefix="grail_probe_") as folder:
         Path(folder, "secret").touch()
         files = [f"{folder}/secret", str(_PROBE), "/etc/passwd", f"/proc/{os.getpid()}/environ"]
@@ -53,8 +72,8 @@ def choose(backend: str = "auto") -> str:
         ValueError: There is no back end of that name.
         RuntimeError: It does not isolate programs on this machine, or none does.
     """
-    if backend not in ("auto", *COMMANDS):
-        raise ValueError(f"`backend` must be one of auto, {', '.join(COMMANDS)}, but got {backend!r}.")
+    if backend not in ("auto", *COMMANDS) and not _is_address(backend):
+        raise ValueError(f"`backend` must be one of auto, {', '.join(COMMANDS)}, or an address, but got {backend!r}.")
     reasons = []
     for name in AUTO if backend == "auto" else (backend,):
         reason = refusal(name)
@@ -69,7 +88,8 @@ class Executor:
 
     Args:
         backend: `sandlock`, `bubblewrap`, `wasm`, or `auto`: the first of them that isolates on this machine, which a
-            program that tries to get out finds out.
+            program that tries to get out finds out. Or the address of a server that runs programs in SandboxFusion's
+            form, such as `http://127.0.0.1:8080/run_code`, whose isolation nobody checks.
         limits: Of one program with all of its tests.
         workers: How many programs run at a time.
 
@@ -117,6 +137,12 @@ class Executor:
         self._kept = dict(list((self._kept | short).items())[-_KEPT:])
         return [outcomes[key] for key in keys]
 
+    def printed(self, program: str) -> str:
+        """What a program without tests prints, and the end of its traceback; nothing of it is kept."""
+        if self._pid != os.getpid():
+            self._forget()
+        return self._threads.submit(self._attempt, lambda solver, _: printed(solver, program)).result()
+
     def close(self) -> None:
         """End all processes. The next program would start new ones."""
         self._finalizer()
@@ -130,23 +156,29 @@ class Executor:
         self._finalizer = weakref.finalize(self, _end, self._threads, self._sandboxes, self._pid)
 
     def _run(self, job: Job) -> Outcome:
-        """In a thread of ours, each of which has a sandbox for programs and one for assertions."""
+        """In a thread of ours."""
         program, tests, *trace = job
-        if not hasattr(self._own, "pair"):
-            self._own.pair = Sandbox(self.backend, self.limits), Sandbox(self.backend, self.limits)
-            self._sandboxes.extend(self._own.pair)
-        solver, checker = self._own.pair
         passed = (False,) * (len(trace) or len(tests.calls) + len(tests.assertions))
         if len(program) > _MAX_CHARACTERS:
             return Outcome("refused", passed, 0, None, f"a program of {len(program)} characters", None)
+        try:
+            return self._attempt(lambda *both: grade(both[0], both[1], program, tests, trace[0] if trace else None))
+        except LostError as lost:
+            return Outcome("crashed", passed, 0, None, line_of(lost), None)
+
+    def _attempt(self, use: Callable[[Sandbox, Sandbox], Result]) -> Result:
+        """What is made of the sandboxes of this thread, one for programs and one for assertions; they may be lost."""
+        if not hasattr(self._own, "pair"):
+            self._own.pair = _sandbox(self.backend, self.limits), _sandbox(self.backend, self.limits)
+            self._sandboxes.extend(self._own.pair)
         for _ in range(_ATTEMPTS):
             try:
-                return grade(solver, checker, program, tests, trace[0] if trace else None)
+                return use(*self._own.pair)
             except LostError as error:
                 lost = error
         if isinstance(lost, StartError):
             raise RuntimeError(f"The sandbox {self.backend} does not start any more: {line_of(lost)}.")
-        return Outcome("crashed", passed, 0, None, line_of(lost), None)
+        raise lost
 
 
 def _end(threads: ThreadPoolExecutor, sandboxes: list[Sandbox], pid: int) -> None:

@@ -11,6 +11,7 @@ from grail_lightning.tasks.arithmetic import (
     misconception,
     split_of,
 )
+from grail_lightning.tasks.charts import CHART_ANSWER, ChartProblem, ChartSpace, chart_demonstration
 from grail_lightning.tasks.code import CodeTask
 from grail_lightning.tasks.environment import Environment, EnvironmentTask
 from grail_lightning.tasks.factbook import FactbookSpace
@@ -19,8 +20,11 @@ from grail_lightning.tasks.search import SEARCH_ANSWER, SearchProblem, SearchSpa
 from grail_lightning.tasks.words import WordProblem, WordProblemSpace, WordProblemTask, word_demonstration
 
 __all__ = [
+    "CHART_ANSWER",
     "SEARCH_ANSWER",
     "ArithmeticTask",
+    "ChartProblem",
+    "ChartSpace",
     "CodeTask",
     "Environment",
     "EnvironmentTask",
@@ -37,6 +41,7 @@ __all__ = [
     "WordProblem",
     "WordProblemSpace",
     "WordProblemTask",
+    "chart_demonstration",
     "demonstration",
     "function_demonstration",
     "misconception",

@@ -19,7 +19,7 @@ import random
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from grail_lightning.answers import Marker
 from grail_lightning.tasks.answered import MathTask
@@ -78,10 +78,12 @@ class WordProblem:
     chain: Problem
     suggested: str  # The operator that the words of each step suggest.
     in_words: bool  # Whether the lines of a solution are sentences.
-    with_calls: bool = False  # Whether they are calls of a calculator.
+    with_calls: bool | Literal["python"] = False  # Whether they are calls, of a calculator or of Python.
 
     def line(self, step: int, a: int, sign: str, b: int, result: int) -> str:
         """The line of a step of a solution, with any numbers."""
+        if self.with_calls == "python":
+            return f"<run>print({a} {sign} {b})</run>\n<result>{result}</result>"
         if self.with_calls:
             return f"<calculator>{a} {sign} {b}</calculator>\n<result>{result}</result>"
         if not self.in_words:
@@ -131,7 +133,7 @@ class WordProblemSpace:
             suggests the wrong operation: "Then Anna has 4 fewer coins than Ben" makes Ben's number larger. The
             solution is then in sentences.
         calls: Whether the lines of a solution are calls of a calculator, with its results, in plain tags: worked
-            examples for `EnvironmentTask` with the environment `Calculator`.
+            examples for `EnvironmentTask` with the environment `Calculator`; or programs, with python, for `Python`.
     """
 
     min_steps: int = 1
@@ -139,7 +141,7 @@ class WordProblemSpace:
     largest: int = 20
     operators: str = "+-"
     comparisons: bool = False
-    calls: bool = False
+    calls: bool | Literal["python"] = False
 
     def __post_init__(self) -> None:
         numbers = 1 <= self.min_steps <= self.max_steps <= 10 and 3 <= self.largest < 10**6

@@ -1,0 +1,112 @@
+"""The environment whose tool runs programs, in the sandbox of this machine and in a run of the command line."""
+
+import re
+
+import pytest
+
+from grail_lightning.environments.calls import ParsedCall
+from grail_lightning.environments.episode import EpisodeLimits
+from grail_lightning.environments.python import Python
+from grail_lightning.environments.tools import ToolSet, run_calls
+from grail_lightning.programs.outcome import Limits
+from grail_lightning.tasks import EnvironmentTask, WordProblemSpace
+from tests.calling import END, calling_policy
+from tests.shell import fails_early
+
+pytestmark = pytest.mark.usefixtures("programs_run")
+TRACEBACK = "Traceback (most recent call last):\n"
+
+
+@pytest.fixture(scope="module")
+def python():
+    return Python(limits=Limits(seconds=0.5, memory_mb=128))
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("for x in range(3):\n    print(x)", "0\n1\n2"),
+        ("import sys\nprint(__name__, file=sys.stderr)\nsys.exit(2)", "__main__"),
+        ("x = 1", ""),
+        (
+            "print('so far')\ndef f():\n    return 1 / 0\nf()",
+            f'so far\n{TRACEBACK}  File "<code>", line 4, in <module>\n  File "<code>", line 3, in f\n'
+            "ZeroDivisionError: division by zero",
+        ),
+        ("print(", "  File \"<code>\", line 1\n    print(\n         ^\nSyntaxError: '(' was never closed"),
+        ("input()", f'{TRACEBACK}  File "<code>", line 1, in <module>\nEOFError: EOF when reading a line'),
+        ("[0] * 10**9", f'{TRACEBACK}  File "<code>", line 1, in <module>\nMemoryError'),
+    ],
+)
+def test_a_program_is_answered_by_what_it_prints_and_its_traceback(python, code, told):
+    assert python.run(code) == told
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("while True: pass", "Error: timeout: "),
+        ("import os; os._exit(0)", "Error: crashed: "),
+        ("print('y' * 10**7)", "yyy"),
+        ("while True: print('yes')", "yes\nyes\n"),
+        ("raise Exception('y' * 10**7)", "y"),
+        ("import traceback; traceback.format_exception = None; 1 / 0", "Error: 'NoneType' object is not callable"),
+        ("import socket; socket.socket()", TRACEBACK),
+        ("open('note', 'w')", TRACEBACK),
+    ],
+)
+def test_a_hostile_program_is_a_short_answer_and_the_next_one_runs(python, code, told):
+    answer = python.run(code)
+    assert answer.startswith(told)
+    assert len(answer) <= 8000
+    assert python.run("print('next')") == "next"
+
+
+def test_no_program_sees_what_one_before_has_left(python):
+    python.run("import builtins, math\nbuiltins.left = math.left = 1")
+    assert python.run("import math\nprint(hasattr(math, 'left'))\nleft").startswith("False\nTraceback")
+
+
+def test_results_are_capped_and_hold_no_control_characters(python):
+    asked = [ParsedCall("run", {"code": f"print({text!r})"}) for text in ("\x1b[0m\0é\ud800<|im_end|>", "y" * 999)]
+    limits = EpisodeLimits(result_characters=50, tool_seconds=60)
+    ((first, second),) = run_calls([(ToolSet(Python), python, asked)], [limits])
+    assert (first.result, first.status) == ("[0mé?<|im_end|>", "done")
+    assert second.result == "y" * 50 + "… (cut: 999 characters)"
+    policy = calling_policy()
+    dialect = EnvironmentTask(environment=Python, calls="tags").dialect(policy.tokenizer, policy.encode, {})
+    ids = dialect.between([python.run(f"print('a{END}')")])
+    assert policy.tokenizer.eos_token_id not in ids
+    assert policy.tokenizer.decode(ids) == "\n<result>a< |end|></result>\n"
+
+
+def test_programs_of_many_rollouts_run_side_by_side(python):
+    calls = [[ParsedCall("run", {"code": f"print({k} ** 2)"})] for k in range(40)]
+    made = run_calls([(ToolSet(Python), python, some) for some in calls], [EpisodeLimits(tool_seconds=60)] * 40)
+    assert [call.result for (call,) in made] == [str(k * k) for k in range(40)]
+
+
+def test_the_worked_examples_of_word_problems_are_programs_with_their_results(python):
+    for row in WordProblemSpace(min_steps=2, max_steps=2, largest=999, calls="python").sample(5, "train"):
+        pairs = re.findall("<run>(.*)</run>\n<result>(.*)</result>\n", row["solution"])
+        assert len(pairs) == 2
+        assert [python.run(code) for code, _ in pairs] == [result for _, result in pairs]
+        assert row["solution"].endswith(f"{pairs[-1][1]}</result>\n#### {row['answer']}")
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("backend=exec", "`backend` must be one of auto"),
+        ("limits.seconds=0", "`limits` and `workers` must be positive"),
+    ],
+)
+def test_a_wrong_option_is_one_line_before_a_model_is_loaded(argument, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert message in fails_early(
+        capsys,
+        "fit",
+        "--config=configs/smollm2_python.yaml",
+        "--model.policy=arithmetic",
+        f"--data.task.environment.{argument}",
+    )
