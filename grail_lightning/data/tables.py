@@ -24,6 +24,7 @@ from grail_lightning.data.sources import (
     metric_names,
     read_table,
     select_rows,
+    with_chart_columns,
     with_columns_of,
 )
 from grail_lightning.tasks.answered import MathTask
@@ -205,4 +206,4 @@ def _as_specs(datasets: Datasets) -> list[DatasetSpec]:
     """The datasets as a list of options; a path or rows alone have the default ones."""
     several = isinstance(datasets, list) and not (datasets and isinstance(datasets[0], Mapping))
     specs: Any = datasets if several else [] if datasets is None else [datasets]
-    return [spec if isinstance(spec, DatasetSpec) else DatasetSpec(spec) for spec in specs]
+    return [with_chart_columns(spec if isinstance(spec, DatasetSpec) else DatasetSpec(spec)) for spec in specs]

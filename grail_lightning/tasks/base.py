@@ -30,7 +30,8 @@ class Task(ABC):
 
     Attributes:
         compare: How an answer is compared with its reference. `math`: by the verifier. `exact`: as text, in which every
-            run of white space is one space. `text`: in addition without regard to upper and lower case.
+            run of white space is one space. `text`: in addition without regard to upper and lower case. `relaxed`: as
+            `text`, but a number may differ by 5 % of the reference, as in ChartQA.
     """
 
     compare: Comparison = "math"
