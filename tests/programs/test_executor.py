@@ -266,13 +266,13 @@ def test_nothing_is_run_where_nothing_isolates(monkeypatch):
 
 
 def test_outcomes_are_kept_within_a_number_of_bytes(executor, monkeypatch):
-    monkeypatch.setattr("grail_lightning.programs.executor._KEPT_BYTES", 600_000)
+    monkeypatch.setattr("grail_lightning.programs.executor._KEPT_BYTES", 300_000)
     program = "def f(n):\n    x = ''\n    for i in range(99):\n        x = 'x' * 199\n    return 1  # {}"
     outcomes = executor.run_many([(program.format(n), TESTS, 0) for n in range(12)])
     texts = [sum(len(text) for visit in o.trace for _, text in visit.variables) for o in outcomes]
     kept = list(executor._kept.values())
     assert kept == outcomes[12 - len(kept) :]
-    assert 0 < sum(texts[12 - len(kept) :]) < 600_000 < sum(texts)
+    assert 0 < sum(texts[12 - len(kept) :]) < 300_000 < sum(texts)
 
 
 _SCALARS = (
