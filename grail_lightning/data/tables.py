@@ -9,6 +9,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from lightning.pytorch.utilities import rank_zero_warn
+
 from grail_lightning.data.few_shot import Example, FewShot, read_examples, with_examples
 from grail_lightning.data.kept import Kept, kept_rollouts
 from grail_lightning.data.loaders import Curriculum, PromptSet
@@ -102,6 +104,8 @@ class TableData(PromptData):
             raise ValueError(f"All rows of {spec.path} serve as worked examples. Use fewer, or more rows.")
         change = partial(with_examples, examples=examples, few_shot=self.few_shot) if self.few_shot else None
         prompts = RowPrompts(table, rows, spec, self.task, change)
+        if remark := self.task.check_prompts(prompts):
+            rank_zero_warn(f"{spec.path}: {remark}")
         if split != "train" or self.curriculum is None:
             return PromptSet(spec.label, prompts, spec.weight)
         difficulty = _difficulty(self.curriculum.column, table, prompts.indices)

@@ -49,6 +49,10 @@ class Task(ABC):
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The prompt of a dataset row, which refers to this task."""
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> str:
+        """A remark on the prompts of a dataset, all of which are there before a model is loaded; here none."""
+        return ""
+
     @abstractmethod
     def answer(self, text: str) -> str | None:
         """The answer of a response, without what marks it; None if there is none."""
