@@ -128,16 +128,16 @@ class Encoder:
         return ids
 
     def reading(self, problem: ChartProblem, rng: random.Random) -> tuple[list[int], list[int], list[Image]]:
-        """The mark of each element of a chart: from left to right, or in any order."""
+        """The colour and the mark of each element of a chart from left to right; or the marks of colours in any order."""
         ids, chart = self.shown.copy(), problem.chart
         targets, order = [-100] * len(ids), list(range(len(chart.values)))
-        if rng.random() < 0.7:
+        if shuffled := rng.random() < 0.5:
             rng.shuffle(order)
         for number in order:
             tool, places = chart.element(number)
             asked = self._encode(f" {chart.colours[number]}")
             said = self._encode(f"<{tool}>{' '.join(map(str, places))}</{tool}>")
-            ids, targets = ids + asked + said, targets + [-100] * len(asked) + said
+            ids, targets = ids + asked + said, targets + ([-100] * len(asked) if shuffled else asked) + said
         return ids, targets, [chart.picture()]
 
     def solution(
@@ -217,6 +217,8 @@ def imitate(model: Idefics3ForConditionalGeneration, encoder: Encoder, recipe: C
         optimizer.step()
         schedule.step()
 
+        if step % 100 == 99:
+            torch.save(model.state_dict(), "/tmp/charts-state.pt")
         if step % 50 == 49:
             seconds = time.perf_counter() - begun
             print(f"batch {step + 1}: {seconds:.0f} s, loss {loss.item():.3f}; {probe(model, encoder)}", flush=True)
