@@ -19,6 +19,7 @@ from grail_lightning.engines.base import RolloutEngine, given_batch
 from grail_lightning.engines.checks import check_logprobs, check_takes_pictures
 from grail_lightning.engines.hf import HFEngine
 from grail_lightning.grading import TaskVerifiers, grade_and_locate, step_masks
+from grail_lightning.picture import pictures_in
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.options import (
     Loading,
@@ -49,7 +50,6 @@ from grail_lightning.step.second_model import TrainedModel, check_training
 from grail_lightning.step.tags import tag
 from grail_lightning.step.update import Update
 from grail_lightning.tasks.environment import EnvironmentTask
-from grail_lightning.tasks.picture import pictures_in
 from grail_lightning.tasks.problem import Messages, Prompt
 
 if TYPE_CHECKING:
@@ -181,7 +181,9 @@ class GrailModule(pl.LightningModule):
         check_last_found(self.trainer)
         task = getattr(getattr(self.trainer, "datamodule", None), "task", None)
         if isinstance(task, EnvironmentTask):  # A wrong chat template is refused before weights are loaded.
-            task.dialect(self.tokenizer, self.encode, self.loading.chat_template_kwargs)
+            if task.tools.show_pictures:
+                check_takes_pictures(self.engine, self.loading, world_size())
+            task.dialect(self.tokenizer, self.encode, self.loading.chat_template_kwargs, self.pictures)
         self.verifiers = TaskVerifiers()
         if self.policy is not None and self.policy.vision is not None:
             self.policy.vision.forget()  # A checkpoint may follow.

@@ -16,8 +16,8 @@ from transformers import (
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
+from grail_lightning.picture import Picture
 from grail_lightning.policy import Loading, load_policy, resolve_policy
-from grail_lightning.tasks.picture import Picture
 
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] + ':' }}{% for p in m['content'] %}{% if p['type'] == 'image' %}<image>"

@@ -4,7 +4,6 @@ from contextlib import contextmanager
 
 from grail_lightning.engines import HFEngine
 from grail_lightning.engines.turns import SampledTurn, TurnSampler
-from tests.calling import END
 
 
 class WrittenTurns(TurnSampler):
@@ -19,7 +18,7 @@ class WrittenTurns(TurnSampler):
         for request in requests:
             text = self.texts[request.row].pop(0)
             ids = self.tokenizer(text)["input_ids"]
-            whole = text.endswith((END, *request.stop)) and len(ids) <= request.limit
+            whole = text.endswith((self.tokenizer.eos_token, *request.stop)) and len(ids) <= request.limit
             turns.append(SampledTurn(ids[: request.limit], [-0.5] * min(len(ids), request.limit), whole))
         return turns
 

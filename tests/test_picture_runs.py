@@ -19,10 +19,10 @@ from grail_lightning.callbacks import Preflight
 from grail_lightning.credit import GRAIL, PRIME, OARPerturbation
 from grail_lightning.data import DatasetSpec, FewShot
 from grail_lightning.engines.vllm.server import VLLMServer
+from grail_lightning.picture import pictures_in
 from grail_lightning.policy import Loading, LoRA, load_policy, resolve_policy
 from grail_lightning.step.options import Distillation, Execution, Objective
 from grail_lightning.tasks.answered import MathTask
-from grail_lightning.tasks.picture import pictures_in
 from tests.processes import run_script
 from tests.runs import Watch, trainer, weights
 from tests.seeing import TEXT, checkpoint, image, letters, pictures, question

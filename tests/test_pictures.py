@@ -9,7 +9,8 @@ import torch
 from grail_lightning.batch import Sampling
 from grail_lightning.engines.base import build_batch
 from grail_lightning.engines.hf import HFEngine
-from grail_lightning.policy.pictures import FIRST_PICTURE_ID, vision_parameters
+from grail_lightning.picture import FIRST_PICTURE_ID
+from grail_lightning.policy.pictures import vision_parameters
 from grail_lightning.tasks.base import Prompt
 from tests.runs import TASK
 from tests.seeing import MAKERS, TILES, image, pictures, plain, question, seeing

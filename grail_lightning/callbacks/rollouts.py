@@ -20,11 +20,11 @@ from torch import Tensor
 from grail_lightning.batch import SampledBatch
 from grail_lightning.callbacks.hooks import fast_dev_run, is_shown, output_of
 from grail_lightning.environments.transcript import episode_columns, episode_json, transcript
+from grail_lightning.picture import as_text
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.files import whole_file
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.outputs import StepOutput
-from grail_lightning.tasks.picture import as_text
 from grail_lightning.tasks.problem import Prompt
 
 # The types are names of pyarrow, which is imported where it is used, since help resolves the types of this file. The

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from grail_lightning.batch import RolloutBatch, pad_left
+from grail_lightning.picture import add_text
 from grail_lightning.policy import Policy
-from grail_lightning.tasks.picture import add_text
 from grail_lightning.tasks.problem import Messages
 
 _PLACE = "{answer}"

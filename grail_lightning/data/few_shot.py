@@ -12,8 +12,8 @@ from grail_lightning.answers import Conventions, Verdict
 from grail_lightning.answers.judge import judge
 from grail_lightning.data.rows import RowPrompts
 from grail_lightning.data.sources import DatasetSpec, Table, check_counts, check_path
+from grail_lightning.picture import has_pictures
 from grail_lightning.tasks.base import Task
-from grail_lightning.tasks.picture import has_pictures
 from grail_lightning.tasks.problem import Messages, Prompt
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from grail_lightning.data.loaders import PromptSet
+from grail_lightning.picture import FIRST_PICTURE_ID, has_pictures
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.base import Task
-from grail_lightning.tasks.picture import has_pictures
 from grail_lightning.tasks.problem import Prompt
 
 _COLUMNS = ["dataset", "reference", "response", "finished", "group", "token_ids", "messages", "columns"]
@@ -59,8 +59,8 @@ def kept_rollouts(kept: Kept, task: Task, trainer: Trainer | None) -> list[Promp
         if row.get("turns") is not None:
             response |= {"response_turns": row["turns"], "prompt_ids": row["prompt_ids"], "episode": row["episode"]}
         messages = json.loads(row["messages"])
-        if has_pictures(messages):
-            raise ValueError("`data.kept` cannot read rollouts of prompts with pictures, which are not kept with them.")
+        if has_pictures(messages) or max(row["token_ids"], default=0) >= FIRST_PICTURE_ID:
+            raise ValueError("`data.kept` cannot read rollouts with pictures, which are not kept with them.")
         prompt = Prompt(
             messages=messages,
             reference=row["reference"],

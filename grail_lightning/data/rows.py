@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
 from grail_lightning.data.sources import DatasetSpec, Table, answers_in
+from grail_lightning.picture import has_pictures, pictures_in, with_pictures
 from grail_lightning.tasks.base import Task
-from grail_lightning.tasks.picture import has_pictures, pictures_in, with_pictures
 from grail_lightning.tasks.problem import Prompt
 
 _AT_ONCE = 256  # The rows whose pictures are in memory while they are checked.

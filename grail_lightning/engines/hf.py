@@ -16,8 +16,8 @@ from grail_lightning.engines.continued import ContinuedTurns
 from grail_lightning.engines.decoding import Decoding, supports
 from grail_lightning.engines.draw import Ending, Sampled, warpers
 from grail_lightning.engines.turns import ResendingTurns, TurnSampler
+from grail_lightning.picture import FIRST_PICTURE_ID
 from grail_lightning.policy import Policy
-from grail_lightning.policy.pictures import FIRST_PICTURE_ID
 from grail_lightning.policy.reference import weights_cast_once
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import pad_to_longest_rank, world_size

@@ -9,6 +9,8 @@ from functools import cached_property
 from importlib import resources
 from typing import TYPE_CHECKING, Any, cast
 
+from grail_lightning.picture import in_parts
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -26,12 +28,14 @@ class ChatTemplate:
     kwargs: dict[str, Any]  # Its arguments, `tools` among them.
     tool: str  # The name of a tool.
     control: Iterable[str]  # The texts of the control tokens.
+    in_parts: bool = False  # Whether it takes contents as lists of parts: it is of a policy that takes pictures.
 
     def render(self, messages: Sequence[dict[str, Any]], *, ask: bool = True, **kwargs: Any) -> str:
         """The text of a conversation, with the beginning of the next turn if `ask`."""
         options = {**self.kwargs, **kwargs, "tokenize": False, "add_generation_prompt": ask}
+        messages = in_parts(list(messages)) if self.in_parts else list(messages)
         try:
-            return cast(str, self.tokenizer.apply_chat_template(list(messages), **options))
+            return cast(str, self.tokenizer.apply_chat_template(messages, **options))
         except Exception as error:  # A template is a program of its own and can raise anything.
             raise ValueError(refusal(f"it cannot show a call and its result ({str(error)[:200]})")) from error
 
@@ -59,12 +63,15 @@ class ChatTemplate:
     def _before_results(self) -> str:
         return self.until_end(self.trial())
 
-    def around(self, results: Sequence[str]) -> list[str]:
-        """What follows the end token: parts of the template and results by turns, the template first and last."""
-        answers = [{"role": "tool", "name": self.tool, "content": f"{MARK}{result}{MARK}"} for result in results]
-        text = self.render([*self.trial(), *answers])
+    def around(self, results: Sequence[Sequence[str | None]]) -> list[str]:
+        """What follows the end token: parts of the template and texts by turns, the template first and last.
+
+        Each of the `results` has one text, or texts and pictures (None), whose places are in the template's parts.
+        """
+        answers = [{"role": "tool", "name": self.tool, "content": _marked(result)} for result in results]
+        text, number = self.render([*self.trial(), *answers]), sum(part is not None for r in results for part in r)
         parts = text.removeprefix(self._before_results).split(MARK)
-        if not text.startswith(self._before_results) or len(parts) != 2 * len(results) + 1:
+        if not text.startswith(self._before_results) or len(parts) != 2 * number + 1:
             raise ValueError(refusal("a result changes how the turn before it is shown, or is not shown itself"))
         return parts
 
@@ -74,7 +81,7 @@ class ChatTemplate:
         Raises:
             ValueError: If the template does not preserve prefixes.
         """
-        between = "".join(self.around(["Result"]))
+        between = "".join(self.around([["Result"]]))
         for content in ("", _THOUGHT):
             turn = [self.trial(content)[1], {"role": "tool", "name": self.tool, "content": "Result"}]
             prompt = self.render([_QUESTION])
@@ -94,6 +101,13 @@ class ChatTemplate:
         if starts or not _TURN_START.fullmatch(start):
             return self
         return replace(ours, kwargs={**ours.kwargs, "turn_start": start})
+
+
+def _marked(result: Sequence[str | None]) -> Any:
+    """The content of a result whose texts stand between two `MARK`; a plain text, or parts."""
+    texts = [None if part is None else f"{MARK}{part}{MARK}" for part in result]
+    parts = [{"type": "image"} if text is None else {"type": "text", "text": text} for text in texts]
+    return texts[0] if len(texts) == 1 and texts[0] is not None else parts
 
 
 def refusal(reason: str) -> str:

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from grail_lightning.environments import calls as reading
 from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.chat_template import MARK, ChatTemplate, refusal
+from grail_lightning.picture import Picture, pictures_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from grail_lightning.policy.pictures import PictureTokens
 
 CallFormat = Literal["auto", "hermes", "llama3", "tokenizer", "tags"]
 """How calls are written. `hermes`: JSON in ``<tool_call>``; `llama3`: bare JSON; `tokenizer`: what the tokenizer's own
@@ -25,6 +28,7 @@ parser (its `response_template`) reads; `tags`: ``<name>…</name>``. `auto`: th
 `tokenizer` that reads back the call that the chat template writes; `tags` without a template that declares tools."""
 
 Encode = Callable[[Any], list[int]]
+Result = str | Sequence[str | Picture]
 _CHAT_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 
 
@@ -41,9 +45,16 @@ class Dialect(ABC):
     stop: tuple[str, ...] = ()
     end_token_id: int | None = None
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, encode: Encode, tags: Iterable[str]) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        encode: Encode,
+        tags: Iterable[str],
+        pictures: PictureTokens | None,
+    ) -> None:
         self.tokenizer, self.encode, self.control = tokenizer, encode, control_tokens(tokenizer)
-        texts = {*self.control.values(), *tags} - {""}
+        self.pictures = pictures
+        texts = {*self.control.values(), *tags, "" if pictures is None else pictures.place} - {""}
         first, whole = "".join(re.escape(text[0]) for text in texts), "|".join(map(re.escape, texts))
         # It looks at each character, because occurrences can overlap; the first condition makes that quick.
         self._marks = re.compile(f"(?=[{first}])(?={whole})(.)", re.DOTALL)
@@ -57,7 +68,7 @@ class Dialect(ABC):
         """The calls in one sampled turn. A turn without one is an answer; a call that cannot be read has an `error`."""
 
     @abstractmethod
-    def between(self, results: Sequence[str]) -> list[int]:
+    def between(self, results: Sequence[Result]) -> list[int]:
         """The ids that follow a turn: the results, what stands around them, and the beginning of the next turn."""
 
     def escaped(self, text: str) -> str:
@@ -71,8 +82,10 @@ class Dialect(ABC):
         # A normaliser makes a control token out of other characters, full-width ones say.
         return [token for token in ids if token not in self.control]
 
-    def _template_ids(self, text: str) -> list[int]:
-        """The ids of a text in which control tokens are meant."""
+    def _template_ids(self, text: str, shown: Sequence[Picture] = ()) -> list[int]:
+        """The ids of a text in which control tokens are meant, and places stand for the pictures `shown`."""
+        if shown and self.pictures is not None:
+            return self.pictures.name(self.pictures.expand(text, shown, begins=False), shown)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _text(self, ids: Sequence[int]) -> str:
@@ -94,29 +107,45 @@ class Tags(Dialect):
 
     kind = "tags"
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, schemas: Sequence[dict[str, Any]], encode: Encode) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        schemas: Sequence[dict[str, Any]],
+        encode: Encode,
+        pictures: PictureTokens | None = None,
+    ) -> None:
         self.parameters = _parameters(schemas)
         if "result" in self.parameters:
             raise ValueError("A tool must not be named `result`, because this is the tag of results. Rename the tool.")
         names = [*self.parameters, "result"]
-        super().__init__(tokenizer, encode, [tag for name in names for tag in (f"<{name}>", f"</{name}>")])
+        super().__init__(tokenizer, encode, [tag for name in names for tag in (f"<{name}>", f"</{name}>")], pictures)
         self.stop = tuple(f"</{name}>" for name in self.parameters)
 
     def calls(self, ids: Sequence[int]) -> list[ParsedCall]:
         """See `Dialect.calls`. There is at most one, as its closing tag ends the turn."""
         return reading.tag_calls(self._text(ids), self.parameters)
 
-    def between(self, results: Sequence[str]) -> list[int]:
+    def between(self, results: Sequence[Result]) -> list[int]:
         """See `Dialect.between`. The policy goes on in the same message."""
         before, behind = self._template_ids("\n<result>"), self._template_ids("</result>\n")
-        return [token for text in results for token in (*before, *self._result_ids(self.escaped(text)), *behind)]
+        return [token for result in results for token in (*before, *self._ids(result), *behind)]
+
+    def _ids(self, result: Result) -> list[int]:
+        if isinstance(result, str):
+            return self._result_ids(self.escaped(result))
+        assert self.pictures is not None
+        place = self.pictures.place
+        parts = (self._ids(p) if isinstance(p, str) else self._template_ids(place, [p]) for p in result)
+        return [token for part in parts for token in part]
 
 
 class Chat(Dialect):
     """Calls and results as the chat template writes them."""
 
-    def __init__(self, template: ChatTemplate, kind: CallFormat, encode: Encode) -> None:
-        super().__init__(template.tokenizer, encode, _CHAT_TAGS)
+    def __init__(
+        self, template: ChatTemplate, kind: CallFormat, encode: Encode, pictures: PictureTokens | None = None
+    ) -> None:
+        super().__init__(template.tokenizer, encode, _CHAT_TAGS, pictures)
         self.template = template
         self.end_token_id = next(token for token, text in self.control.items() if text == template.end)
         self.prefix = template.render(template.trial()[:1])
@@ -127,7 +156,10 @@ class Chat(Dialect):
     def prompt_ids(self, messages: list[dict[str, str]] | str) -> list[int]:
         """See `Dialect.prompt_ids`; a ValueError if the prompt is plain text, which cannot declare tools."""
         if isinstance(messages, list):
-            return self._template_ids(self.template.render(messages))
+            text, shown = self.template.render(messages), pictures_in(messages)
+            if self.pictures is None:
+                return self._template_ids(text)
+            return self.pictures.name(self.pictures.expand(text, shown), shown)
         if type(messages) is not str:  # A text with ids of its own.
             return self.encode(messages)
         raise ValueError(
@@ -139,13 +171,22 @@ class Chat(Dialect):
         """See `Dialect.calls`."""
         return self._read(self.kind, self._text(ids))
 
-    def between(self, results: Sequence[str]) -> list[int]:
+    def between(self, results: Sequence[Result]) -> list[int]:
         """See `Dialect.between`. What the template makes of a result, a string of JSON say, is text as well."""
-        parts = self.template.around([self.escaped(result) for result in results])
-        ids = self._template_ids(self.template.end + parts[0])[1:]  # Some end tokens own the blanks behind them.
-        for result, behind in zip(parts[1::2], parts[2::2], strict=True):
-            ids += self._result_ids(result) + self._template_ids(behind)
-        return ids
+        lists = [[result] if isinstance(result, str) else result for result in results]
+        shown = [part for result in lists for part in result if isinstance(part, Picture)]
+        texts = [[self.escaped(part) if isinstance(part, str) else None for part in result] for result in lists]
+        first, *rest = self.template.around(texts)
+        place = "" if self.pictures is None else self.pictures.place
+        parts = [self.template.end + first, *rest]  # Some end tokens own the blanks behind them.
+        if shown and sum(part.count(place) for part in parts[::2]) != len(shown):
+            raise ValueError(refusal("it does not show a picture in a result"))
+        ids: list[int] = []
+        for own, result in zip(parts[::2], [*parts[1::2], ""], strict=True):
+            number = own.count(place) if shown else 0
+            ids += self._template_ids(own, shown[:number]) + self._result_ids(result)
+            shown = shown[number:]
+        return ids[1:]
 
     def _readable(self, kind: CallFormat) -> CallFormat:
         """The first kind that reads back the call that the template writes."""
@@ -179,32 +220,37 @@ def find_dialect(
     kind: CallFormat,
     encode: Encode,
     chat_template_kwargs: dict[str, Any],
+    pictures: PictureTokens | None = None,
 ) -> Dialect:
     """The dialect of a tokenizer, for tools as `transformers.utils.get_json_schema` describes them.
 
     A chat template must preserve prefixes: a turn is shown alike whatever follows it. One that does not, but has the
     prompts of Qwen3's own template, is replaced by ours for training. `encode` is for prompts without tools.
+    `pictures` are the tokens of pictures of a policy that takes some; the template may be that of its processor.
 
     Raises:
         ValueError: If the tokenizer has no chat template that can be used for the form.
     """
-    if kind == "tags" or not schemas or (kind == "auto" and not tokenizer.chat_template):
-        return Tags(tokenizer, schemas, encode)
-    if not tokenizer.chat_template:
+    written = tokenizer.chat_template or (None if pictures is None else pictures.processor.chat_template)
+    if kind == "tags" or not schemas or (kind == "auto" and not written):
+        return Tags(tokenizer, schemas, encode, pictures)
+    if not written:
         raise ValueError(
             f"Calls of the form `{kind}` need a tokenizer with a chat template, but it has none. Choose plain `tags`."
         )
-    kwargs = {**chat_template_kwargs, "tools": list(schemas)}
-    template = ChatTemplate(tokenizer, kwargs, next(iter(_parameters(schemas))), control_tokens(tokenizer).values())
+    kwargs = {**({} if tokenizer.chat_template else {"chat_template": written}), **chat_template_kwargs}
+    kwargs["tools"] = list(schemas)
+    control, in_parts = control_tokens(tokenizer).values(), pictures is not None
+    template = ChatTemplate(tokenizer, kwargs, next(iter(_parameters(schemas))), control, in_parts)
     question = template.trial()[:1]
     if kind == "auto" and template.render(question) == template.render(question, tools=None):
-        return Tags(tokenizer, schemas, encode)
+        return Tags(tokenizer, schemas, encode, pictures)
     try:
         template.check()
     except ValueError:
         template = template.for_training()
         template.check()
-    return Chat(template, kind, encode)
+    return Chat(template, kind, encode, pictures)
 
 
 def describe(schemas: Sequence[dict[str, Any]]) -> str:

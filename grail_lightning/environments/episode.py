@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from typing import Any, Literal
+
+from grail_lightning.picture import PLACE, Picture
 
 CallStatus = Literal["done", "invalid", "failed", "timeout"]
 """How a call ended. `invalid`: it could not be read, names no tool, or has wrong arguments; `failed`: the tool raised
@@ -53,6 +56,14 @@ class Call:
     result: str = ""  # The text with which the environment answered: what the tool returned, or a message.
     status: CallStatus = "done"
     seconds: float = 0.0  # How long the tool ran. It is shown, and nothing is computed from it.
+    pictures: tuple[Picture, ...] = ()  # Those of the result, whose text has `PLACE` for each.
+
+    @property
+    def parts(self) -> str | list[str | Picture]:
+        """The result as a text, or as texts and pictures."""
+        if not self.pictures:
+            return self.result
+        return [part for pair in zip_longest(self.result.split(PLACE), self.pictures) for part in pair if part]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Any, Literal
 
 from grail_lightning.environments.arguments import shown
 from grail_lightning.environments.side_by_side import awaited
+from grail_lightning.picture import Picture
 
 
 def check_columns(environment_class: type, columns: Iterable[str]) -> None:
-    """Check that `reset` takes the columns of a dataset; it may also name `seed`. A ValueError if it does not."""
+    """Check that `reset` takes the columns of a dataset. A ValueError if it does not.
+
+    It may also name `seed` and `images`.
+    """
     signature, there = inspect.signature(bound_method(environment_class, "reset")), dict.fromkeys(columns)
     try:
-        signature.bind(**dict.fromkeys({"seed"} & signature.parameters.keys()) | there)
+        signature.bind(**dict.fromkeys({"seed", "images"} & signature.parameters.keys()) | there)
     except TypeError as error:
         raise ValueError(
             f"`{environment_class.__name__}.reset` must take the columns {listed(there)} of a row, but got: {error}. "
@@ -25,8 +29,12 @@ def check_columns(environment_class: type, columns: Iterable[str]) -> None:
         ) from None
 
 
-def call_reset(environment: object, columns: Mapping[str, Any], seed: int) -> str | None:
-    """Begin a rollout: ``reset(**columns)``, with `seed` if the signature names it and no column has that name.
+def call_reset(
+    environment: object, columns: Mapping[str, Any], seed: int, pictures: Sequence[Picture] = ()
+) -> str | None:
+    """Begin a rollout: ``reset(**columns)``.
+
+    If the signature names `seed`, or `images` for the pictures of the prompt, and no column has that name, it gets it.
 
     Returns:
         Text for the end of the prompt, or None.
@@ -35,8 +43,11 @@ def call_reset(environment: object, columns: Mapping[str, Any], seed: int) -> st
         ValueError: `reset` raised an exception, or returned something else.
     """
     given = copy.deepcopy(dict(columns))  # The rollouts of a group share a row, and may change it.
-    if "seed" in inspect.signature(environment.reset).parameters:  # type: ignore[attr-defined]
+    named = inspect.signature(environment.reset).parameters  # type: ignore[attr-defined]
+    if "seed" in named:
         given.setdefault("seed", seed)
+    if "images" in named and "images" not in given:
+        given["images"] = [picture.open() for picture in pictures]
     made = _call(environment, "reset", given)
     if made is not None and not isinstance(made, str):
         raise _wrong(environment, "reset", "return text or None", made)

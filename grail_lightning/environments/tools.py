@@ -18,9 +18,14 @@ from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.episode import Call, CallStatus, EpisodeLimits
 from grail_lightning.environments.hooks import bound_method, listed
 from grail_lightning.environments.side_by_side import awaited, side_by_side
+from grail_lightning.picture import PLACE, Picture, is_image
 
 NOT_TOOLS = frozenset({"reset", "get_reward", "score_turn", "state_key"})
 
+MAX_PICTURES = 16  # Of one result.
+MAX_PIXELS = 2**24  # Of one picture of a result.
+
+_Ran = tuple[CallStatus, str, tuple[Picture, ...]]  # How a call ended, its result, and the pictures in it.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -47,9 +52,10 @@ class ToolSet:
             )
         self.schemas = [_schema(environment, name) for name in tools]  # As a chat template takes them.
         named = zip(self.schemas, tools, strict=True)
+        self.show_pictures = any(_can_be_picture(s["function"].get("return", {})) for s in self.schemas)
         self.by_name = {schema["function"]["name"]: (schema, name) for schema, name in named}
 
-    def run(self, environment: object, call: ParsedCall, max_characters: int) -> tuple[CallStatus, str]:
+    def run(self, environment: object, call: ParsedCall, max_characters: int) -> _Ran:
         """Run a call with a checked copy of its arguments; nothing is raised."""
         try:
             if call.error is not None:
@@ -59,11 +65,11 @@ class ToolSet:
             schema, name = self.by_name[call.name]
             arguments = checked_arguments(schema, call.arguments)
         except ValueError as error:
-            return "invalid", result_text(f"Error: {error}", max_characters)
+            return "invalid", result_text(f"Error: {error}", max_characters), ()
         try:
-            return "done", result_text(awaited(getattr(environment, name)(**arguments)), max_characters)
+            return "done", *_result(awaited(getattr(environment, name)(**arguments)), max_characters)
         except BaseException as error:  # A tool that calls `sys.exit` ends no run.
-            return "failed", result_text(f"Error: {_message(error)}", max_characters)
+            return "failed", result_text(f"Error: {_message(error)}", max_characters), ()
 
 
 def run_calls(
@@ -83,19 +89,20 @@ def run_calls(
     made: list[list[Call]] = [[] for _ in rollouts]
     for number in range(max((len(calls) for *_, calls in rollouts), default=0)):
 
-        def run(k: int, number: int = number) -> tuple[CallStatus, str]:
+        def run(k: int, number: int = number) -> _Ran:
             if any(call.status == "timeout" for call in made[k]):
-                return "failed", "Error: it was not run, since a call before it did not return."
+                return "failed", "Error: it was not run, since a call before it did not return.", ()
             tools, environment, calls = rollouts[k]
             return tools.run(environment, calls[number], limits[k].result_characters)
 
         asked = [k for k, (*_, calls) in enumerate(rollouts) if number < len(calls)]
         outcomes = side_by_side([partial(run, k) for k in asked], [limits[k].tool_seconds for k in asked])
         for k, (_, value, seconds) in zip(asked, outcomes, strict=True):
-            late: tuple[CallStatus, str] = "timeout", f"Error: the tool did not return within {seconds:g} seconds."
-            status, text = value or late
-            call = rollouts[k][2][number]
-            made[k].append(Call(name=call.name, arguments=call.arguments, result=text, status=status, seconds=seconds))
+            late: _Ran = "timeout", f"Error: the tool did not return within {seconds:g} seconds.", ()
+            status, text, pictures = value or late
+            name, arguments, _ = rollouts[k][2][number]
+            call = Call(name=name, arguments=arguments, result=text, status=status, seconds=seconds, pictures=pictures)
+            made[k].append(call)
     return [tuple(calls) for calls in made]
 
 
@@ -104,6 +111,30 @@ def _message(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
     except BaseException:  # From its own `__str__`.
         return type(error).__name__
+
+
+def _result(value: object, max_characters: int) -> tuple[str, tuple[Picture, ...]]:
+    """A tool's result as text, with `PLACE` for each of its pictures, and these.
+
+    A picture or a list with one is shown; any other value is text. The pictures are copies, on which a tool can draw
+    later. A ValueError for the policy if there are too many, or one cannot be used.
+    """
+    parts, pictures, texts, left = value if isinstance(value, list) else [value], [], [], max_characters
+    number = sum(map(is_image, parts))
+    if not number:
+        return result_text(value, max_characters), ()
+    if number > MAX_PICTURES:
+        raise ValueError(f"a result can have {MAX_PICTURES} pictures, but got {number:,}")
+    for part in parts:
+        if is_image(part):
+            if not 0 < part.width * part.height <= MAX_PIXELS:
+                raise ValueError(f"a picture can have {MAX_PIXELS:,} pixels, but got {part.width} x {part.height}")
+            pictures.append(Picture(Picture(part, "a result").open(), "a result"))
+            texts.append(PLACE)
+        elif left >= 0:
+            texts.append(result_text(part, left).replace(PLACE, f"{PLACE[0]} {PLACE[1:]}"))
+            left -= len(texts[-1])
+    return "".join(texts), tuple(pictures)
 
 
 def result_text(value: object, max_characters: int) -> str:
@@ -122,6 +153,13 @@ def result_text(value: object, max_characters: int) -> str:
     text = value or ""
     note = f"… (cut: {len(text):,} characters)" if len(text) > max_characters else ""
     return _CONTROL.sub("", text[:max_characters].encode(errors="replace").decode()) + note
+
+
+def _can_be_picture(schema: dict[str, Any]) -> bool:
+    """Whether a value of a schema can have a picture."""
+    kinds = schema.get("type", ())
+    inner = [*schema.get("anyOf", ()), *schema.get("prefixItems", ()), *filter(None, [schema.get("items")])]
+    return "image" in ([kinds] if isinstance(kinds, str) else kinds) or any(map(_can_be_picture, inner))
 
 
 def _schema(environment: type, name: str) -> dict[str, Any]:

@@ -29,12 +29,19 @@ def transcript(episode: Episode) -> str:
 
 
 def episode_json(episode: Episode) -> str:
-    """An episode as ASCII, for `read_episode`. If JSON cannot hold arguments of its calls, they are left out."""
+    """An episode as ASCII, for `read_episode`, without pictures and arguments that JSON cannot hold."""
     try:
-        return json.dumps(asdict(episode), default=repr)
+        return _written(episode)
     except (ValueError, TypeError, RecursionError):  # Thousands of digits, or of nested lists.
         turns = (replace(t, calls=tuple(replace(call, arguments={}) for call in t.calls)) for t in episode.turns)
-        return json.dumps(asdict(replace(episode, turns=tuple(turns))), default=repr)
+        return _written(replace(episode, turns=tuple(turns)))
+
+
+def _written(episode: Episode) -> str:
+    found = asdict(episode)
+    for call in (call for turn in found["turns"] for call in turn["calls"]):
+        del call["pictures"]
+    return json.dumps(found, default=repr)
 
 
 def read_episode(text: str) -> Episode:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from grail_lightning.picture import Picture
 from grail_lightning.policy.adapters import add_adapters
 from grail_lightning.policy.capabilities import check_packing
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.options import LoadedPolicy, Loading, PolicySource, first_line, read_config, reading
 from grail_lightning.policy.pictures import PictureTokens, load_pictures, placed, takes_pictures, vision_parameters
 from grail_lightning.policy.tokenizer import load_tokenizer
-from grail_lightning.tasks.picture import Picture
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -18,16 +18,16 @@ from torch import Tensor, nn
 
 from grail_lightning.functional.certainty import teacher_divergence
 from grail_lightning.functional.tokens import TokenStats, token_logprobs
+from grail_lightning.picture import FIRST_PICTURE_ID, pictures_in
 from grail_lightning.policy import capabilities
 from grail_lightning.policy.adapters import merge_adapters
 from grail_lightning.policy.head import apply_head, head_gradient
 from grail_lightning.policy.layout import Rows, TokenLayout, packed_layout, padded_layout, token_positions
 from grail_lightning.policy.options import Loading
-from grail_lightning.policy.pictures import FIRST_PICTURE_ID, PictureTokens, Vision
+from grail_lightning.policy.pictures import PictureTokens, Vision
 from grail_lightning.policy.tokenizer import encode_prompt, end_token_ids
 from grail_lightning.policy.trees import TREE_ATTENTION, TreeKernel, tree_layout
 from grail_lightning.runtime.seeds import preserved
-from grail_lightning.tasks.picture import pictures_in
 from grail_lightning.tasks.problem import Messages
 
 if TYPE_CHECKING:

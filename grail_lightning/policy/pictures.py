@@ -10,6 +10,8 @@ Shapes: ``k`` picture tokens, ``D`` width.
 from __future__ import annotations
 
 import copy
+import weakref
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -18,15 +20,12 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from grail_lightning.picture import FIRST_PICTURE_ID, Picture
 from grail_lightning.policy.layout import gather_rows
 from grail_lightning.policy.options import LoadedPolicy, PolicySource, first_line, read_config, reading
-from grail_lightning.tasks.picture import Picture
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-FIRST_PICTURE_ID = 2**30
-"""The first id of a picture token. No vocabulary reaches it, and as many ids follow it below the limit of int32."""
 
 _AT_ONCE = 32  # The most pictures that the vision tower reads in one call.
 
@@ -34,8 +33,8 @@ _AT_ONCE = 32  # The most pictures that the vision tower reads in one call.
 class _Held:
     """What is kept of one distinct picture as long as a prompt has it."""
 
-    def __init__(self, picture: Picture, count: int) -> None:
-        self.source, self.place, self.count = picture.source, picture.place, count
+    def __init__(self, picture: Picture, ids: range) -> None:
+        self.source, self.place, self.ids = picture.source, picture.place, ids
         self.pixels: dict[str, Tensor] = {}
 
 
@@ -54,14 +53,15 @@ class PictureTokens:
         self.place: str = processor.image_token
         self.place_id = int(tokenizer.convert_tokens_to_ids(self.place))
         self._expansions: dict[tuple[int, int], tuple[str, int]] = {}
-        self._ranges: dict[bytes, range] = {}  # The ids of each distinct picture, ascending.
+        self._free: defaultdict[int, list[range]] = defaultdict(list)  # Ids of pictures that are gone, by their number.
         self._end = FIRST_PICTURE_ID
         self._held: WeakValueDictionary[bytes, _Held] = WeakValueDictionary()
 
-    def expand(self, text: str, pictures: Sequence[Picture]) -> list[int]:
+    def expand(self, text: str, pictures: Sequence[Picture], *, begins: bool = True) -> list[int]:
         """The token ids of a text, as the processor makes them: each place becomes the tokens of its picture.
 
-        Every picture token has the id of the place; see `name`. An error if the places are more or fewer than pictures.
+        Every picture token has the id of the place; see `name`. The text `begins` a prompt if it is no later part. An
+        error if the places are more or fewer than pictures.
         """
         first, *rest = text.split(self.place)
         if len(rest) != len(pictures):
@@ -72,7 +72,7 @@ class PictureTokens:
             )
         whole = first + "".join(self._expansion(p)[0] + after for p, after in zip(pictures, rest, strict=True))
         begin = self.tokenizer.bos_token
-        special = begin is None or not text.startswith(begin)
+        special = begins and (begin is None or not text.startswith(begin))
         ids: list[int] = self.tokenizer(whole, add_special_tokens=special)["input_ids"]
         return ids
 
@@ -80,7 +80,7 @@ class PictureTokens:
         """The ids from `expand` with an id of its own for each picture token."""
         if not pictures:  # A response may have the id of a place; it is a text token there.
             return ids
-        tokens = iter([token for picture in pictures for token in self._ids_of(picture)])
+        tokens = iter([token for picture in pictures for token in self.hold(picture)])
         return [next(tokens) if token == self.place_id else token for token in ids]
 
     def known(self, ids: Tensor) -> Tensor:
@@ -99,24 +99,32 @@ class PictureTokens:
 
     def spans(self, ids: Tensor) -> tuple[list[_Held], Tensor]:
         """The distinct pictures of the ids ``[k]``, and the index of each id among the tokens of these pictures."""
-        digests, ranges = list(self._ranges), list(self._ranges.values())
-        starts = torch.tensor([ids_of.start for ids_of in ranges], dtype=ids.dtype)
+        known = sorted(self._held.values(), key=lambda held: held.ids.start)
+        starts = torch.tensor([held.ids.start for held in known], dtype=ids.dtype)
         of_picture = torch.bucketize(ids.cpu(), starts, right=True) - 1
         numbers, place = torch.unique(of_picture, return_inverse=True)
-        sizes = torch.tensor([len(ranges[number]) for number in numbers.tolist()])
-        index = (sizes.cumsum(0) - sizes)[place] + ids.cpu() - starts[numbers][place]
-        return [self._held[digests[number]] for number in numbers.tolist()], index.to(ids.device)
+        held = [known[number] for number in numbers.tolist()]
+        sizes = torch.tensor([len(one.ids) for one in held])
+        offset = ids.cpu() - starts[numbers][place]
+        assert (offset < sizes[place]).all(), "an id of a picture that is gone"
+        index = (sizes.cumsum(0) - sizes)[place] + offset
+        return held, index.to(ids.device)
 
-    def _ids_of(self, picture: Picture) -> range:
-        if picture.digest not in self._ranges:
-            end = self._end + self._expansion(picture)[1]
-            if end > 2 * FIRST_PICTURE_ID:
-                raise ValueError(f"A run can have {FIRST_PICTURE_ID:,} tokens of distinct pictures, but got more.")
-            self._ranges[picture.digest], self._end = range(self._end, end), end
-        ids = self._ranges[picture.digest]
-        # All equal pictures keep the one record.
-        picture.held = self._held.setdefault(picture.digest, _Held(picture, len(ids)))
-        return ids
+    def hold(self, picture: Picture) -> range:
+        """The ids of a picture, which are its own as long as it or an equal one lives."""
+        held = self._held.get(picture.digest)
+        if held is None:
+            count = self._expansion(picture)[1]
+            free = self._free[count]
+            if not free:
+                if self._end + count > 2 * FIRST_PICTURE_ID:
+                    raise ValueError(f"A run can have {FIRST_PICTURE_ID:,} tokens of distinct pictures, but got more.")
+                free.append(range(self._end, self._end + count))
+                self._end += count
+            held = self._held[picture.digest] = _Held(picture, free.pop())
+            weakref.finalize(held, free.append, held.ids).atexit = False
+        picture.held = held  # All equal pictures keep the one record.
+        return held.ids
 
     def _expansion(self, picture: Picture) -> tuple[str, int]:
         """What the processor puts in a picture's place, and the number of picture tokens in it, from its size alone."""
@@ -189,7 +197,7 @@ class Vision:
             inputs = placed(together, self.model)
             found = self.model.get_image_features(**inputs, return_dict=True).pooler_output
             found = torch.cat(list(found)) if isinstance(found, list | tuple) else found.flatten(0, -2)
-            sizes = [picture.count for picture in held[part]]
+            sizes = [len(picture.ids) for picture in held[part]]
             if len(found) != sum(sizes):
                 raise ValueError(f"the tower gives {len(found)} embeddings for {sum(sizes)} tokens of pictures.")
             embeddings += torch.split(found, sizes)

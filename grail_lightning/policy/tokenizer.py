@@ -6,8 +6,8 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from grail_lightning.picture import in_parts, pictures_in
 from grail_lightning.policy.options import LoadedPolicy, PolicySource, read_config, reading
-from grail_lightning.tasks.picture import in_parts, pictures_in
 from grail_lightning.tasks.problem import Messages, TokenText
 
 if TYPE_CHECKING:

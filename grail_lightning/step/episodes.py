@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import RolloutEngine, build_batch, decode
+from grail_lightning.engines.checks import check_takes_pictures
 from grail_lightning.engines.turns import SampledTurn, TurnRequest
 from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.dialogue import Dialect
@@ -26,11 +27,11 @@ from grail_lightning.environments.episode import Call, EndReason, Episode, Turn
 from grail_lightning.environments.hooks import call_number, call_reset, call_state
 from grail_lightning.environments.side_by_side import side_by_side
 from grail_lightning.environments.tools import run_calls
+from grail_lightning.picture import add_text, pictures_in
 from grail_lightning.policy import Policy
-from grail_lightning.runtime.collectives import all_reduce
+from grail_lightning.runtime.collectives import all_reduce, world_size
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.environment import REWARD, EnvironmentTask
-from grail_lightning.tasks.picture import add_text
 from grail_lightning.tasks.problem import Prompt, TokenText
 
 TRUNCATED: tuple[EndReason, ...] = ("tokens", "context")
@@ -109,7 +110,7 @@ class _Rollout:
             return
         assert self.task is not None
         assert self.dialect is not None
-        between, end = self.dialect.between([call.result for call in self.calls]), self.dialect.end_token_id
+        between, end = self.dialect.between([call.parts for call in self.calls]), self.dialect.end_token_id
         if end is not None and self.last[-1] != end:  # Another of the model's end tokens.
             between = [end, *between]
         failures = sum(call.status in ("failed", "timeout") for turn in self.turns for call in turn.calls)
@@ -135,7 +136,8 @@ class _Rollout:
         """Make the environment, and reset it."""
         assert self.task is not None
         self.environment = self.task.environment()
-        self.opening = call_reset(self.environment, self.prompt.columns, derive_seed(self.seed, "environment"))
+        seed, shown = derive_seed(self.seed, "environment"), pictures_in(self.prompt.messages)
+        self.opening = call_reset(self.environment, self.prompt.columns, seed, shown)
         self.state = call_state(self.environment)
 
     def judge_turn(self) -> None:
@@ -190,7 +192,7 @@ def play(
             ]
             for (_, rollout), turn in zip(going, sampler.sample(requests), strict=True):
                 rollout.take(turn)
-            _answer([rollout for _, rollout in going])
+            _answer([rollout for _, rollout in going], engine)
             number += 1
     _each([rollout for rollout in rollouts if not rollout.lost], "judge")
     return _batch(policy, rollouts, group_size)
@@ -199,8 +201,9 @@ def play(
 def _dialects(policy: Policy, prompts: Sequence[Prompt]) -> dict[int, Dialect]:
     """How the calls of each task are written, by the identity of the task."""
     kwargs, made = policy.loading.chat_template_kwargs, {}
+    pictures = None if policy.vision is None else policy.vision.pictures
     for task in {id(p.task): p.task for p in prompts if isinstance(p.task, EnvironmentTask)}.values():
-        dialect = task.dialect(policy.tokenizer, policy.encode, kwargs)
+        dialect = task.dialect(policy.tokenizer, policy.encode, kwargs, pictures)
         end = dialect.end_token_id
         if end is not None and end not in policy.end_token_ids:
             raise ValueError(
@@ -225,15 +228,32 @@ def _each(rollouts: Sequence[_Rollout], method: Literal["begin", "judge_turn", "
             )
 
 
-def _answer(rollouts: Sequence[_Rollout]) -> None:
+def _answer(rollouts: Sequence[_Rollout], engine: RolloutEngine) -> None:
     """Run the calls of the newest turns, and append their results where rollouts go on."""
     asking = [(rollout, rollout.task) for rollout in rollouts if rollout.asked and rollout.task]
     asked = [(task.tools, rollout.environment, rollout.asked) for rollout, task in asking]
     for (rollout, _), calls in zip(asking, run_calls(asked, [task.limits for _, task in asking]), strict=True):
-        rollout.calls = calls
+        rollout.calls = tuple(_shown(call, rollout.policy, engine) for call in calls)
     _each([rollout for rollout, _ in asking if not rollout.lost], "judge_turn")
     for rollout in rollouts:
         rollout.close_turn()
+
+
+def _shown(call: Call, policy: Policy, engine: RolloutEngine) -> Call:
+    """The call; with an error as its result if the policy's processor does not take a picture of it."""
+    if not call.pictures:
+        return call
+    if policy.vision is None:
+        raise ValueError(
+            f"The tool `{call.name}` returned a picture, but the policy takes text alone. Set another `model.policy`."
+        )
+    check_takes_pictures(engine, policy.loading, world_size())
+    try:
+        for picture in call.pictures:
+            policy.vision.pictures.hold(picture)
+    except ValueError as error:
+        return replace(call, status="failed", result=f"Error: {error}", pictures=())
+    return call
 
 
 def _messages(rollout: _Rollout) -> Any:

@@ -12,12 +12,15 @@ from grail_lightning.environments.dialogue import CallFormat, Dialect, Encode, d
 from grail_lightning.environments.episode import EpisodeLimits
 from grail_lightning.environments.hooks import check_columns
 from grail_lightning.environments.tools import ToolSet
+from grail_lightning.picture import Picture
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.problem import Comparison, Prompt
 from grail_lightning.tasks.rewards import Rewards, RewardSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from grail_lightning.policy.pictures import PictureTokens
 
 REWARD = "environment_reward"  # The column with what `get_reward` returned; rewards can ask for it.
 
@@ -27,9 +30,10 @@ class Environment(ABC):  # noqa: B024  (a class is one by what it has)
 
     - ``reset(**row)`` begins a rollout with the columns of the dataset's row. A text that it returns is appended to
       the last message of the prompt. If its signature names ``seed``, it is given 63 bits for its random numbers, keyed
-      by the run's seed, the step and the row.
+      by the run's seed, the step and the row; if it names ``images``, the pictures of the prompt as Pillow's images.
     - Every other public method is a tool. It has type hints and a docstring in Google's style, from which the policy is
-      told what it does. What it returns is the text that the policy is told; an exception becomes a text, too.
+      told what it does. What it returns is the text that the policy is told; an exception becomes a text, too. An image
+      of Pillow, or a list of texts and images, is shown to a policy that takes pictures.
     - ``get_reward()`` (optional) is called once at the end, and its number is the reward of the rollout.
     - ``score_turn()`` (optional, ours) is called after the tools of a turn, and returns the score of that turn or None.
     - ``state_key()`` (optional, ours) returns a hashable key of the present state, which `GiGPO` compares.
@@ -87,9 +91,25 @@ class EnvironmentTask(MathTask):
         super().__init__(instruction, system_prompt, rewards or own, answer, compare)
         self.tool_instruction = describe(self.tools.schemas) if tool_instruction is None else tool_instruction
 
-    def dialect(self, tokenizer: PreTrainedTokenizerBase, encode: Encode, kwargs: dict[str, Any]) -> Dialect:
+    def dialect(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        encode: Encode,
+        kwargs: dict[str, Any],
+        pictures: PictureTokens | None = None,
+    ) -> Dialect:
         """How calls are written with a tokenizer; see `find_dialect`, to which `kwargs` are those of the template."""
-        return find_dialect(tokenizer, self.tools.schemas, self.calls, encode, kwargs)
+        made = find_dialect(tokenizer, self.tools.schemas, self.calls, encode, kwargs, pictures)
+        if self.tools.show_pictures:
+            if pictures is None:
+                raise ValueError(
+                    f"A tool of `{self.environment_class.__name__}` returns pictures, but the policy takes text alone. "
+                    "Set another `model.policy`."
+                )
+            from PIL import Image
+
+            made.between([[Picture(Image.new("RGB", (64, 64)))]])  # A template that does not show it is refused.
+        return made
 
     def check_columns(self, columns: Collection[str]) -> None:
         """Check that the data has the columns that `reset` and the rewards ask for."""

@@ -195,6 +195,10 @@ def f(x): return socket.gethostbyname("example.com") and x + 1
 def f(x): return open("/etc/passwd").read() and x + 1
 ## read the grader: raised
 def f(x): return open("{grader}").read() and x + 1
+## read an installed package: raised
+def f(x): return open("{package}").read() and x + 1
+## read a package of the interpreter: raised
+def f(x): return open("{base_package}").read() and x + 1
 ## read by a link: raised
 import os
 def f(x):

@@ -93,6 +93,13 @@ def test_assertions_with_helpers_keywords_exceptions_and_several_calls(executor)
     assert (outcome.status, outcome.message) == ("failed", "AssertionError: wrong")
 
 
+def test_no_exception_of_a_program_ends_the_iteration_of_an_assertion(executor):
+    kinds = ("StopIteration", "StopAsyncIteration", "GeneratorExit", "type('StopIteration', (BaseException,), {})")
+    tests = Tests("f", (), ("assert list(map(f, [1])) == []", "assert all(map(f, [1]))"))
+    for kind in kinds:
+        assert executor.run(f"def f(x): raise {kind}", tests).status == "raised"
+
+
 def test_tests_that_are_no_tests_are_an_error(executor):
     with pytest.raises(ValueError, match="`preamble` of the tests does not run: NameError"):
         executor.run(ADDS_ONE, Tests(entry="f", preamble="nothing", assertions=("assert True",)))
@@ -186,6 +193,42 @@ def test_sandboxes_that_are_killed_lose_no_verdict(executor):
     thread.join()
     assert [outcome.status for outcome in outcomes] == ["failed", "passed"] * 30
     assert executor.run(ADDS_ONE + "  # after", TESTS).status == "passed"
+
+
+# It answers in the guest's place, knows the guest's marks, and leaves something in a pipe.
+SPOILS = """
+import os, sys
+def answer(data):
+    try:
+        import _host
+        return _host.call(data)
+    except ImportError: pass
+    cells = sys._getframe(2).f_back.f_locals["exchange"].__closure__
+    mark = [cell.cell_contents for cell in cells if type(cell.cell_contents) is bytes]
+    os.write(5, b"".join(mark) + len(data).to_bytes(4, "big") + data)
+def f(x):
+    {}
+    return x + 1
+"""
+
+
+@pytest.mark.parametrize(
+    "spoils",
+    [
+        """answer(b'{"ok": 4}'); os._exit(0)""",  # what it is told to end by stays unread
+        """answer(b'{"ok": 4}'); os.read(4, 3); os._exit(0)""",
+        """[answer(b'{"ok": 99}') for _ in range(3)]""",
+        r"""os.write(5, b"\0\0\1")""",
+        """os.write(5, b"x" * 60000)""",
+    ],
+)
+def test_what_a_program_leaves_in_the_pipes_does_not_reach_the_next(executor, spoils):
+    alone = Executor(executor.backend, executor.limits, workers=1)
+    for number, tests in enumerate((Tests("f", TESTS.calls[3:]), Tests("f", (), ASSERTIONS.assertions[3:]))):
+        alone.run(SPOILS.format(spoils), tests)
+        later = [alone.run(f"def f(x): return x + {n}  # {number}", tests).status for n in (1, 2)]
+        assert later == ["passed", "failed"]
+    alone.close()
 
 
 def test_an_executor_is_closed_pickled_and_used_in_a_fork(executor):

@@ -1,6 +1,7 @@
 """Programs that attack the grader, in each back end that runs here."""
 
 import os
+import sysconfig
 import time
 from pathlib import Path
 
@@ -33,9 +34,12 @@ def canary(tmp_path_factory):
 @pytest.fixture(scope="module")
 def outcomes(executor, canary):
     """All of them in one go, with the processes that were there before and after."""
+    base_packages = Path(sysconfig.get_path("stdlib"), "site-packages")
     words = {
         "{grader}": grail_lightning.programs.grade.__file__,
         "{canary}": str(canary),
+        "{package}": pytest.__file__,
+        "{base_package}": str(next(base_packages.glob("*/__init__.py"), pytest.__file__)),
         "{home}": str(Path.home()),
         "{nested}": "[" * 5000 + "]" * 5000,
     }

@@ -1,4 +1,4 @@
-"""Pictures in prompts: files, encoded bytes or images, which Pillow opens when their pixels are needed."""
+"""Pictures among texts: files, encoded bytes or images, which Pillow opens when their pixels are needed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from grail_lightning.tasks.problem import Messages
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from grail_lightning.tasks.problem import Messages
+
 PLACE = "<image>"
 """A picture's place in a text of a prompt that has pictures, as in many datasets."""
+
+FIRST_PICTURE_ID = 2**30
+"""The first id of a picture token. No vocabulary reaches it, and as many ids follow it below the limit of int32."""
 
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # No EPS, for which Pillow starts another program.
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # Of EXIF.
@@ -50,7 +53,7 @@ class Picture:
         if isinstance(source, Path):
             if not source.is_file():
                 raise self.refusal(f"be a file, but there is no {str(source)!r}")
-        elif not isinstance(source, bytes) and not _is_image(source):
+        elif not isinstance(source, bytes) and not is_image(source):
             raise self.refusal(f"be a path, bytes or an image of Pillow, but got {type(source).__name__}")
         self.source: Any = source
         self._digest = b""
@@ -59,7 +62,7 @@ class Picture:
     def digest(self) -> bytes:
         """16 bytes that say what the picture is: a hash of its file or, for an image of Pillow, of its pixels."""
         if not self._digest:
-            content = self.source if _is_image(self.source) else self._bytes()
+            content = self.source if is_image(self.source) else self._bytes()
             if not isinstance(content, bytes):
                 content = repr(content.size).encode() + content.convert("RGBA").tobytes()
             self._digest = hashlib.blake2b(content, digest_size=16).digest()
@@ -87,7 +90,7 @@ class Picture:
         """The image, whose pixels are not read yet; what Pillow says of them inside the context becomes one line."""
         from PIL import Image, UnidentifiedImageError
 
-        given = _is_image(self.source)
+        given = is_image(self.source)
         try:
             image = self.source.copy() if given else Image.open(io.BytesIO(self._bytes()), formats=_FORMATS)
             most = Image.MAX_IMAGE_PIXELS
@@ -109,6 +112,9 @@ class Picture:
         name = f" {source}" if isinstance(source, Path) else ""
         return ValueError(f"{self.place}: the picture{name} must {reason}.")
 
+    def __deepcopy__(self, memo: object) -> Picture:
+        return self  # Nothing changes it.
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Picture) and self.digest == other.digest
 
@@ -119,7 +125,8 @@ class Picture:
         return f"<picture {self.digest.hex()[:16]}>"
 
 
-def _is_image(value: object) -> bool:
+def is_image(value: object) -> TypeGuard[Image]:
+    """Whether a value is an image of Pillow."""
     if type(value).__module__.partition(".")[0] in ("builtins", "pathlib"):  # Without an import of Pillow.
         return False
     from PIL.Image import Image

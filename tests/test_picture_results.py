@@ -1,0 +1,259 @@
+"""Tools that return pictures: what the policy reads is what the model itself makes of the whole dialogue's pixels."""
+
+import gc
+import io
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+
+from grail_lightning import MathData
+from grail_lightning.answers import LastNumber
+from grail_lightning.batch import Sampling
+from grail_lightning.engines.hf import HFEngine
+from grail_lightning.engines.turns import TurnRequest
+from grail_lightning.environments.transcript import episode_json, read_episode, transcript
+from grail_lightning.module import GrailModule
+from grail_lightning.picture import FIRST_PICTURE_ID
+from grail_lightning.step.episodes import play
+from grail_lightning.tasks import EnvironmentTask, EpisodeLimits
+from tests.runs import trainer
+from tests.seeing import MAKERS, checkpoint, image, letters, pictures, question, seeing
+from tests.talking import WritingEngine
+from tests.tolerance import assert_near
+
+END = "<end>"
+CALLS = {
+    "tags": "<draw>{}</draw>",
+    "hermes": '<tool_call>{{"name": "draw", "arguments": {{"seed": {}}}}}</tool_call><end>',
+}
+CHAT = (
+    "{% for t in tools or [] %}{{ t.function.name }}\n{% endfor %}{% for m in messages %}{{ m.role }}:"
+    "{% for p in m.content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<end>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+class Sketch:
+    """It shows two pictures among texts, one of which looks like a third."""
+
+    def reset(self, images: list[Image.Image] | None = None, **row):
+        """Begin with the pictures of the prompt."""
+        self.images = images
+
+    def draw(self, seed: int) -> list[str | Image.Image]:
+        """Draw.
+
+        Args:
+            seed: What is drawn.
+        """
+        return ["picture ", image(seed), " of <image> ", image(seed + 1, 30, 20)]
+
+
+def task_of(environment=Sketch, calls="tags", **options):
+    bare = {"instruction": "", "tool_instruction": "", "answer": LastNumber(), "rewards": [letters]}
+    return EnvironmentTask(environment, calls=calls, **(bare | options))
+
+
+def roomy(name, folder):
+    """A policy with room for many pictures."""
+    policy = seeing(name, folder).eval()
+    policy.model.config.get_text_config().max_position_embeddings = 4096
+    return policy
+
+
+def played(policy, task, texts, shown=()):
+    """The rollouts with these turns, of a prompt with the pictures `shown`."""
+    engine = WritingEngine(texts)
+    engine.update_weights(policy)
+    prompt = replace(task.prompt({"problem": "what is 3 + 4 ?", "answer": "7"}), messages=question(*shown))
+    return play(engine, policy, [prompt], len(texts), Sampling(max_response_length=200), [*range(len(texts))])
+
+
+def told(batch, row=0):
+    """The ids that the environment put into a row."""
+    return batch.response_ids[row][batch.valid_mask[row] & ~batch.response_mask[row]].tolist()
+
+
+@pytest.mark.parametrize("calls", [*CALLS])
+@pytest.mark.parametrize("name", [*MAKERS])
+def test_log_probabilities_are_those_of_the_model_called_with_the_pixels_of_the_whole_dialogue(name, calls, tmp_path):
+    policy = roomy(name, tmp_path)
+    processor = policy.vision.pictures.processor
+    if calls == "hermes":
+        policy.tokenizer.chat_template = CHAT
+    (first,) = pictures(1)
+    answers = [f"so \\boxed{{7}}{END}", f"it is 8 .{END}"]
+    batch = played(policy, task_of(calls=calls), [[CALLS[calls].format(3 * k), answers[k]] for k in (0, 1)], [first])
+    for trees in (None, [0]):
+        found = policy(policy.layout(batch.select(torch.arange(2)), trees)).logprobs
+        for row in range(2):
+            shown = [first.open(), image(3 * row), image(3 * row + 1, 30, 20)]
+            result = "picture <image> of < image> <image>"
+            if calls == "tags":
+                text = processor.apply_chat_template(question(first), tokenize=False)
+                between = f"\n<result>{result}</result>\n"
+            else:
+                text = "draw\nuser:<image>what is 3 + 4 ?<end>\nassistant:"
+                between = f"\ntool:{result}<end>\nassistant:"
+            text += CALLS[calls].format(3 * row) + between + answers[row]
+            made = processor(text=[text], images=[shown], return_tensors="pt")
+            valid, place = batch.attention_mask[row], policy.vision.pictures.place_id
+            ids = batch.input_ids[row][valid].long()
+            assert made["input_ids"][0].tolist() == [place if i >= FIRST_PICTURE_ID else i for i in ids.tolist()]
+            pixels = {k: v.double() if v.is_floating_point() else v for k, v in made.items()}
+            logprobs = policy.model(**pixels).logits.log_softmax(-1)[0, :-1]
+            sampled = batch.response_mask[row]
+            places = (torch.nn.functional.pad(sampled, (batch.prompt_width, 0))[valid]).nonzero().flatten()
+            expected = logprobs[places - 1].gather(-1, ids[places][:, None]).squeeze(1)
+            assert_near(found[row][sampled], expected, 16, torch.float32)
+            assert policy.tokenizer.decode(ids[places]) == CALLS[calls].format(3 * row) + answers[row]
+            assert sum(i >= FIRST_PICTURE_ID for i in told(batch, row)) > 0
+    assert told(batch, 0) != told(batch, 1)
+    assert batch.episodes[0].turns[0].calls[0].result == "picture <image> of < image> <image>"
+
+
+@pytest.mark.parametrize("name", [*MAKERS])
+def test_a_turn_behind_a_picture_continues_from_the_keys_and_values_of_the_turn_before(name, tmp_path):
+    policy, engine = seeing(name, tmp_path).eval(), HFEngine()
+    engine.update_weights(policy)
+    shown = pictures(2)
+    ids = policy.encode(question())
+    with engine.turns(Sampling(max_response_length=6)) as sampler:
+        for turn, picture in enumerate(shown):
+            requests = [TurnRequest(row=0, prompt=None, ids=ids, limit=6, seed=turn)]
+            assert bool(sampler.waiting) is bool(turn), "the second turn continues"
+            (made,) = sampler.sample(requests)
+            own = policy.hidden(
+                torch.ones(1, len(ids + made.ids), dtype=bool), input_ids=torch.tensor([ids + made.ids])
+            )
+            expected = policy.head(own).log_softmax(-1)[0, len(ids) - 1 : -1]
+            expected = expected.gather(-1, torch.tensor(made.ids)[:, None]).squeeze(1)
+            assert_near(torch.tensor(made.logprobs), expected.float(), 64, torch.float32)
+            ids = [*ids, *made.ids, *policy.vision.pictures.hold(picture)]
+
+
+def _truncated():
+    whole = io.BytesIO()
+    image(0, 64, 64).save(whole, "PNG")
+    return Image.open(io.BytesIO(whole.getvalue()[:-2000]))
+
+
+SHOWN = {
+    "too many": lambda: [image(0)] * 17,
+    "ten thousand": lambda: ["a", *[image(0)] * 10_000],
+    "too large": lambda: Image.new("1", (5000, 5000)),
+    "empty": lambda: Image.new("RGB", (0, 5)),
+    "cut off": _truncated,
+    "too flat": lambda: Image.new("RGB", (100_000, 1)),
+}
+
+
+class Showing:
+    """It shows one of these without saying that it shows pictures."""
+
+    def reset(self, **row):
+        """Begin."""
+
+    def draw(self, what: str) -> str:
+        """Draw.
+
+        Args:
+            what: Which one.
+        """
+        return SHOWN[what]()
+
+
+@pytest.mark.parametrize("name", [*MAKERS])
+def test_a_picture_that_cannot_be_used_is_an_observation(name, tmp_path):
+    policy = roomy(name, tmp_path)
+    task = task_of(Showing, limits=EpisodeLimits(max_failures=20, result_characters=100))
+    texts = [*(f"<draw>{what}</draw>" for what in SHOWN), f"7 .{END}"]
+    batch = played(policy, task, [texts])
+    assert batch.episodes[0].end == "answered"
+    calls = batch.episodes[0].calls
+    assert [call.status for call in calls[:5]] == ["failed"] * 5
+    assert all(call.result.startswith("Error: ") and not call.pictures for call in calls[:5])
+    assert "a result can have 16 pictures, but got 10,000" in calls[1].result
+    assert "16,777,216 pixels, but got 5000 x 5000" in calls[2].result
+    assert calls[5].status in ("done", "failed"), "by the processor"
+    assert all(i < FIRST_PICTURE_ID for i in told(batch)) is not calls[5].pictures
+
+
+class Album(Sketch):
+    """It goes on drawing on the picture that it has shown, and on those of the prompt."""
+
+    def draw(self, seed: int) -> Image.Image:
+        """Draw.
+
+        Args:
+            seed: How.
+        """
+        self.images[0].putpixel((0, 0), (seed, seed, seed))
+        return self.images[0]
+
+
+def test_a_picture_stays_what_it_was_when_a_tool_draws_on_it_and_its_ids_are_free_once_it_is_gone(tmp_path):
+    policy, (first,) = roomy("llava", tmp_path), pictures(1)
+    tokens = policy.vision.pictures
+    ends = []
+    for _ in range(3):
+        batch = played(
+            policy, task_of(Album), [[CALLS["tags"].format(k) for k in (0, 9, 9)] + [f"7 .{END}"]] * 2, [first]
+        )
+        shown = [call.pictures[0] for episode in batch.episodes for call in episode.calls]
+        assert [picture.open().getpixel((0, 0)) for picture in shown] == [(k, k, k) for k in (0, 9, 9)] * 2
+        assert shown[0] == shown[3] != shown[1] == shown[2]
+        told_ids = [i for i in told(batch) if i >= FIRST_PICTURE_ID]
+        assert told_ids[:16] != told_ids[16:32] == told_ids[32:]
+        assert told(batch, 0) == told(batch, 1)
+        ends.append(tokens._end)
+        assert len(tokens._held) == 3
+        del batch, shown
+        gc.collect()
+        assert [held.ids for held in tokens._held.values()] == [first.held.ids]
+    assert ends[0] == ends[1] == ends[2]
+    assert first.open().tobytes() == image(0).tobytes()
+
+
+def test_a_dialogue_is_kept_as_text_with_places_for_its_pictures(tmp_path):
+    batch = played(roomy("llava", tmp_path), task_of(), [[CALLS["tags"].format(1), f"7 .{END}"]])
+    (episode,) = batch.episodes
+    assert "    picture <image> of < image> <image>" in transcript(episode)
+    again = read_episode(episode_json(episode))
+    assert again.calls[0].result == episode.calls[0].result
+    assert again.calls[0].pictures == ()
+
+
+class Blind(HFEngine):
+    """An engine for text alone."""
+
+    takes_pictures = False
+
+
+@pytest.mark.parametrize(
+    ("environment", "policy", "engine", "words"),
+    [
+        (Sketch, "words", None, "A tool of `Sketch` returns pictures, but the policy takes text alone. Set another"),
+        (Sketch, None, Blind(), "`Blind` does not sample from prompts with pictures"),
+    ],
+)
+def test_a_run_that_cannot_show_pictures_says_so_before_the_weights_are_loaded(
+    environment, policy, engine, words, tmp_path
+):
+    folder = policy or checkpoint("llava", tmp_path)
+    module = GrailModule(folder, sampling=Sampling(max_response_length=8), engine=engine)
+    data = MathData(train=[{"problem": "3 + 4 ?", "answer": "7"}], task=task_of(environment), prompts_per_batch=1)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        trainer(1).fit(module, data)
+    assert module.policy is None
+
+
+def test_a_text_policy_that_is_shown_a_picture_after_all_ends_the_run():
+    from tests.test_episodes import played as played_as_text
+
+    with pytest.raises(ValueError, match=r"The tool `draw` returned a picture, but the policy takes text alone\."):
+        played_as_text([task_of(Showing)], [["<draw>too flat</draw>", "7"]])
