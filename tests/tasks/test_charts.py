@@ -14,8 +14,8 @@ from grail_lightning.tasks.charts import label_drawing
 
 SPACE = ChartSpace()
 PROBLEMS = SPACE.draw(300, "train")
-BARS = Chart("bars", ("red", "green", "blue", "cyan"), (3, 7, 7, 8))
-LINE = Chart("line", ("red", "green", "blue", "cyan"), (3, 7, 2, 8))
+BARS = Chart("bars", ("red", "green", "blue", "yellow"), (3, 7, 7, 8))
+LINE = Chart("line", ("red", "green", "blue", "yellow"), (3, 7, 2, 8))
 
 
 def begun(chart, asks, *about):
@@ -93,9 +93,9 @@ def test_a_worked_solution_is_right_and_every_drawing_of_it_scores_and_is_shown(
     ("chart", "question", "scores"),
     [
         # In any order, each once, corners either way, up to half a unit beside.
-        (BARS, ("difference", "red", "cyan"), {"box 6 0 8 8": 1, "box 8 8 6 0": 0, "box 2.2 3.5 -0 0.4": 1}),
-        (BARS, ("difference", "red", "cyan"), {"box 0 0 2 4": 0, "box 2 0 4 7": 0, "point 1 3": 0}),
-        (LINE, ("difference", "red", "cyan"), {"point 7 8": 1, "point 1.6 3": 0, "point 1.5 2.5": 1, "box 0 0 2 3": 0}),
+        (BARS, ("difference", "red", "yellow"), {"box 6 0 8 8": 1, "box 8 8 6 0": 0, "box 2.2 3.5 -0 0.4": 1}),
+        (BARS, ("difference", "red", "yellow"), {"box 0 0 2 4": 0, "box 2 0 4 7": 0, "point 1 3": 0}),
+        (LINE, ("difference", "red", "yellow"), {"point 7 8": 1, "point 1.6 3": 0, "point 1.5 2.5": 1, "box 0 0 2 3": 0}),
         (BARS, ("largest",), {"line 10 8 0 8": 1, "box 2 0 4 7": 0, "box 6 0 8 8": 1}),
         (BARS, ("count", "7"), {"line 0 7 10 7": 1, "box 2 0 4 7": 0, "box 6 0 8 8": 1, "line 0 7 10 6": 0}),
         (LINE, ("trend",), {"line 5 2 7 8": 0, "line 7 8 1 3": 1, "line 1 3 7 8": 0}),
@@ -158,8 +158,8 @@ def test_slips_and_misconceptions_occur_at_their_rates_and_make_answers_wrong():
         ("count", ("7",), Drawing("box", (2, 0, 4, 7)), "misconception"),  # At the level, not above.
         ("count", ("7",), Drawing("box", (0, 0, 2, 3)), "slip"),
         ("trend", (), Drawing("line", (5, 7, 7, 8)), "misconception"),  # The last two, not the first and the last.
-        ("difference", ("red", "cyan"), Drawing("box", (2, 0, 4, 7)), "misconception"),  # The neighbour.
-        ("difference", ("red", "cyan"), Drawing("box", (6, 0, 8, 7)), "slip"),
+        ("difference", ("red", "yellow"), Drawing("box", (2, 0, 4, 7)), "misconception"),  # The neighbour.
+        ("difference", ("red", "yellow"), Drawing("box", (6, 0, 8, 7)), "slip"),
     ],
 )
 def test_a_drawing_has_the_label_of_its_mistake(asks, about, drawing, kind):
