@@ -5,6 +5,7 @@
     OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py --values benchmarks/values/five_terms.npz --table baselines
     OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py --values benchmarks/values/five_terms.npz --table shares
     OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py --values benchmarks/values/search.npz --world search
+    OMP_NUM_THREADS=1 python benchmarks/credit_gradients.py --values benchmarks/values/code.npz --world code
 
 At the weights of the packaged policy, each method gets the same batches of rollouts, as large as those of training. The
 gradient of uniform credit (Dr. GRPO: rewards less the group's mean, sums of tokens) is an unbiased estimate of the
@@ -41,6 +42,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from credit_baselines import BySign, LeftOut, PromptWeights, States, Sum
+from credit_programs import of_programs
 from credit_quality import sampler
 from credit_subjects import GROUP_SIZE, Subject, setting, subjects, with_turns
 from credit_truth import resamplings
@@ -317,12 +319,12 @@ def main() -> None:
     engine = HFEngine(cache_tokens=50_000)
     engine.update_weights(policy)
     every = [*subjects(), *more()]
-    if options.world == "search":
-        every = with_turns(every)
+    if options.world in ("search", "code"):
+        every = (with_turns if options.world == "search" else of_programs)(every)
     lines = {"methods": every, "baselines": baselines(), "shares": shares()}[options.table]
     if options.table == "methods":
-        turns = [*(s.name for s in with_turns([]))] if options.world == "search" else []
-        names = options.only or [*DEFAULT, *turns, *(s.name for s in more() if s.name not in DEFAULT)]
+        own = {"search": with_turns, "code": of_programs}.get(options.world, list)([])
+        names = options.only or [*DEFAULT, *(s.name for s in own), *(s.name for s in more() if s.name not in DEFAULT)]
         lines = [line for name in names for line in every if line.name == name]
     elif options.only:
         lines = [line for line in lines if line.name in options.only]

@@ -1,6 +1,7 @@
 """The quality of credit at the statements of programs, in the generated world of functions.
 
     OMP_NUM_THREADS=1 python benchmarks/credit_statements.py --prompts 128
+    OMP_NUM_THREADS=1 python benchmarks/credit_statements.py --prompts 256 --values benchmarks/values/code.npz
 
 Samples programs of the packaged policy `code` for test problems, runs them in the sandbox, and compares each method's
 weights with the labels of the task: a statement is flawed if it is the first whose replacement by that of the reference
@@ -10,58 +11,52 @@ makes all tests pass. This is not EGCA's own rule, which compares traces.
   largest weight among its tokens; ties count half. *at fork*: the same of two wrong programs of one problem that are
   equal up to this statement, at the first token in which they differ. Intervals: bootstrap over problems.
 - *flawed*: the share of the blame (of the sum of absolute advantages in wrong programs) that is on flawed statements;
-  behind the methods the share of tokens that is there.
+  that of uniform credit is their share of tokens.
+- *rho (b)*, with `--values`: the rank correlation over the statements of a program with what each changes in the
+  resampled rate of success: in wrong programs the loss, in right ones the gain.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
-from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import torch
-from credit_quality import Setting, Verifier, respond, run
-from credit_subjects import Subject, entropy, negative_logprob
-from credit_truth import ERRORS, KINDS, Lines, Table, World, credit_columns, forks, over_prompts, resamplings
+from credit_gradients import resampled_subjects
+from credit_programs import of_programs
+from credit_quality import Verifier, respond, run
+from credit_subjects import setting, subjects
+from credit_truth import (
+    ERRORS,
+    KINDS,
+    Lines,
+    Table,
+    World,
+    column_names,
+    credit_columns,
+    forks,
+    gain_columns,
+    resamplings,
+)
+from credit_values import PROMPTS, kept_rollouts, read_values
 from torch import Tensor
 
-from grail_lightning.batch import RolloutBatch, Sampling
-from grail_lightning.credit import EGCA, GRAIL, OARGradient, Oracle, PermutedRewards, TreeAdvantage, Uniform
-from grail_lightning.data import CodeData
+from grail_lightning.batch import RolloutBatch
 from grail_lightning.engines import HFEngine
-from grail_lightning.grading import align_rows, answer_masks
+from grail_lightning.functional import group_advantages
+from grail_lightning.grading import align_rows
 from grail_lightning.policy import Policy, load_policy
-from grail_lightning.tasks import CodeTask
 
 
-def subjects(task: CodeTask) -> list[Subject]:
-    """The lines of the table."""
-
-    def explaining(part: str, method: GRAIL | OARGradient):
-        def score(policy, batch, context):
-            task.explained = part
-            answer = answer_masks(batch, align_rows(batch, policy.tokenizer))
-            return method(policy, batch.replace(answer=answer), context).scores
-
-        return score
-
-    return [
-        Subject(name="-log p", method=negative_logprob, by="score"),
-        Subject(name="entropy", method=entropy, by="score"),
-        Subject(name="Uniform", method=Uniform()),
-        *(
-            Subject(name=f"{type(method).__name__}, {part}", method=explaining(part, method), by="score")
-            for method in (GRAIL(gate="all", answer_overwrite="never"), OARGradient())
-            for part in ("return", "program")
-        ),
-        Subject(name="TreeAdvantage", method=TreeAdvantage()),
-        Subject(name="TreeAdvantage, permuted rewards", method=PermutedRewards(TreeAdvantage())),
-        *(
-            Subject(name=f"EGCA, {blamed}", method=EGCA(blamed=blamed))
-            for blamed in ("divergent", "random", "last", "permuted")
-        ),
-        Subject(name="Oracle (the labels)", method=Oracle()),
-    ]
+def statement_gains(values: dict[str, np.ndarray], batch: RolloutBatch, lines: Lines) -> Tensor:
+    """``[2, B, S]``: by how much each statement changes the value, the sum of `Q - V` over its tokens, by half."""
+    advantage = resampled_subjects(values)["Q - V"]
+    change = [advantage(half, 0, batch).cumsum(1) for half in (0, 1)]
+    padded = [torch.nn.functional.pad(x, (1, 0)) for x in change]
+    gains = torch.stack([x.gather(1, lines.stop) - x.gather(1, lines.begin) for x in padded])
+    return gains.masked_fill(~lines.known, torch.nan)
 
 
 def label_statements(batch: RolloutBatch, policy: Policy) -> Lines:
@@ -74,7 +69,7 @@ def label_statements(batch: RolloutBatch, policy: Policy) -> Lines:
             tokens = aligned.overlapping(step.start, step.stop)
             if tokens:
                 begin[b, s], stop[b, s], kind[step.kind][b, s] = tokens[0], tokens[-1] + 1, True
-    return Lines(begin, stop, kind)
+    return Lines(begin, stop, stop, kind)
 
 
 def shares(weights: Tensor, flawed: Tensor, world: World) -> tuple[Tensor, Tensor]:
@@ -85,34 +80,37 @@ def shares(weights: Tensor, flawed: Tensor, world: World) -> tuple[Tensor, Tenso
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=128, help="test problems")
-    parser.add_argument("--group-size", type=int, default=8, help="rollouts of a problem")
+    parser.add_argument("--prompts", type=int, default=128, help="test problems, or those of the file")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--values", type=Path, help="the file of benchmarks/credit_values.py, whose rollouts are taken")
+    parser.add_argument("--only", nargs="+", default=[""], help="lines whose names contain one of these")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    data, policy = CodeData(num_test=options.prompts, seed=options.seed), load_policy("code").eval()
-    where = Setting(title="functions", policy="code", data=data, sampling=Sampling(max_response_length=80))
-    engine, (problems,) = HFEngine(cache_tokens=50_000), data.load("test")
+    where, policy = setting("code", 0, options.prompts, options.seed), load_policy("code").eval()
+    engine, (problems,) = HFEngine(cache_tokens=50_000), where.data.load("test")
     engine.update_weights(policy)
-    task = problems.prompts[0].task
+    values = {}
     with Verifier() as verifier:
-        batch = respond(
-            policy, engine, verifier, problems.prompts, replace(where, group_size=options.group_size), options.seed
-        )
+        if options.values:
+            first = {k: x[: options.prompts // PROMPTS] for k, x in read_values(options.values).items()}
+            values = {k: x.reshape(1, -1, *x.shape[2:]) for k, x in first.items()}
+            (kept,) = kept_rollouts(values, where, policy, verifier, 1, options.prompts)
+            batch = kept.with_advantages(group_advantages(kept.rewards, where.group_size))
+        else:
+            batch = respond(policy, engine, verifier, problems.prompts, where, options.seed)
     print(f"{options.prompts} prompts, {len(batch)} rollouts, {float(batch.correct.float().mean()):.3f} right")
     lines, wrong = label_statements(batch, policy), batch.advantages < 0
-    none = torch.zeros(batch.response_mask.shape)
     world = World(
         batch=batch,
-        group_size=options.group_size,
+        group_size=where.group_size,
         lines=lines,
         kinds={},
         reasoning=batch.response_mask,
-        forks={error: forks(batch, lines, wrong, error, options.group_size) for error in ERRORS},
+        forks={error: forks(batch, lines, wrong, error, where.group_size) for error in ERRORS},
         wrong=wrong,
         right=batch.advantages > 0,
-        effect=none,
-        gains=torch.full((2, *lines.begin.shape), torch.nan),
+        effect=torch.zeros(batch.response_mask.shape),
+        gains=statement_gains(values, batch, lines) if values else torch.full((2, *lines.begin.shape), torch.nan),
     )
     counts = {e: (int((lines.kind[e] & wrong[:, None]).any(1).sum()), len(world.forks[e].line)) for e in ERRORS}
     print(f"{int(wrong.sum())} wrong ones of groups with both; rollouts with an error, and forks: {counts}")
@@ -120,16 +118,19 @@ def main() -> None:
     flawed = torch.zeros_like(batch.response_mask)
     for b, s in (lines.kind["slip"] | lines.kind["misconception"]).nonzero().tolist():
         flawed[b, lines.begin[b, s] : lines.stop[b, s]] = True
-    table = Table(resamplings(options.prompts, 2000, options.seed), compact=True)
+    names = [name for name in column_names(world) if not name.startswith("rho (a)")]
+    table = Table(resamplings(options.prompts, 2000, options.seed), compact=False, names=("flawed", *names))
     table.head()
-    for subject in subjects(task):
-        credit = run(subject, policy, batch, 4096, options.seed)
-        table.row(subject.name, subject.by, credit_columns(credit, world), credit.seconds)
-        if credit.weights is not None:
-            print(f"    flawed: {over_prompts(*shares(credit.weights, flawed, world), table.draws)}", flush=True)
-    uniform = shares(batch.response_mask.float(), flawed, world)
-    print(f"tokens on flawed statements: {over_prompts(*uniform, table.draws)}")
-    task.executor.close()
+    if values:
+        table.row("resampled gain (b)", "score", gain_columns(world), 0.0)
+    for subject in of_programs(subjects()):
+        if any(part in subject.name for part in options.only):
+            credit = run(subject, policy, batch, 4096, options.seed)
+            columns = credit_columns(credit, world)
+            if credit.weights is not None:
+                columns["flawed"] = shares(credit.weights, flawed, world)
+            table.row(subject.name, subject.by, columns, credit.seconds)
+    problems.prompts[0].task.executor.close()
 
 
 if __name__ == "__main__":

@@ -204,14 +204,19 @@ def values_of_turns(
 
 
 def kept_rollouts(
-    values: dict[str, np.ndarray], where_from: Setting, policy: Policy, verifier: Verifier, number: int
+    values: dict[str, np.ndarray],
+    where_from: Setting,
+    policy: Policy,
+    verifier: Verifier,
+    number: int,
+    size: int = PROMPTS,
 ) -> list[GradedBatch]:
-    """The rollouts that a file holds, graded again: another processor would sample others."""
+    """The rollouts that a file holds, `size` problems a batch, graded again: another processor would sample others."""
     (problems,) = where_from.data.load("train")
     pad, end = policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id
     rollouts = []
     for k, rows in enumerate(values["ids"][:number].tolist()):
-        prompts = problems.prompts[k * PROMPTS : (k + 1) * PROMPTS]
+        prompts = problems.prompts[k * size : (k + 1) * size]
         responses = [[token for token in row if token != pad] for row in rows]
         if "turn" in values:
             owned = [zip(row, turn, strict=True) for row, turn in zip(rows, values["turn"][k].tolist(), strict=True)]

@@ -1,11 +1,13 @@
 """CPU seconds of sampling rollouts of several turns, beside one turn of as many tokens and beside reading them again.
 
     OMP_NUM_THREADS=1 python benchmarks/turns_cost.py --policy arithmetic words --turns 4 --tokens 64
+    OMP_NUM_THREADS=1 python benchmarks/turns_cost.py --policy search --played
 
 Each row samples `--tokens` tokens in all, in turns of equal limits; tools take no time, and put in `--observed` random
 tokens after each turn but the last. With `--uneven` limits and observations differ from row to row, with the same sums
-of limits. No token ends a turn. One turn gets the same tokens in two ways: it samples those of the tools as well, or
-reads them as a part of its prompts. The sides take turns; prints medians over rounds after the first.
+of limits; with `--played` they are those of rollouts of the world of search. No token ends a turn. One turn gets the
+same tokens in two ways: it samples those of the tools as well, or reads them as a part of its prompts. The sides take
+turns; prints medians over rounds after the first.
 """
 
 from __future__ import annotations
@@ -17,18 +19,19 @@ import sys
 import time
 import warnings
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from credit_subjects import setting
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine
 from grail_lightning.engines.turns import ResendingTurns, TurnRequest
 from grail_lightning.policy import load_policy
+from grail_lightning.step.episodes import play
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.arithmetic import ProblemSpace
-from grail_lightning.tasks.problem import TokenText
 
 GROUP = 8
 
@@ -47,7 +50,9 @@ class Case:
         self.ids = [self.policy.encode(prompt.messages) for prompt in self.prompts]
         self.limits = [[options.tokens // options.turns] * options.turns for _ in self.ids]
         self.sizes = [[options.observed] * (options.turns - 1) for _ in self.ids]
-        if options.uneven:
+        if options.played:
+            self._play(options)
+        elif options.uneven:
             # Pairs of neighbours differ by as much, so that each row's sum is kept.
             for table in (self.limits, self.sizes):
                 for row in table:
@@ -56,30 +61,46 @@ class Case:
                         row[k], row[k + 1] = row[k] + shift, row[k + 1] - shift
         self.observed = [[draw.choices(range(10, 200), k=size) for size in row] for row in self.sizes]
 
+    def _play(self, options: argparse.Namespace) -> None:
+        """Take prompts, limits and sizes from rollouts with their environment."""
+        where_from = setting("search", 5, options.prompts, seed=0)
+        policy = load_policy(where_from.policy).eval()
+        self.engine.update_weights(policy)
+        prompts = where_from.data.load("train")[0].prompts[: options.prompts]
+        batch = play(self.engine, policy, prompts, GROUP, where_from.sampling, range(len(prompts) * GROUP))
+        self.engine.update_weights(self.policy)
+        self.prompts = [prompt for prompt in prompts for _ in range(GROUP)]
+        whole = zip(batch.input_ids.tolist(), batch.prompt_lengths.tolist(), strict=True)
+        self.ids = [ids[batch.prompt_width - length : batch.prompt_width] for ids, length in whole]
+        for k, row in enumerate(batch.valid_mask):
+            sampled, turns = batch.response_mask[k][row], batch.turn[k][row]
+            numbers = range(int(turns.max()) + 1)
+            self.limits[k] = [int((sampled & (turns == number)).sum()) for number in numbers]
+            self.sizes[k] = [int((~sampled & (turns == number)).sum()) for number in numbers[:-1]]
+
     def turns(self, *, again: bool) -> int:
         """All turns, with keys and values kept or all tokens read again; returns the number of sampled tokens."""
-        sampling, ids, number = Sampling(max_response_length=sum(self.limits[0])), list(self.ids), 0
+        ids, number = list(self.ids), 0
+        sampling = Sampling(max_response_length=max(map(sum, self.limits)))
         with nullcontext(ResendingTurns(self.engine, sampling)) if again else self.engine.turns(sampling) as sampler:
-            for turn in range(len(self.limits[0])):
-                rows = enumerate(zip(self.prompts, ids, self.limits, strict=True))
-                requests = [TurnRequest(k, prompt, of, limits[turn], seed=k) for k, (prompt, of, limits) in rows]
-                for k, sampled in enumerate(sampler.sample(requests)):
+            for turn in range(max(map(len, self.limits))):
+                going = [k for k, limits in enumerate(self.limits) if turn < len(limits)]
+                requests = [TurnRequest(k, self.prompts[k], ids[k], self.limits[k][turn], seed=k) for k in going]
+                for k, sampled in zip(going, sampler.sample(requests), strict=True):
                     number += len(sampled.ids)
-                    ids[k] = (
-                        ids[k]
-                        + sampled.ids
-                        + [token for answer in self.observed[k][turn : turn + 1] for token in answer]
-                    )
+                    answers = self.observed[k][turn : turn + 1]
+                    ids[k] = ids[k] + sampled.ids + [token for answer in answers for token in answer]
         return number
 
     def one_turn(self, *, read: bool) -> int:
         """One turn with as many tokens, those of the tools in the prompts or sampled; returns the sampled tokens."""
-        observed = [[token for answer in row for token in answer] for row in self.observed]
-        limit = sum(self.limits[0]) + (0 if read else len(observed[0]))
-        rows = [ids + (extra if read else []) for ids, extra in zip(self.ids, observed, strict=True)]
-        prompts = [replace(p, messages=TokenText("", ids)) for p, ids in zip(self.prompts, rows, strict=True)]
-        sampling = Sampling(max_response_length=limit)
-        return int(self.engine.generate_seeded(prompts, 1, sampling, range(len(prompts))).response_mask.sum())
+        requests = []
+        for k, (prompt, ids, limits) in enumerate(zip(self.prompts, self.ids, self.limits, strict=True)):
+            answers = [token for answer in self.observed[k] for token in answer]
+            limit = sum(limits) + (0 if read else len(answers))
+            requests.append(TurnRequest(k, prompt, ids + (answers if read else []), limit, seed=k))
+        with self.engine.turns(Sampling(max_response_length=max(request.limit for request in requests))) as sampler:
+            return sum(len(sampled.ids) for sampled in sampler.sample(requests))
 
 
 def main() -> None:
@@ -88,6 +109,7 @@ def main() -> None:
     for name, value in (("turns", 4), ("tokens", 64), ("observed", 12), ("prompts", 16), ("rounds", 9)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--uneven", action="store_true")
+    parser.add_argument("--played", action="store_true")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     for name in options.policy:

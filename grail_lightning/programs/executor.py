@@ -18,6 +18,7 @@ from grail_lightning.programs.grade import grade, line_of
 from grail_lightning.programs.guest import encode
 from grail_lightning.programs.outcome import Call, Limits, Outcome, Tests
 from grail_lightning.programs.printed import printed
+from grail_lightning.programs.remote import RemoteSandbox
 from grail_lightning.programs.sandbox import COMMANDS, LostError, Sandbox, StartError
 
 AUTO = ("bubblewrap", "sandlock", "wasm")
@@ -32,9 +33,24 @@ Result = TypeVar("Result")
 Job = tuple[str, Tests] | tuple[str, Tests, int]
 
 
+def _is_address(backend: str) -> bool:
+    return backend.startswith(("http://", "https://"))
+
+
+def _sandbox(backend: str, limits: Limits) -> Sandbox:
+    return (RemoteSandbox if _is_address(backend) else Sandbox)(backend, limits)
+
+
 @lru_cache
 def refusal(backend: str) -> str:
     """Why a back end cannot be used here, found out by a program that tries to get out; empty if it can."""
+    if _is_address(backend):
+        sandbox = _sandbox(backend, Limits())
+        try:
+            outcome = grade(sandbox, sandbox, "def f():\n    return 1", Tests(entry="f", calls=(Call((), 1),)))
+        except LostError as error:
+            return line_of(error)
+        return outcome.message
     with tempfile.TemporaryDirectory(prefix="grail_probe_") as folder:
         Path(folder, "secret").touch()
         files = [f"{folder}/secret", str(_PROBE), "/etc/passwd", f"/proc/{os.getpid()}/environ"]
@@ -56,8 +72,8 @@ def choose(backend: str = "auto") -> str:
         ValueError: There is no back end of that name.
         RuntimeError: It does not isolate programs on this machine, or none does.
     """
-    if backend not in ("auto", *COMMANDS):
-        raise ValueError(f"`backend` must be one of auto, {', '.join(COMMANDS)}, but got {backend!r}.")
+    if backend not in ("auto", *COMMANDS) and not _is_address(backend):
+        raise ValueError(f"`backend` must be one of auto, {', '.join(COMMANDS)}, or an address, but got {backend!r}.")
     reasons = []
     for name in AUTO if backend == "auto" else (backend,):
         reason = refusal(name)
@@ -72,7 +88,8 @@ class Executor:
 
     Args:
         backend: `sandlock`, `bubblewrap`, `wasm`, or `auto`: the first of them that isolates on this machine, which a
-            program that tries to get out finds out.
+            program that tries to get out finds out. Or the address of a server that runs programs in SandboxFusion's
+            form, such as `http://127.0.0.1:8080/run_code`, whose isolation nobody checks.
         limits: Of one program with all of its tests.
         workers: How many programs run at a time.
 
@@ -152,7 +169,7 @@ class Executor:
     def _attempt(self, use: Callable[[Sandbox, Sandbox], Result]) -> Result:
         """What is made of the sandboxes of this thread, one for programs and one for assertions; they may be lost."""
         if not hasattr(self._own, "pair"):
-            self._own.pair = Sandbox(self.backend, self.limits), Sandbox(self.backend, self.limits)
+            self._own.pair = _sandbox(self.backend, self.limits), _sandbox(self.backend, self.limits)
             self._sandboxes.extend(self._own.pair)
         for _ in range(_ATTEMPTS):
             try:

@@ -1,0 +1,93 @@
+"""Programs that a server runs, over HTTP in the form of SandboxFusion's `/run_code`. Isolation is the server's."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from grail_lightning.programs.outcome import Limits
+from grail_lightning.programs.sandbox import EndedError, LostError, Sandbox, StartError
+
+_GUEST = Path(__file__).with_name("guest.py")
+_MOST_BYTES = 8_000_000  # Of an answer.
+_QUEUE_SECONDS = 60.0  # How long a request may wait for its turn.
+_SCRIPT = """
+import json, os, sys
+messages, out, names = iter(json.loads({messages!r})), sys.stdout, {{"__name__": "guest"}}
+exec({guest!r}, names)
+def exchange(reply):
+    for message in messages:
+        return message
+    out.write("\\n" + json.dumps(reply))
+    out.flush()
+    os._exit(0)
+names["serve"](exchange)
+"""
+
+
+class RemoteSandbox(Sandbox):
+    """A server that runs scripts. Each message is a script of its own, in which the messages before are repeated.
+
+    So a program still gets the arguments of one call at a time and never what is expected, and the server keeps nothing
+    between requests. What a script prints last is its answer, which nobody vouches for.
+    """
+
+    def __init__(self, backend: str, limits: Limits) -> None:
+        super().__init__(backend, limits)
+        self._messages: list[dict[str, Any]] = []
+
+    def begin(self, message: dict[str, Any]) -> dict[str, Any]:
+        """See `Sandbox`."""
+        self._messages = []
+        return self.ask(message | {"output": self.limits.output_kb << 10})
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """See `Sandbox`."""
+        self._messages.append(message)
+        script = _SCRIPT.format(messages=json.dumps(self._messages), guest=_GUEST.read_text())
+        result = self._post(script)
+        if result.get("status") == "TimeLimitExceeded":
+            raise EndedError("timeout", f"no end after {self.wall_seconds:g} seconds")
+        try:
+            reply = json.loads(str(result.get("stdout")).rpartition("\n")[2])
+        except (ValueError, RecursionError):
+            reply = None
+        if not isinstance(reply, dict):
+            raise EndedError("crashed", f"ended the process with exit code {result.get('return_code')}")
+        return reply
+
+    def end(self) -> None:
+        """See `Sandbox`: nothing is left."""
+
+    def close(self) -> None:
+        """See `Sandbox`: nothing is left."""
+
+    def _post(self, script: str) -> dict[str, Any]:
+        """What became of a script."""
+        body = {
+            "code": script,
+            "language": "python",
+            "run_timeout": self.wall_seconds,
+            "memory_limit_MB": self.limits.memory_mb + 64,
+        }
+        data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.backend, data, headers)  # noqa: S310 (`choose` takes http alone)
+        try:
+            with urllib.request.urlopen(request, timeout=self.wall_seconds + _QUEUE_SECONDS) as answer:  # noqa: S310
+                text = answer.read(_MOST_BYTES + 1)
+        except (OSError, http.client.HTTPException) as error:
+            time.sleep(1.0)  # A server that is started again needs time.
+            raise StartError(f"{self.backend} did not answer ({error})") from None
+        if len(text) > _MOST_BYTES:
+            raise EndedError("output", f"an answer of more than {_MOST_BYTES} bytes")
+        try:
+            told = json.loads(text)
+            if told["status"] in ("Success", "Failed"):
+                return dict(told["run_result"])
+        except (ValueError, RecursionError, LookupError, TypeError):
+            pass
+        raise LostError(f"{self.backend} answered {text[:200]!r}")

@@ -1,0 +1,100 @@
+"""A server that runs programs in SandboxFusion's form, played by a server on this machine that starts Python."""
+
+import subprocess
+import sys
+
+import pytest
+
+from grail_lightning.programs.executor import Executor
+from grail_lightning.programs.outcome import Call, Limits, Tests
+from tests.answering import server
+from tests.shell import fails_early
+
+CALLS = Tests(entry="f", calls=tuple(Call((n,), n * n) for n in range(3)))
+ASSERTIONS = Tests(
+    entry="f", assertions=("assert f(2) == 4 and f(3) == 9", "assert f(4) == 16"), preamble="import math"
+)
+LIMITS = Limits(seconds=0.5)
+
+
+def run(body, _):
+    """The programs are those of this file, which harm nobody."""
+    assert (body["language"], body["memory_limit_MB"]) == ("python", 256 + 64)
+    try:
+        made = subprocess.run([sys.executable, "-I", "-c", body["code"]], capture_output=True, text=True,
+                              timeout=body["run_timeout"])  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return 200, {"status": "Failed", "message": "", "run_result": {"status": "TimeLimitExceeded"}}
+    result = {"status": "Finished", "return_code": made.returncode, "stdout": made.stdout, "stderr": made.stderr}
+    return 200, {"status": "Failed" if made.returncode else "Success", "message": "", "run_result": result}
+
+
+@pytest.fixture(scope="module")
+def remote():
+    with server(run) as (url, _):
+        executor = Executor(f"{url}/run_code", LIMITS)
+        yield executor
+        executor.close()
+
+
+@pytest.mark.parametrize("tests", [CALLS, ASSERTIONS], ids=["calls", "assertions"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def f(n):\n    print('noise')\n    return n * n",
+        "def f(n):\n    return n + n",
+        "seen = []\ndef f(n):\n    seen.append(n)\n    return n * n * (len(seen) < 3)",
+        "def f(n):\n    return [][n]",
+        "def f(n:",
+        "def g(n): return 1",
+        "def f(n): return {}[n] if n == 2 else n * n",
+    ],
+)
+def test_outcomes_are_those_of_a_sandbox_of_this_machine(program, tests, remote, programs_run):
+    local = Executor(limits=LIMITS)
+    assert remote.run(program, tests) == local.run(program, tests)
+    assert remote.run(program, tests, trace=1) == local.run(program, tests, trace=1)
+    local.close()
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("def f(n):\n    while True: pass", "timeout"),
+        ("import os\ndef f(n): os._exit(3)", "crashed"),
+        ("import sys\ndef f(n):\n    sys.__stdout__.write('no reply')\n    sys.__stdout__.flush()", "failed"),
+    ],
+)
+def test_a_program_that_ends_in_another_way_has_a_verdict(program, status, remote):
+    assert remote.run(program, CALLS).status == status
+    assert remote.printed("print(6 * 7)") == "42\n"
+
+
+def test_expected_results_are_in_no_request():
+    with server(run) as (url, asked):
+        executor = Executor(f"{url}/run_code", LIMITS)
+        tests = Tests(entry="f", calls=(Call((1,), "mark 4711"),))
+        assert executor.run("def f(n): return 'mark 4711'[::1]", tests).status == "passed"
+        assert executor.run("def f(n): return n", tests).status == "failed"
+        executor.close()
+    assert len(asked) == 2 + 2 * 2, "the first two ask whether there is a server"
+    assert all("mark 4711" not in body["code"] for _, body, _ in asked[-2:])
+
+
+def test_a_server_that_fails_for_a_moment_is_asked_again(monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    answers = {3: (500, b""), 4: (200, b"[]"), 5: (200, {"status": "SandboxError", "message": "full"})}
+    with server(lambda body, n: answers.get(n) or run(body, n)) as (url, asked):
+        executor = Executor(url, LIMITS)
+        assert executor.run("def f(n): return n * n", CALLS).status == "passed"
+        executor.close()
+    assert len(asked) == 2 + 3 + 4
+    with pytest.raises(RuntimeError, match=r"does not start any more: http://.* did not answer"):
+        executor.run("def f(n): return n", CALLS)
+
+
+@pytest.mark.parametrize("backend", ["http://127.0.0.1:9/run_code", "ftp://there"])
+def test_an_address_without_a_server_is_one_line_before_a_model_is_loaded(backend, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    said = fails_early(capsys, "fit", "--config=configs/quickstart_code.yaml", f"--data.task.backend={backend}")
+    assert backend in said
