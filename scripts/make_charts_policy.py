@@ -85,7 +85,8 @@ def make_processor() -> Idefics3Processor:
         size={"longest_edge": SIZE},
         max_image_size={"longest_edge": SIZE},
         do_image_splitting=False,
-        image_mean=[1.0] * 3,  # White is 0, so that what is drawn stands out from the beginning.
+        image_mean=[0.999]
+        * 3,  # White is almost 0, so that what is drawn stands out; Idefics3 drops pictures of zeros.
         image_std=[0.5] * 3,
     )
     return Idefics3Processor(image, tokenizer, image_seq_len=NUM_PATCHES, chat_template=TEMPLATE)
@@ -162,7 +163,7 @@ class Encoder:
 
 
 def pixels(pictures: list[Image]) -> torch.Tensor:
-    """``[N, 1, 3, H, W]``, as the processor makes them."""
+    """``[N, 1, 3, H, W]``, as the processor makes them but for its shift by a thousandth."""
     array = np.stack([np.asarray(picture) for picture in pictures]).transpose(0, 3, 1, 2)[:, None]
     return torch.from_numpy(array / 127.5 - 2).float()
 
@@ -223,8 +224,6 @@ def imitate(model: Idefics3ForConditionalGeneration, encoder: Encoder, recipe: C
         optimizer.step()
         schedule.step()
 
-        if step % 100 == 99:
-            torch.save(model.state_dict(), "/tmp/charts-state.pt")
         if step % 50 == 49:
             seconds = time.perf_counter() - begun
             print(f"batch {step + 1}: {seconds:.0f} s, loss {loss.item():.3f}; {probe(model, encoder)}", flush=True)
