@@ -123,7 +123,7 @@ def compare_answers(rows: Sequence[tuple[str, str | None, Comparison]], verifier
         if answer is None
         else next(verdicts)
         if how == "math"
-        else Verdict.of_text(reference, answer, ignore_case=how == "text")
+        else Verdict.of_text(reference, answer, ignore_case=how != "exact", relaxed=how == "relaxed")
         for reference, answer, how in rows
     ]
 

@@ -121,7 +121,7 @@ def test_a_run_fits_validates_tests_and_predicts():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (f"{ENVIRONMENT}NoReset", "must have a method `reset`|NoReset"),
+        (f"{ENVIRONMENT}NoReset", "must have a method `reset`, but `NoReset` has none. Write"),
         (f"{ENVIRONMENT}Untyped", "`Untyped.guess` cannot be described"),
         (
             f"{ENVIRONMENT}Column",

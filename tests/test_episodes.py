@@ -107,6 +107,8 @@ def test_a_tool_that_hangs_ends_its_rollout_alone_and_the_order_of_answers_chang
     assert [episode.reward for episode in batch.episodes] == [None, 1.0, 1.0, 1.0]
     assert batch.rewards.tolist() == [0.0, 1.0, 1.0, 1.0]
     assert batch.correct.tolist() == [False, True, True, True]
+    lost = played([task], [["#### <wait>60</wait>"]], rows[:1])
+    assert (lost.rewards.tolist(), lost.correct.tolist()) == ([0.0], [False]), "also where no rollout has a reward"
     for row in range(1, 4):
         alone = played([task], texts[row : row + 1], rows[row : row + 1])
         whole = [made.response_ids[k][made.valid_mask[k]].tolist() for made, k in ((batch, row), (alone, 0))]
@@ -144,6 +146,9 @@ def test_the_mean_score_of_turns_counts_turns_that_have_one():
     tally = Tally()
     add_episodes(tally, played([task_of(Calculator)], texts, [row]))
     assert tally.compute()["episodes/turn_score"] == pytest.approx(1 / 3)
+    texts = [["<guess>50</guess>", "<guess>x</guess>", "<guess>50</guess>", f"#### 5{END}"]]
+    (guesses,) = played([task_of(example())], texts).episodes
+    assert [turn.score for turn in guesses.turns] == [1.0, None, 0.0, None], "a turn never has the score of another"
     tally = Tally()
     add_episodes(tally, played([task_of(Calculator)], texts))
     assert "episodes/turn_score" not in tally.compute()

@@ -1,28 +1,44 @@
 """Tools that return pictures: what the policy reads is what the model itself makes of the whole dialogue's pixels."""
 
+import base64
 import gc
+import importlib.util
 import io
+import json
 import re
+import sys
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
+from lightning.pytorch import Callback
 from PIL import Image
 
 from grail_lightning import MathData
 from grail_lightning.answers import LastNumber
 from grail_lightning.batch import Sampling
+from grail_lightning.callbacks import KeepRollouts, PredictionWriter
+from grail_lightning.credit import GRAIL
+from grail_lightning.data import DatasetSpec
+from grail_lightning.data.kept import Kept
 from grail_lightning.engines.hf import HFEngine
-from grail_lightning.engines.turns import TurnRequest
+from grail_lightning.engines.turns import TurnRequest, TurnSampler
 from grail_lightning.environments.transcript import episode_json, read_episode, transcript
 from grail_lightning.module import GrailModule
-from grail_lightning.picture import FIRST_PICTURE_ID
+from grail_lightning.picture import FIRST_PICTURE_ID, pictures_in
 from grail_lightning.step.episodes import play
+from grail_lightning.step.options import Execution, Objective
 from grail_lightning.tasks import EnvironmentTask, EpisodeLimits
-from tests.runs import trainer
+from tests.runs import Watch, trainer, weights
 from tests.seeing import MAKERS, checkpoint, image, letters, pictures, question, seeing
-from tests.talking import WritingEngine
+from tests.talking import WritingEngine, WrittenTurns
+from tests.test_pictures import _Seen
 from tests.tolerance import assert_near
+from tests.views.test_page import data_of
 
 END = "<end>"
 CALLS = {
@@ -257,3 +273,112 @@ def test_a_text_policy_that_is_shown_a_picture_after_all_ends_the_run():
 
     with pytest.raises(ValueError, match=r"The tool `draw` returned a picture, but the policy takes text alone\."):
         played_as_text([task_of(Showing)], [["<draw>too flat</draw>", "7"]])
+
+
+class Half(HFEngine):
+    """An engine whose first turns are written, each with a drawing of its own, and whose second ones are sampled."""
+
+    @contextmanager
+    def turns(self, sampling):
+        """See `RolloutEngine.turns`."""
+        with super().turns(sampling) as inner:
+            yield _Half(self._policy.tokenizer, inner)
+
+
+class _Half(TurnSampler):
+    def __init__(self, tokenizer, inner):
+        self.written, self.inner = WrittenTurns(tokenizer, {}), inner
+
+    def sample(self, requests):
+        """See `TurnSampler.sample`."""
+        if self.written is None:
+            return self.inner.sample(requests)
+        self.written.texts = {request.row: [CALLS["tags"].format(request.seed % 9)] for request in requests}
+        made, self.written = self.written.sample(requests), None
+        return made
+
+
+def _run(folder, train, steps, *callbacks, **options):
+    """A fit on pictures in prompts and in results: the module, and what its steps gave."""
+    module = GrailModule(
+        folder,
+        sampling=Sampling(max_response_length=30),
+        engine=Half(),
+        execution=Execution(group_size=4),
+        objective=Objective(mask_truncated=False, kl_coefficient=0.1),
+        credit=GRAIL(),
+        optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3),
+    )
+    data = MathData(train=DatasetSpec(train, images="picture"), task=task_of(), prompts_per_batch=2, **options)
+    return module, data, trainer(steps, *callbacks)
+
+
+class _Counting(Callback):
+    def on_train_start(self, trainer, pl_module):
+        self.seen = _Seen(pl_module.policy)
+
+
+@pytest.mark.filterwarnings("ignore:.* of the rollouts ended by the limit")
+def test_a_run_learns_behind_pictures_and_its_frozen_tower_reads_each_of_them_once(tmp_path):
+    folder = checkpoint("llava", tmp_path / "model")
+    train = [{"problem": f"what is 3 + {k} ?", "answer": str(3 + k), "picture": image(k)} for k in range(4)]
+    made, counting = [], _Counting()
+    for steps, path in ((2, None), (1, None), (2, str(tmp_path / "one.ckpt"))):
+        watch = Watch()
+        module, data, run = _run(folder, train, steps, watch, counting)
+        run.fit(module, data, ckpt_path=path)
+        run.save_checkpoint(tmp_path / "one.ckpt")
+        made.append(weights(module))
+        if len(made) == 1:
+            shown = [call.pictures for output in watch.outputs for e in output.batch.episodes for call in e.calls]
+            assert all(len(each) == 2 for each in shown)
+            own = {
+                picture for output in watch.outputs for p in output.batch.prompts for picture in pictures_in(p.messages)
+            }
+            assert counting.seen.number == len({*own, *(picture for each in shown for picture in each)})
+            assert all((o.batch.response_ids[o.batch.response_mask] < FIRST_PICTURE_ID).all() for o in watch.outputs)
+    assert all(torch.equal(made[0][n], p) for n, p in made[2].items())
+    assert any(not torch.equal(made[0][n], p) for n, p in made[1].items())
+
+
+@pytest.mark.filterwarnings("ignore:.* of the rollouts ended by the limit")
+def test_predictions_of_dialogues_with_pictures(tmp_path):
+    folder = checkpoint("llava", tmp_path / "model")
+    red = Image.new("RGB", (16, 16), (200, 30, 40))
+    rows = [{"problem": "what is 3 + 4 ?", "answer": "7", "picture": red}]
+    file = tmp_path / "predictions.parquet"
+    keep = KeepRollouts(str(tmp_path / "rollouts"))
+    module, data, run = _run(
+        folder, rows * 2, 1, keep, PredictionWriter(str(file)), predict=DatasetSpec(rows, images="picture")
+    )
+    run.fit(module, data)
+    run.predict(module, data)
+    (row,) = pq.read_table(file).to_pylist()
+    assert [tokens for tokens in row["tokens"] if tokens == "<image>"] == ["<image>"] * 2
+    shown = json.loads(row["pictures"])
+    assert len(shown) == 3
+    assert all(one["scores"] is None for one in shown) is (row["box_start"] is None)
+    kept = Image.open(io.BytesIO(base64.b64decode(shown[0]["src"].partition(",")[2])))
+    assert kept.tobytes() == red.tobytes()
+    assert data_of(file.with_suffix(".html").read_text())["groups"][0]["sources"] == [one["src"] for one in shown]
+    module, data, run = _run(folder, rows, 1, kept=Kept(folder=str(tmp_path / "rollouts")))
+    with pytest.raises(ValueError, match=r"`data\.kept` cannot read rollouts with pictures"):
+        run.predict(module, data)
+
+
+def test_the_drawing_of_the_documentation(tmp_path):
+    file = Path(__file__).parents[1] / "docs" / "examples" / "my_drawing.py"
+    module = importlib.util.module_from_spec(importlib.util.spec_from_file_location("my_drawing", file))
+    sys.modules["my_drawing"] = module  # Where the hints of its tool are looked up.
+    module.__spec__.loader.exec_module(module)
+    boxes = ['{"left": 1, "top": 2, "right": 5, "bottom": 6}', '{"left": 1, "top": 2, "right": 99, "bottom": 6}']
+    (first,) = pictures(1)
+    task = task_of(module.Marker)
+    assert task.tools.show_pictures
+    batch = played(roomy("llava", tmp_path), task, [[*(f"<box>{box}</box>" for box in boxes), f"7 .{END}"]], [first])
+    drawn, refused = batch.episodes[0].calls
+    red = torch.tensor(np.array(drawn.pictures[0].open())).eq(torch.tensor([220, 0, 0])).all(-1)
+    assert red.nonzero().amin(0).tolist() == [2, 1]
+    assert red.nonzero().amax(0).tolist() == [6, 5]
+    assert int(red.sum()) == 16
+    assert refused.result == "Error: ValueError: a box must lie within 16 x 16 pixels"

@@ -19,6 +19,7 @@ class Guess:
         """Draw the number; the text goes to the end of the prompt."""
         self.number = random.Random(seed).randint(1, self.largest)  # noqa: S311 - a game
         self.guesses: list[int] = []
+        self.guessed = False
         return f"Guess a number between 1 and {self.largest}."
 
     def guess(self, number: int) -> str:
@@ -31,6 +32,7 @@ class Guess:
             Whether it is right, or whether the number is larger or smaller.
         """
         self.guesses.append(number)
+        self.guessed = True
         if number == self.number:
             return "Right."
         return "The number is larger." if self.number > number else "The number is smaller."
@@ -39,9 +41,12 @@ class Guess:
         """1 for the first guess, less for each further one; 0 if the number was not found."""
         return 1 / len(self.guesses) ** 0.5 if self.number in self.guesses else 0.0
 
-    def score_turn(self) -> float:
-        """1 for a guess that is still possible after what was said before, else 0."""
-        *before, last = self.guesses or [0]
+    def score_turn(self) -> float | None:
+        """1 for a guess that is still possible after what was said before, else 0; None if the turn made none."""
+        guessed, self.guessed = self.guessed, False
+        if not guessed:
+            return None
+        *before, last = self.guesses
         low = max((g for g in before if g < self.number), default=0)
         high = min((g for g in before if g > self.number), default=self.largest + 1)
         return float(low < last < high)

@@ -1,5 +1,6 @@
 """The records of answers: where one stands in a text, and what became of it. What is equal is the verifier's matter."""
 
+import math
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,13 +54,30 @@ class Verdict:
         return cls(correct=False, status="missing", layer="none", gold=gold, prediction="")
 
     @classmethod
-    def of_text(cls, gold: str, prediction: str, *, ignore_case: bool) -> Self:
-        """The verdict on an answer that is plain text: Unicode's compatible forms and runs of white space are equal."""
+    def of_text(cls, gold: str, prediction: str, *, ignore_case: bool, relaxed: bool = False) -> Self:
+        """The verdict on an answer that is plain text: Unicode's compatible forms and runs of white space are equal.
+
+        If `relaxed`, a number is right that differs from the reference by at most 5 % of it.
+        """
         left, right = (text_key(text, ignore_case=ignore_case) for text in (gold, prediction))
         if not right:
             return cls.missing(gold)
-        status = "right" if left == right else "wrong"
-        return cls(correct=left == right, status=status, layer="string", gold=gold, prediction=prediction)
+        correct = left == right or (relaxed and _nearly(left, right))
+        status = "right" if correct else "wrong"
+        return cls(correct=correct, status=status, layer="string", gold=gold, prediction=prediction)
+
+
+def _nearly(gold: str, prediction: str) -> bool:
+    """ChartQA's relaxed accuracy of numbers, ``|p − g| ≤ 0.05·|g|``; a reference of 0 is compared as text."""
+
+    def number(text: str) -> float:
+        try:
+            return float(text.rstrip("%")) / 100 if text.endswith("%") else float(text)
+        except ValueError:
+            return math.nan
+
+    reference = number(gold)
+    return 0 < abs(reference) < math.inf and abs(number(prediction) - reference) <= 0.05 * abs(reference)
 
 
 class AnswerVerifier(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from grail_lightning.answers import Alignment, align
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.callbacks.hooks import module_of, output_of, policy_of, rollouts_of, tell_policy
+from grail_lightning.callbacks.picture_credit import picture_column
 from grail_lightning.callbacks.rollouts import (
     ROLLOUT_COLUMNS,
     TURN_COLUMNS,
@@ -27,6 +29,7 @@ from grail_lightning.callbacks.rollouts import (
 )
 from grail_lightning.credit import TokenCredit, TokenWeights
 from grail_lightning.grading import align_rows, labelled_steps
+from grail_lightning.picture import FIRST_PICTURE_ID, PLACE
 from grail_lightning.runtime.run_folder import RunFolder, unused
 from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.assign import token_weights
@@ -50,6 +53,7 @@ _COLUMNS = {
     "step_stops": "list<int32>",
     "step_kinds": "list<string>",
 }
+_OPTIONAL = TURN_COLUMNS | {"pictures": "string"}  # Columns that are left out where no row has them.
 
 
 class PredictionWriter(Callback):
@@ -71,8 +75,10 @@ class PredictionWriter(Callback):
     - ``step_starts``, ``step_stops``, ``step_kinds``: characters and kind of each step that the task labels; null if it
       labels none.
 
-    In an environment the further columns of `KeepRollouts` are there, too. Tokens that the policy did not sample have
-    no weight (null), and the tokens of all turns together are the text of the rollout.
+    With pictures there is the column ``pictures``: those of each rollout as JSON, with the saliency of their tokens for
+    the located answer, which the page shows over them. In an environment the further columns of `KeepRollouts` are
+    there, too. Tokens that the policy did not sample have no weight (null), and the tokens of all turns together are
+    the text of the rollout.
 
     The page shows the first 200 rollouts, or fewer if they need more than 5 MB. ``python -m grail_lightning.views``
     makes a page of more of them, or of several files.
@@ -127,8 +133,8 @@ class PredictionWriter(Callback):
         self._path = Path(self.file) if self.file else RunFolder(trainer).path / "predictions.parquet"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._names = _method_names([module_of(pl_module).credit, *self.compare])
-        # Whether there are turns is known at the end; without any, `_join` leaves their columns out.
-        types = prediction_types(self._names[1:]) | TURN_COLUMNS
+        # Whether there are turns and pictures is known at the end; without any, `_join` leaves their columns out.
+        types = prediction_types(self._names[1:]) | _OPTIONAL
         schema = arrow_table({name: [] for name in types}, types).schema
         self._writer = pq.ParquetWriter(self._part(trainer.global_rank), schema)
 
@@ -143,11 +149,17 @@ class PredictionWriter(Callback):
     ) -> None:
         """Add the rollouts of a batch."""
         output, module = output_of(outputs), module_of(pl_module)
+        policy = policy_of(module)
         compared = self._compared(module, output)
+        columns: dict[str, list[Any]] = {name: [None] * len(output.batch) for name in _OPTIONAL}
+        if policy.vision is not None:
+            batch = rollouts_of(output)
+            answer = (output.weights and output.weights.answer) or batch.answer
+            budget = module.execution.token_budget
+            columns["pictures"] = picture_column(policy, batch, answer.whole, budget)
         if len(output.batch):
-            columns = _columns(output, module, self._names[0], compared)
-            columns = {name: [None] * len(output.batch) for name in TURN_COLUMNS} | columns
-            self._writer.write_table(arrow_table(columns, prediction_types([*compared]) | TURN_COLUMNS))
+            columns |= _columns(output, module, self._names[0], compared)
+            self._writer.write_table(arrow_table(columns, prediction_types([*compared]) | _OPTIONAL))
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join the partial files of all ranks. The file appears when it is complete."""
@@ -189,8 +201,9 @@ def _join(parts: list[Path], file: Path) -> int:
 
     sources = [pq.ParquetFile(part) for part in parts]
     schema = sources[0].schema_arrow
-    if not any(source.read(["turns"]).drop_null().num_rows for source in sources):
-        schema = pa.schema([column for column in schema if column.name not in TURN_COLUMNS])
+    for name, those in {"turns": TURN_COLUMNS, "pictures": ["pictures"]}.items():
+        if not any(source.read([name]).drop_null().num_rows for source in sources):
+            schema = pa.schema([column for column in schema if column.name not in those])
     groups = (
         source.read_row_group(index).select(schema.names)
         for source in sources
@@ -215,6 +228,10 @@ def _columns(
     batch, columns = rollouts_of(output), rollout_columns(output)
     decode = module.tokenizer.decode
     columns["tokens"] = [[encodable(decode([token])) for token in row] for row in columns["token_ids"]]
+    for ids, tokens in zip(columns["token_ids"], columns["tokens"], strict=True):
+        for k, (before, token) in enumerate(pairwise([0, *ids])):
+            if before < FIRST_PICTURE_ID <= token:  # The first one of a picture, or of a part of it.
+                tokens[k] = PLACE
     if batch.turn is not None:  # `response` is the last turn: what the others say is not to be read there.
         wholes = [align(row, module.tokenizer) for row in columns["token_ids"]]
         rows = ((a.text, list(zip(a.starts, a.stops, strict=True))) for a in wholes)

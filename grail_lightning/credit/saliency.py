@@ -19,8 +19,9 @@ from grail_lightning.batch import RolloutBatch
 from grail_lightning.batch.rows import cut_responses, last_marked
 from grail_lightning.credit.base import CreditContext, Needs, TokenCredit, TokenWeights
 from grail_lightning.functional.tokens import TokenStats, full_precision, token_logprobs
+from grail_lightning.picture import FIRST_PICTURE_ID
 from grail_lightning.policy import Policy
-from grail_lightning.policy.layout import Alignment, TokenLayout
+from grail_lightning.policy.layout import Alignment, TokenLayout, padded_layout
 from grail_lightning.policy.micro_batch import cut_rows, scatter, zero_table
 from grail_lightning.policy.reference import requiring_grad
 from grail_lightning.runtime.checks import check_options
@@ -188,6 +189,29 @@ def saliency_of_rows(
     return scores
 
 
+def picture_saliency(
+    policy: Policy, batch: RolloutBatch, explained: Tensor, *, token_budget: int, temperature: float = 1.0
+) -> list[list[float]]:
+    """The saliency of each picture token of each row, in their order, for the tokens ``explained [B, T]``.
+
+    It is that of the token's own embedding; see `input_saliency`. A row without an explained token has none.
+    """
+    found: list[list[float]] = [[] for _ in range(len(batch))]
+    rows = explained.any(1)
+    with explaining(policy):
+        for micro in cut_rows(policy, batch, rows.nonzero().flatten(), token_budget, share=False):
+            some = batch.select(micro.rows)
+            own = explained[micro.rows.to(explained.device), : some.response_mask.shape[1]]
+            target = SaliencyTarget(explained=own, rows=rows)
+            layout = padded_layout(some.input_ids, some.attention_mask, some.response_mask)
+            with torch.enable_grad():
+                forward = _forward_from_leaf(policy, layout, target.leaf, cut_off=True)
+                effects = _effects(policy, layout, target, *forward, temperature)
+            for row, ids, values in zip(micro.rows.tolist(), layout.ids, effects, strict=True):
+                found[row] = values[ids >= FIRST_PICTURE_ID].tolist()
+    return found
+
+
 def block_number(leaf: Leaf | int, num_blocks: int) -> int:
     """The number of the block whose output is the leaf, counted from 1; 0 stands for the embeddings."""
     named = {"embeddings": 0, "first": 1, "middle": num_blocks // 2, "last": num_blocks - 1}
@@ -235,6 +259,19 @@ def _explain(
     keep: bool = False,
 ) -> Tensor:
     """``[b, t]``: gradient times activation at each response token. `keep` retains the graph for a backward pass."""
+    return layout.read(_effects(policy, layout, target, states, activation, temperature, keep), target.alignment)
+
+
+def _effects(
+    policy: Policy,
+    layout: TokenLayout,
+    target: SaliencyTarget,
+    states: Tensor,
+    activation: Tensor,
+    temperature: float,
+    keep: bool = False,
+) -> Tensor:
+    """``[R, N]``: the same at each token that was run."""
     explained = layout.from_rows(target.explained)
     answer = token_logprobs(
         states.flatten(0, 1)[layout.predictors[explained]],
@@ -245,7 +282,8 @@ def _explain(
     )
     gradient: Tensor = torch.autograd.grad(-answer.logprobs.sum(), activation, retain_graph=keep)[0]
     product = full_precision(gradient) * full_precision(activation.detach())
-    return layout.read(torch.linalg.vector_norm(product, dim=-1), target.alignment)
+    effects: Tensor = torch.linalg.vector_norm(product, dim=-1)
+    return effects
 
 
 def _saliency(policy: Policy, layout: TokenLayout, target: SaliencyTarget, temperature: float) -> Tensor:

@@ -86,7 +86,8 @@ def read_examples(
 
 def _agrees(task: Task, reference: str, answer: str) -> bool:
     if task.compare != "math":
-        return Verdict.of_text(reference, answer, ignore_case=task.compare == "text").correct
+        relaxed = task.compare == "relaxed"
+        return Verdict.of_text(reference, answer, ignore_case=task.compare != "exact", relaxed=relaxed).correct
     outcome = judge(reference, answer, Conventions())
     return outcome is None or outcome.status == "right"  # None: only a worker could tell.
 

@@ -44,8 +44,9 @@ class DatasetSpec:
     """One dataset by name or path, with the rows and columns that are used.
 
     Args:
-        path: A .jsonl, .json or .parquet file, a folder with a dataset, or the name of a dataset on the hub. From
-            Python also rows: a list of dicts, or a `datasets.Dataset`.
+        path: A .jsonl, .json or .parquet file, a folder with a dataset, or the name of a dataset on the hub. A folder
+            may have ChartQA's form: `SPLIT/*.json`, lists of {imgname, query, label}, and `SPLIT/png/`. From Python
+            also rows: a list of dicts, or a `datasets.Dataset`.
         problem: The column of the problem text.
         answer: The column of the reference answer: text or a number, a list of answers, or a worked solution whose last
             box is the answer.
@@ -115,9 +116,12 @@ class Table:
     source: str  # The path, or the name on the hub.
     rows: Sequence[Mapping[str, Any]]  # Mappings from column to value.
     lines: Sequence[int] | None = None  # The line number of each row, if the source has lines.
+    places: Sequence[str] | None = None  # File and number of each row, if the source has several files.
 
     def place(self, index: int) -> str:
         """The source and the line or number of a row, for error messages."""
+        if self.places is not None:
+            return self.places[index]
         return f"{self.source}, " + (f"row {index + 1}" if self.lines is None else f"line {self.lines[index]}")
 
     @property
@@ -182,6 +186,34 @@ def with_columns_of(spec: DatasetSpec, table: Table) -> DatasetSpec:
     )
 
 
+def chart_folder(spec: DatasetSpec) -> Path | None:
+    """The folder of a split in ChartQA's form, with pictures in ``png``; None if the path has another form."""
+    path = Path(spec.path).expanduser()
+    if spec.rows is not None or not any(path.glob("*/png/")):
+        return None
+    if not (path / spec.split / "png").is_dir():
+        there = ", ".join(sorted(folder.parent.name for folder in path.glob("*/png/")))
+        raise ValueError(f"{path} must have a folder for `split` {spec.split!r} with `png` in it, but has: {there}.")
+    return path / spec.split
+
+
+def with_chart_columns(spec: DatasetSpec) -> DatasetSpec:
+    """The dataset with ChartQA's columns if it has its form; another one unchanged."""
+    if chart_folder(spec) is None:
+        return spec
+    return replace(spec, problem="query", answer="label", images="imgname")
+
+
+def _read_charts(folder: Path) -> Table:
+    rows: list[Any] = []
+    places: list[str] = []
+    for file in sorted(folder.glob("*.json")):
+        part = _checked(_read_json(str(file), file))
+        rows += [dict(row, imgname=str(folder / "png" / str(row.get("imgname", "")))) for row in part.rows]
+        places += [part.place(index) for index in range(len(part.rows))]
+    return Table(str(folder), rows, places=places)
+
+
 def metric_name(text: str) -> str:
     """A text in a form that a metric's name may contain between two slashes."""
     return re.sub(r"[^\w.+-]", "_", text)
@@ -206,6 +238,8 @@ def read_table(spec: DatasetSpec) -> Table:
     path = Path(spec.path).expanduser()
     if spec.rows is not None:
         table = _checked(Table(spec.path, _with_encoded(spec.rows, spec.images)))
+    elif (charts := chart_folder(spec)) is not None:
+        table = _read_charts(charts)
     elif path.suffix in (".jsonl", ".json"):
         table = _checked(_read_json(spec.path, path))
     elif path.suffix == ".parquet":

@@ -9,6 +9,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from lightning.pytorch.utilities import rank_zero_warn
+
 from grail_lightning.data.few_shot import Example, FewShot, read_examples, with_examples
 from grail_lightning.data.kept import Kept, kept_rollouts
 from grail_lightning.data.loaders import Curriculum, PromptSet
@@ -24,6 +26,7 @@ from grail_lightning.data.sources import (
     metric_names,
     read_table,
     select_rows,
+    with_chart_columns,
     with_columns_of,
 )
 from grail_lightning.tasks.answered import MathTask
@@ -101,6 +104,8 @@ class TableData(PromptData):
             raise ValueError(f"All rows of {spec.path} serve as worked examples. Use fewer, or more rows.")
         change = partial(with_examples, examples=examples, few_shot=self.few_shot) if self.few_shot else None
         prompts = RowPrompts(table, rows, spec, self.task, change)
+        if remark := self.task.check_prompts(prompts):
+            rank_zero_warn(f"{spec.path}: {remark}")
         if split != "train" or self.curriculum is None:
             return PromptSet(spec.label, prompts, spec.weight)
         difficulty = _difficulty(self.curriculum.column, table, prompts.indices)
@@ -205,4 +210,4 @@ def _as_specs(datasets: Datasets) -> list[DatasetSpec]:
     """The datasets as a list of options; a path or rows alone have the default ones."""
     several = isinstance(datasets, list) and not (datasets and isinstance(datasets[0], Mapping))
     specs: Any = datasets if several else [] if datasets is None else [datasets]
-    return [spec if isinstance(spec, DatasetSpec) else DatasetSpec(spec) for spec in specs]
+    return [with_chart_columns(spec if isinstance(spec, DatasetSpec) else DatasetSpec(spec)) for spec in specs]

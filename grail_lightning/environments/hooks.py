@@ -82,7 +82,7 @@ def call_state(environment: object) -> Hashable:
     try:
         hash(made)
     except TypeError as error:
-        raise _wrong(environment, "state_key", "return a hashable key, such as a tuple,", made) from error
+        raise _wrong(environment, "state_key", "return a hashable key, such as a tuple", made) from error
     return made
 
 
@@ -92,7 +92,7 @@ def _call(environment: object, method: str, arguments: Mapping[str, Any] | None 
         return None
     try:
         return awaited(called(**(arguments or {})))
-    except Exception as error:
+    except BaseException as error:  # One that calls `sys.exit` would end the run without a word.
         name = f"{type(environment).__name__}.{method}"
         raise ValueError(f"`{name}` must not fail, but raised {type(error).__name__}: {error}") from error
 

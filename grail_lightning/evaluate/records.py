@@ -105,7 +105,7 @@ def whole_problems(samples: Iterable[Sample], facts: Mapping[str, Any], *, votes
 def _votes(predictions: Sequence[str | None], compare: Comparison) -> list[int]:
     if compare == "math":
         return answer_classes(predictions)
-    return text_classes(predictions, ignore_case=compare == "text")
+    return text_classes(predictions, ignore_case=compare != "exact")
 
 
 def set_digest(problems: Sequence[str]) -> str:

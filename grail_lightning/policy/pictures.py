@@ -10,11 +10,13 @@ Shapes: ``k`` picture tokens, ``D`` width.
 from __future__ import annotations
 
 import copy
+import math
+import re
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -28,6 +30,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _AT_ONCE = 32  # The most pictures that the vision tower reads in one call.
+
+
+class Grid(NamedTuple):
+    """A part of a picture, in shares of its width and height, and the number of tokens on a side of it."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+    side: int
 
 
 class _Held:
@@ -125,6 +137,40 @@ class PictureTokens:
             weakref.finalize(held, free.append, held.ids).atexit = False
         picture.held = held  # All equal pictures keep the one record.
         return held.ids
+
+    def layers(self, picture: Picture) -> list[list[Grid]]:
+        """The parts of a picture that its tokens see, in their order: grids, whose tokens are read row by row.
+
+        Idefics3 has a layer of tiles and one of the whole; LLaVA has one, of what its processor cuts out. A list
+        without a layer if the tokens of a part are no square.
+        """
+        parts = re.findall(rf"(?:<row_(\d+)_col_(\d+)>)?((?:{re.escape(self.place)})+)", self._expansion(picture)[0])
+        sides = [math.isqrt(text.count(self.place)) for _, _, text in parts]
+        if any(side * side != text.count(self.place) for side, (*_, text) in zip(sides, parts, strict=True)):
+            return []
+        rows, columns = (max((int(part[k] or 0) for part in parts), default=0) for k in (0, 1))
+        tiles = [
+            Grid((int(column) - 1) / columns, (int(row) - 1) / rows, 1 / columns, 1 / rows, side)
+            for side, (row, column, _) in zip(sides, parts, strict=True)
+            if row
+        ]
+        whole = Grid(*self._seen(*picture.size), side=sides[-1])
+        return [layer for layer in (tiles, [whole] * (not parts[-1][0])) if layer]
+
+    def _seen(self, width: int, height: int) -> tuple[float, float, float, float]:
+        """Left, top, width and height of what the model sees of a picture, in shares of it."""
+        image = self.processor.image_processor
+        if not getattr(image, "do_center_crop", False):
+            return 0.0, 0.0, 1.0, 1.0
+        size = dict(image.size)
+        small = size.get("shortest_edge")
+        wide, high = (
+            (width * small / min(width, height), height * small / min(width, height))
+            if small
+            else (size["width"], size["height"])
+        )
+        part = image.crop_size["width"] / wide, image.crop_size["height"] / high
+        return (1 - part[0]) / 2, (1 - part[1]) / 2, *part
 
     def _expansion(self, picture: Picture) -> tuple[str, int]:
         """What the processor puts in a picture's place, and the number of picture tokens in it, from its size alone."""

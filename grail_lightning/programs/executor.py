@@ -26,7 +26,8 @@ AUTO = ("bubblewrap", "sandlock", "wasm")
 
 _MAX_CHARACTERS = 1 << 17
 _ATTEMPTS = 20
-_KEPT, _KEPT_VISITS = 8192, 200
+_LARGEST = 1 << 20
+_KEPT_BYTES = 64 << 20  # of outcomes that are kept
 _PROBE = Path(__file__).with_name("probe.py")
 
 Result = TypeVar("Result")
@@ -101,12 +102,14 @@ class Executor:
     def __init__(self, backend: str = "auto", limits: Limits = Limits(), workers: int = 2) -> None:  # noqa: B008
         if limits.processes != 1:
             raise ValueError(f"`limits.processes` must be 1: none starts another, but got {limits.processes}.")
-        if min(limits.seconds, limits.memory_mb, limits.output_kb, workers) <= 0:
-            raise ValueError(f"`limits` and `workers` must be positive, but got {limits} and {workers}.")
+        if not all(0 < x <= _LARGEST for x in (limits.seconds, limits.memory_mb, limits.output_kb, workers)):
+            said = f"`limits` and `workers` must be positive and at most {_LARGEST:,}, but got {limits} and {workers}."
+            raise ValueError(said)
         self.backend = choose(backend)
         self.limits = limits
         self.workers = workers
         self._kept: dict[bytes, Outcome] = {}
+        self._kept_bytes = 0
         self._forget()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -120,7 +123,7 @@ class Executor:
         """The outcome of each job, in their order; equal jobs run once.
 
         Raises:
-            ValueError: Tests hold what is no literal, there is no such test, or a preamble does not run.
+            ValueError: Tests hold what is no literal, or there is no such test.
         """
         if self._pid != os.getpid():  # we are a fork: threads and pipes are our parent's
             self._forget()
@@ -132,9 +135,11 @@ class Executor:
         finally:
             for future in futures:
                 future.cancel()
-        # The newest stay; a long trace is no longer needed.
-        short = {key: outcomes[key] for key in fresh if len(outcomes[key].trace or ()) <= _KEPT_VISITS}
-        self._kept = dict(list((self._kept | short).items())[-_KEPT:])
+        for key in fresh:
+            self._kept[key] = outcomes[key]
+            self._kept_bytes += _size(outcomes[key])
+        while self._kept_bytes > _KEPT_BYTES:  # the newest stay
+            self._kept_bytes -= _size(self._kept.pop(next(iter(self._kept))))
         return [outcomes[key] for key in keys]
 
     def printed(self, program: str) -> str:
@@ -187,6 +192,13 @@ def _end(threads: ThreadPoolExecutor, sandboxes: list[Sandbox], pid: int) -> Non
         threads.shutdown(wait=True, cancel_futures=True)
         for sandbox in sandboxes:
             sandbox.close()
+
+
+def _size(outcome: Outcome) -> int:
+    """About how many bytes an outcome takes, with what holds it."""
+    visits = outcome.trace or ()
+    texts = [text for visit in visits for pair in (*visit.variables, (visit.value or "",)) for text in pair]
+    return 600 + len(outcome.message) + 8 * len(outcome.passed) + 300 * len(visits) + sum(80 + len(t) for t in texts)
 
 
 def _key(job: Job) -> bytes:

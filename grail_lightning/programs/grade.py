@@ -10,7 +10,7 @@ from grail_lightning.programs.outcome import Outcome, Status, Tests, Visit
 from grail_lightning.programs.sandbox import EndedError, Sandbox
 
 _MESSAGE_CHARACTERS = 300
-_MAX_VISITS = 1000
+_MAX_VISITS, _MAX_CHARACTERS = 1000, 1 << 20  # of a trace
 _STATUS: dict[str, Status] = {
     "value": "failed",
     "syntax": "syntax",
@@ -81,11 +81,14 @@ class _Run:
         self.solver, self.checker, self.tests = solver, checker, tests
         self.trace = trace
         self.visits: list[Visit] = []
+        self.left = _MAX_CHARACTERS
 
     def _ask(self, arguments: Any, keywords: Any = None) -> dict[str, Any]:
         message = {"arguments": arguments, "keywords": keywords or {"d": []}, "trace": self.trace}
         reply = self.solver.ask(message)
-        self.visits += _visits(reply.pop("trace", None))
+        visits = _visits(reply.pop("trace", None))
+        self.left -= sum(len(t) for v in visits for pair in (*v.variables, (v.value or "",)) for t in pair)
+        self.visits += visits if self.left > 0 else []
         del self.visits[_MAX_VISITS:]  # of all calls together
         return reply
 
@@ -104,7 +107,8 @@ class _Run:
             if index in (num_calls, chosen.start):
                 told = self.checker.begin({"role": "check", "entry": tests.entry, "preamble": tests.preamble})
                 if "ok" not in told:
-                    raise ValueError(f"`preamble` of the tests does not run: {_verdict(told).message}")
+                    yield _Verdict("refused", f"the preamble of the tests does not run: {_verdict(told).message}")
+                    break
             yield self._of_assertion(tests.assertions[index - num_calls])
         self.solver.end()
         if chosen.stop > num_calls:
@@ -129,7 +133,6 @@ def grade(solver: Sandbox, checker: Sandbox, program: str, tests: Tests, trace: 
 
     Raises:
         LostError: A sandbox was lost, and nothing is known.
-        ValueError: The tests themselves do not run.
     """
     num_tests = len(tests.calls) + len(tests.assertions)
     chosen = range(num_tests) if trace is None else range(trace, trace + 1)

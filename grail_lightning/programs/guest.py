@@ -36,6 +36,8 @@ def encode(value: object, depth: int = 0) -> Any:
     """A literal as JSON data; TypeError if it is none. Subclasses of containers are taken as their contents."""
     if value is None or type(value) in (bool, str, float):
         return value
+    if type(value) is complex:
+        return {"c": [value.real, value.imag]}
     if type(value) is int:  # Python limits the decimal digits that it reads
         return value if value.bit_length() <= 4096 else {"i": hex(value)}
     if depth == _MAX_DEPTH:
@@ -62,10 +64,12 @@ def decode(data: Any, depth: int = 0) -> Any:
         ((key, items),) = data.items()
         if key == "i":
             return int(items, 16)
+        if key == "c":
+            return complex(*items)
         if key == "d":
             return {decode(k, depth + 1): decode(v, depth + 1) for k, v in items}
         return {"t": tuple, "s": set}[key](decode(item, depth + 1) for item in items)
-    except (TypeError, KeyError) as error:  # also what cannot be hashed
+    except (TypeError, KeyError, OverflowError) as error:  # also what cannot be hashed
         raise ValueError("data that stand for no literal") from error
 
 
@@ -104,9 +108,9 @@ class _Canonical(reprlib.Repr):
         self.maxlist = self.maxtuple = self.maxset = self.maxdict = self.maxfrozenset = 100
 
     def repr_instance(self, x: object, level: int) -> str:
-        return repr(x) if x is None or type(x) in (bool, float) else f"<{type(x).__name__}>"
+        return repr(x) if x is None or type(x) in (bool, float, complex) else f"<{type(x).__name__}>"
 
-    repr_bool = repr_float = repr_NoneType = repr_instance  # noqa: N815 (reprlib's own scheme of names)
+    repr_bool = repr_float = repr_complex = repr_NoneType = repr_instance  # noqa: N815 (reprlib's own scheme of names)
 
 
 class _Tracer:

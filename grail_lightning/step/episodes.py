@@ -281,7 +281,9 @@ def _batch(policy: Policy, rollouts: Sequence[_Rollout], group_size: int) -> Sam
     return batch.replace(
         group=batch.group // group_size,
         prompts=[
-            r.prompt if r.reward is None else replace(r.prompt, columns={**r.prompt.columns, REWARD: r.reward})
+            replace(r.prompt, columns={**r.prompt.columns, REWARD: r.reward})
+            if r.task and r.task.gives_reward  # None where a tool hangs.
+            else r.prompt
             for r in rollouts
         ],
         episodes=[Episode(turns=tuple(r.turns), end=r.end or "answered", reward=r.reward) for r in rollouts],

@@ -18,7 +18,7 @@ class AnswerTask(Task):
     Args:
         rewards: The weighted rewards of a response; default 1 for a right answer, else 0. From Python also functions.
         answer: The form in which a response states its answer; default the last complete `\boxed{...}`.
-        compare: How answer and reference are compared: math by the verifier; text and exact as text, see `Task`.
+        compare: How answer and reference are compared: math by the verifier; text, exact and relaxed see `Task`.
     """
 
     def __init__(
@@ -122,7 +122,8 @@ class MathTask(AnswerTask):
         rewards: The weighted rewards of a response; default 1 for a right answer, else 0.
         answer: The form of the answer: `Boxed` (default), `LastNumber`, `Marker`, `Pattern`, or a class of your own.
         compare: How answer and reference are compared: math by the verifier; text as text, without regard to case and
-            to the amount of white space; exact as text, with regard to case.
+            to the amount of white space; exact as text, with regard to case; relaxed as text, but a number may differ
+            by 5 % of the reference (ChartQA).
     """
 
     def __init__(

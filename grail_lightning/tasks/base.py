@@ -30,7 +30,8 @@ class Task(ABC):
 
     Attributes:
         compare: How an answer is compared with its reference. `math`: by the verifier. `exact`: as text, in which every
-            run of white space is one space. `text`: in addition without regard to upper and lower case.
+            run of white space is one space. `text`: in addition without regard to upper and lower case. `relaxed`: as
+            `text`, but a number may differ by 5 % of the reference, as in ChartQA.
     """
 
     compare: Comparison = "math"
@@ -47,6 +48,10 @@ class Task(ABC):
     @abstractmethod
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The prompt of a dataset row, which refers to this task."""
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> str:
+        """A remark on the prompts of a dataset, all of which are there before a model is loaded; here none."""
+        return ""
 
     @abstractmethod
     def answer(self, text: str) -> str | None:

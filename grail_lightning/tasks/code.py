@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import keyword
 import re
+import symtable
+import sys
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,6 +95,17 @@ class CodeTask(MathTask):
             text += f"\n\nThe program has to pass these tests:\n{shown}"
         made = super().prompt({"problem": text, "answer": ""})
         return replace(made, reference=reference or "", columns=dict(row))
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> str:
+        """See `Task`: every row is read, and those are counted whose tests no program can pass."""
+        needs = [need for prompt in prompts if (need := _missing(self.tests(prompt)))]
+        said = (
+            f"{len(needs)} of {len(prompts)} rows have tests that no program passes here, because they need what is no "
+            f"literal, not defined, or not in the standard library: {', '.join(sorted(set(needs))[:5])}."
+        )
+        if len(needs) == len(prompts):
+            raise ValueError(said)
+        return said if needs else ""
 
     def program(self, text: str) -> tuple[str, int] | None:
         """The program of a response and the offset of its first character; None if there is none."""
@@ -202,28 +216,44 @@ def read_problem(row: Mapping[str, Any]) -> CodeProblem:
     if row.get("test") is not None and "entry_point" in row:
         return _human_eval(row)
     if row.get("test_list") is not None:
-        text, code = str(row.get("text") or row.get("prompt")), row.get("code")
-        setup = row.get("test_setup_code") or "\n".join(row.get("test_imports") or ())
-        return CodeProblem(text, _asserted(row["test_list"], code, setup), code)
-    if not row.get("tests") or "problem" not in row:
+        text, code = _text(row, "text") or _text(row, "prompt"), _text(row, "code")
+        imports = _listed(row, "test_imports") if row.get("test_imports") else ()
+        setup = _text(row, "test_setup_code") or "\n".join(map(str, imports))
+        return CodeProblem(text, _asserted(_listed(row, "test_list"), code, setup), code or None)
+    if row.get("tests") is None or row.get("problem") is None:
         raise ValueError(
             "A row must have `problem` and `tests` (a list of [arguments, result], with `entry`, or of assertions), or "
             "the columns of HumanEval (`prompt`, `entry_point`, `test`) or MBPP (`text`, `test_list`), but got "
             f"{sorted(row)}."
         )
-    tests, text, reference = row["tests"], str(row["problem"]), row.get("reference")
+    tests, text, reference = _listed(row, "tests"), str(row["problem"]), _text(row, "reference")
+    entry = _text(row, "entry")
+    if all(isinstance(test, str) for test in tests):
+        return CodeProblem(text, _asserted(tests, reference, _text(row, "setup"), entry), reference or None)
+    if not _is_name(entry):
+        raise ValueError(f"`entry` must name the function that `tests` call, but got {row.get('entry')!r}.")
+    return CodeProblem(text, Tests(entry, tuple(map(_call, tests))), reference or None)
+
+
+def _text(row: Mapping[str, Any], column: str) -> str:
+    """The text of a column, empty if there is none."""
+    value = row.get(column)
+    if not isinstance(value, str | None):
+        raise ValueError(f"`{column}` must be text, but got {value!r:.80}.")
+    return value or ""
+
+
+def _listed(row: Mapping[str, Any], column: str) -> Sequence[Any]:
+    """The tests of a column, a list or the text of one."""
+    tests = row[column]
     if isinstance(tests, str):
         try:
             tests = ast.literal_eval(tests.strip())
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-            raise ValueError(f"`tests` must be literals of Python, but got {tests!r:.80}.") from None
-    if not isinstance(tests, list | tuple):
-        raise ValueError(f"`tests` must be a list, but got {tests!r:.80}.")
-    if all(isinstance(test, str) for test in tests):
-        return CodeProblem(text, _asserted(tests, reference, str(row.get("setup") or "")), reference)
-    if not str(row.get("entry")).isidentifier() or row.get("entry") is None:
-        raise ValueError(f"`entry` must name the function that `tests` call, but got {row.get('entry')!r}.")
-    return CodeProblem(text, Tests(row["entry"], tuple(map(_call, tests))), reference)
+            raise ValueError(f"`{column}` must be literals of Python, but got {tests!r:.80}.") from None
+    if not isinstance(tests, list | tuple) or not tests:
+        raise ValueError(f"`{column}` must be a list that is not empty, but got {tests!r:.80}.")
+    return tests
 
 
 def _call(test: Any) -> Call:
@@ -237,34 +267,71 @@ def _call(test: Any) -> Call:
 
 
 def _human_eval(row: Mapping[str, Any]) -> CodeProblem:
-    """A row of HumanEval. If `check(candidate)` holds nothing but assertions, each becomes a test of its own."""
-    entry, tree = str(row["entry_point"]), _parsed(row["test"], "test")
+    """A row of HumanEval. If `check(candidate)` holds nothing but assertions, each that calls it becomes a test."""
+    entry, text, solution = (_text(row, column) for column in ("entry_point", "prompt", "canonical_solution"))
+    tree = _parsed(row["test"], "test")
     check = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
-    if check is None or "prompt" not in row:
-        raise ValueError(f"A row of HumanEval must have `prompt`, and `check` in `test`, but got {row['test']!r:.80}.")
+    if check is None or not check.args.args or not text or not _is_name(entry):
+        raise ValueError(
+            "A row of HumanEval must have `prompt`, the name of a function as `entry_point`, and `check(candidate)` in "
+            f"`test`, but got {entry!r} and {row['test']!r:.80}."
+        )
     assertions: tuple[str, ...] = (f"check({entry})",)
     own = tree.body
     if all(isinstance(node, ast.Assert) for node in check.body):
         for node in ast.walk(check):
             if isinstance(node, ast.Name) and node.id == check.args.args[0].arg:
                 node.id = entry
-        assertions, own = tuple(map(ast.unparse, check.body)), [node for node in own if node is not check]
-    helpers = [node for node in _parsed(row["prompt"], "prompt").body if getattr(node, "name", "") != entry]
+        calling = [node for node in check.body if _reads(node, entry)]
+        if calling:
+            assertions, own = tuple(map(ast.unparse, calling)), [node for node in own if node is not check]
+    helpers = [node for node in _parsed(text, "prompt").body if getattr(node, "name", "") != entry]
     preamble = "\n".join(map(ast.unparse, [*helpers, *own]))  # Some tests call what the prompt defines.
-    text, solution = str(row["prompt"]), row.get("canonical_solution")
     return CodeProblem(text, Tests(entry, (), assertions, preamble), text + solution if solution else None)
 
 
-def _asserted(tests: Sequence[Any], reference: str | None, preamble: str) -> Tests:
+def _asserted(tests: Sequence[Any], reference: str, preamble: str, entry: str = "") -> Tests:
     """Assertions as tests of the function that they call: one of the reference, or the first that is no built-in."""
     trees = [_parsed(test, "an assertion") for test in tests]
-    if not trees or any(len(tree.body) != 1 for tree in trees):
+    if any(len(tree.body) != 1 for tree in trees):
         raise ValueError(f"Tests must be assertions, one statement each, but got {list(tests)!r:.80}.")
-    defined = {node.name for node in _parsed(reference or "", "code").body if isinstance(node, ast.FunctionDef)}
-    calls = [node.func for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    names = [name.id for name in calls if isinstance(name, ast.Name) and not hasattr(builtins, name.id)]
-    entry = next((name for name in names if name in defined), names[0] if names else "")
+    if not entry:
+        defined = {node.name for node in _parsed(reference, "code").body if isinstance(node, ast.FunctionDef)}
+        calls = [node.func for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        names = [name.id for name in calls if isinstance(name, ast.Name)]
+        own = [name for name in names if not hasattr(builtins, name)]
+        entry = next((name for name in names if name in defined), own[0] if own else "")
+    helpers = {node.name for node in _parsed(preamble, "setup").body if isinstance(node, ast.FunctionDef)}
+    idle = next((test for test, tree in zip(tests, trees, strict=True) if not _reads(tree, entry, *helpers)), None)
+    if idle is not None:
+        raise ValueError(f"Each test must call the same function ({entry or 'none was found'}), but got {idle!r:.80}.")
     return Tests(entry, (), tuple(tests), preamble)
+
+
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)
+
+
+def _reads(tree: ast.AST, *names: str) -> bool:
+    return any(isinstance(node, ast.Name) and node.id in (*names, "candidate") for node in ast.walk(tree))
+
+
+def _missing(tests: Tests) -> str:
+    """What assertions need and cannot have: a package, a name that nothing defines, an argument that is no literal."""
+    text = "\n".join([tests.preamble, *tests.assertions])
+    tables = [symtable.symtable(text, "tests", "exec")]
+    for table in tables:
+        tables += table.get_children()
+    own = {symbol.get_name() for symbol in tables[0].get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    used = [symbol.get_name() for table in tables for symbol in table.get_symbols() if symbol.is_global()]
+    given = {*own, tests.entry, "candidate"}
+    missing = [n for n in re.findall(r"^ *(?:import|from) +(\w+)", text, re.M) if n not in sys.stdlib_module_names]
+    if "import *" not in text:
+        missing += [name for name in used if name not in given and not hasattr(builtins, name)]
+    calls = [node for node in ast.walk(_parsed(text, "tests")) if isinstance(node, ast.Call)]
+    arguments = [a for call in calls if getattr(call.func, "id", "") == tests.entry for a in call.args]
+    missing += [a.id for a in arguments if isinstance(a, ast.Name) and a.id not in own and hasattr(builtins, a.id)]
+    return next(iter(missing), "")
 
 
 def _parsed(text: Any, what: str) -> ast.Module:

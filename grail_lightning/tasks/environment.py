@@ -44,8 +44,8 @@ class Environment(ABC):  # noqa: B024  (a class is one by what it has)
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:
-        """Every class with a method `reset` is one."""
-        return callable(getattr(other, "reset", None)) if cls is Environment else NotImplemented
+        """Every class may be one: `ToolSet` says what it lacks."""
+        return True if cls is Environment else NotImplemented
 
 
 class EnvironmentTask(MathTask):
@@ -129,9 +129,9 @@ class EnvironmentTask(MathTask):
 
     def verdict(self, prompt: Prompt) -> Verdict | None:
         """By the environment's reward where a row has no `answer`; None compares answers."""
-        reward = prompt.columns.get(REWARD)
-        if reward is None or prompt.columns.get("answer") is not None:
+        if not self.gives_reward or prompt.columns.get("answer") is not None:
             return None
-        solved = reward >= self.solved_at
+        reward = prompt.columns.get(REWARD)
+        solved = reward is not None and reward >= self.solved_at
         status = "right" if solved else "wrong"
         return Verdict(correct=solved, status=status, layer="none", gold="", prediction=str(reward))

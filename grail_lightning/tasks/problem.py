@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from grail_lightning.tasks.base import Task
 
 StepKind = Literal["sound", "slip", "misconception", "inherited", "filler"]
-Comparison = Literal["math", "text", "exact"]
+Comparison = Literal["math", "text", "exact", "relaxed"]
 Messages = list[dict[str, Any]]  # The content is text, or a list of parts of which some are pictures.
 
 

@@ -100,7 +100,7 @@ def _group(members: Sequence[Rollout], methods: Sequence[str], first: int) -> di
     rows = [rollout.row for rollout in members]
     steps = [_token_steps(row) for row in rows]
     tree, forks = prefix_tree([row["token_ids"] for row in rows], [bool(row["correct"]) for row in rows], steps)
-    parts = []
+    parts, sources = [], dict[str, int]()  # The pictures, once for the group, and their numbers.
     for k, (rollout, row) in enumerate(zip(members, rows, strict=True)):
         pieces, outside = _pieces(row)
         parts.append(
@@ -115,10 +115,29 @@ def _group(members: Sequence[Rollout], methods: Sequence[str], first: int) -> di
                 "steps": steps[k],
                 "fork": forks.get(k),
                 **_turns(row),
+                "pictures": _pictures(row, sources),
             }
         )
     dataset, prompt, reference = members[0].problem
-    return {"dataset": dataset, "prompt": prompt, "reference": reference, "rollouts": parts, "tree": tree}
+    return {
+        "dataset": dataset,
+        "prompt": prompt,
+        "reference": reference,
+        "rollouts": parts,
+        "tree": tree,
+        "sources": [*sources],
+    }
+
+
+def _pictures(row: dict[str, Any], sources: dict[str, int]) -> list[dict[str, Any]]:
+    """The pictures of a rollout by the numbers of their `sources`, with saliency in thousandths of the largest one."""
+    found: list[dict[str, Any]] = json.loads(row.get("pictures") or "[]")
+    largest = max((score for one in found for score in one["scores"] or [] if math.isfinite(score)), default=0.0)
+    for one in found:
+        shares = [score / largest if largest and math.isfinite(score) else 0.0 for score in one.pop("scores") or []]
+        one |= {"source": sources.setdefault(one.pop("src"), len(sources)), "layers": _short(one["layers"])}
+        one["shares"] = [round(1000 * share) for share in shares]
+    return found
 
 
 def _turns(row: dict[str, Any]) -> dict[str, Any]:

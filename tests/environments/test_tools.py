@@ -506,8 +506,11 @@ WRONG = float("nan"), float("inf"), "1", b"1", 10**400, [1.0], object()
             lambda: call_reset(Row(), ROW | {"hints": "a"}, seed=7),
             "reset` must not fail, but raised AttributeError: 'str'",
         ),
-        (lambda: call_state(Row(state=[1])), r"state_key` must return a hashable key, .* but got \[1\] of type `list`"),
-        (lambda: call_number(Row(reward=OSError("gone")), "get_reward"), "must not fail, but raised OSError: gone"),
+        (lambda: call_state(Row(state=[1])), r"must return a hashable key, such as a tuple, but got \[1\] of"),
+        *[
+            (lambda e=e: call_number(Row(reward=e("gone")), "get_reward"), f"must not fail, but raised {e.__name__}: gone")
+            for e in (OSError, SystemExit)
+        ],
         *[(lambda w=w: call_number(Row(reward=w), "get_reward"), "must return a finite number or None") for w in WRONG],
         *[(lambda w=w: call_number(Row(score=w), "score_turn"), "must return a finite number or None") for w in WRONG],
     ],

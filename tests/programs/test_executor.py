@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import json
+import math
 import os
 import pickle
 import random
@@ -101,12 +102,13 @@ def test_no_exception_of_a_program_ends_the_iteration_of_an_assertion(executor):
 
 
 def test_tests_that_are_no_tests_are_an_error(executor):
-    with pytest.raises(ValueError, match="`preamble` of the tests does not run: NameError"):
-        executor.run(ADDS_ONE, Tests(entry="f", preamble="nothing", assertions=("assert True",)))
     with pytest.raises(ValueError, match="Test 0 must hold literals, but object is no literal"):
         executor.run(ADDS_ONE, Tests(entry="f", calls=(Call((object(),), 1),)))
     with pytest.raises(ValueError, match="`trace` must be one of the 4 tests"):
         executor.run(ADDS_ONE, TESTS, trace=4)
+    broken = executor.run(ADDS_ONE, Tests(entry="f", preamble="nothing", assertions=ASSERTIONS.assertions))
+    assert (broken.status, broken.passed) == ("refused", (False,) * 4)
+    assert broken.message.startswith("the preamble of the tests does not run: NameError")
     assert executor.run(ADDS_ONE, ASSERTIONS).status == "passed"
 
 
@@ -253,17 +255,29 @@ def test_nothing_is_run_where_nothing_isolates(monkeypatch):
     monkeypatch.setattr("grail_lightning.programs.executor.refusal", lambda name: f"no {name}")
     with pytest.raises(RuntimeError, match=r"Nothing isolates programs here \(.*sandlock: no sandlock"):
         Executor()
-    with pytest.raises(ValueError, match="`backend` must be one of auto, sandlock, bubblewrap, wasm, but got 'exec'"):
+    with pytest.raises(ValueError, match="`backend` must be one of auto, sandlock, bubblewrap, wasm, or an address, but got 'exec'"):
         choose("exec")
     with pytest.raises(ValueError, match=r"`limits.processes` must be 1"):
         Executor(limits=Limits(processes=2))
-    with pytest.raises(ValueError, match="must be positive"):
-        Executor(limits=Limits(seconds=0))
+    for wrong in (0, -1, math.nan, math.inf, 1e300):
+        for name in ("seconds", "memory_mb", "output_kb"):
+            with pytest.raises(ValueError, match="must be positive and at most"):
+                Executor(limits=Limits(**{name: wrong}))
+
+
+def test_outcomes_are_kept_within_a_number_of_bytes(executor, monkeypatch):
+    monkeypatch.setattr("grail_lightning.programs.executor._KEPT_BYTES", 300_000)
+    program = "def f(n):\n    x = ''\n    for i in range(99):\n        x = 'x' * 199\n    return 1  # {}"
+    outcomes = executor.run_many([(program.format(n), TESTS, 0) for n in range(12)])
+    texts = [sum(len(text) for visit in o.trace for _, text in visit.variables) for o in outcomes]
+    kept = list(executor._kept.values())
+    assert kept == outcomes[12 - len(kept) :]
+    assert 0 < sum(texts[12 - len(kept) :]) < 300_000 < sum(texts)
 
 
 _SCALARS = (
     st.none() | st.booleans() | st.integers() | st.integers(2**9000, 2**9001) | st.floats(allow_nan=False) | st.text()
-)
+) | st.complex_numbers(allow_nan=False)
 _HASHABLE = st.recursive(_SCALARS, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5)
 _LITERALS = st.recursive(
     _SCALARS,
@@ -285,7 +299,7 @@ def test_literals_survive_the_pipe(value):
 
 _DATA = st.recursive(
     _SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("itsdx"), inner, max_size=2),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("itsdcx"), inner, max_size=2),
     max_leaves=10,
 )
 

@@ -1,6 +1,7 @@
 """Programs as a task: what rows of three forms say, and what becomes of programs; which statements are labelled."""
 
 import json
+import math
 import re
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ import pytest
 import grail_lightning
 from grail_lightning.answers import Marker
 from grail_lightning.batch import Sampling
-from grail_lightning.data import CodeData
+from grail_lightning.data import CodeData, MathData
 from grail_lightning.evaluate import read_samples
 from grail_lightning.evaluation import main as main_of_evaluation
 from grail_lightning.grading import TaskVerifiers, grade_answers, labelled_steps
@@ -87,6 +88,9 @@ def task(programs_run):
             {"tests": ["assert g(pi) < 4"], "setup": "from math import pi"},
             Tests("g", (), ("assert g(pi) < 4",), "from math import pi"),
         ),
+        ({"tests": ["assert k(1) < g(2)"], "entry": "g"}, Tests("g", (), ("assert k(1) < g(2)",))),
+        # A function may have the name of a built-in one.
+        ({"tests": ["assert sum(1)"], "reference": "def sum(x): pass"}, Tests("sum", (), ("assert sum(1)",))),
         (MBPP, Tests("remove_Occ", (), tuple(MBPP["test_list"]))),
         (SANITIZED, Tests("remove_Occ", (), tuple(MBPP["test_list"]), "import math")),
         (HUMAN_EVAL, Tests("add", (), ("assert add(0, 1) == 1", "assert add(1, 0) == 1"), "METADATA = {}")),
@@ -110,7 +114,7 @@ def test_a_check_of_human_eval_that_is_more_than_assertions_stays_whole():
     ("row", "message"),
     [
         ({"problem": "p", "answer": "3"}, r"A row must have `problem` and `tests` .*, but got \['answer', 'problem'\]"),
-        ({"problem": "p", "tests": []}, "A row must have `problem` and `tests`"),
+        ({"problem": "p", "tests": []}, "`tests` must be a list that is not empty"),
         ({"tests": [[[1], 2]]}, "A row must have `problem`"),
         ({"problem": "p", "tests": [[[1], 2]]}, "`entry` must name the function that `tests` call, but got None"),
         ({"problem": "p", "entry": "f", "tests": [[1, 2]]}, r"A test must be \[arguments, result\].* but got \[1, 2\]"),
@@ -119,16 +123,51 @@ def test_a_check_of_human_eval_that_is_more_than_assertions_stays_whole():
             {"problem": "p", "entry": "f", "tests": "[([1], f(2))]"},
             r"`tests` must be literals of Python, but got '\[\(",
         ),
-        ({"problem": "p", "entry": "f", "tests": "7"}, "`tests` must be a list, but got 7"),
+        ({"problem": "p", "entry": "f", "tests": "7"}, "`tests` must be a list .*, but got 7"),
         ({"problem": "p", "tests": ["assert f("]}, r"`an assertion` must be Python, but got 'assert f\('"),
         ({"problem": "p", "tests": ["a = 1; assert f(a)"]}, "Tests must be assertions, one statement each"),
-        (MBPP | {"test_list": []}, "Tests must be assertions, one statement each"),
-        (HUMAN_EVAL | {"test": "assert add(1, 1) == 2"}, "must have `prompt`, and `check` in `test`"),
+        (MBPP | {"test_list": []}, "`test_list` must be a list that is not empty"),
+        ({"problem": "p", "entry": "f", "tests": math.nan}, "`tests` must be a list that is not empty, but got nan"),
+        ({"problem": "p", "entry": "def", "tests": [[[1], 2]]}, "`entry` must name the function .*, but got 'def'"),
+        ({"problem": "p", "entry": "f", "tests": [[[1], 2]], "reference": 5}, "`reference` must be text, but got 5"),
+        ({"problem": "p", "tests": ["assert f(1)", 5]}, r"`entry` must name the function"),
+        ({"problem": "p", "tests": ["assert True"]}, r"Each test must call .* \(none was found\), but got 'assert T"),
+        ({"problem": "p", "tests": ["assert f(1)", "assert g(1)"]}, r"same function \(f\), but got 'assert g\(1\)'"),
+        (MBPP | {"test_list": 5}, "`test_list` must be a list that is not empty, but got 5"),
+        (MBPP | {"test_list": "assert f(1)"}, "`test_list` must be literals of Python, but got 'assert f"),
+        (MBPP | {"code": 5}, "`code` must be text, but got 5"),
+        (SANITIZED | {"test_imports": "import math"}, "`test_imports` must be literals"),
+        (HUMAN_EVAL | {"test": "assert add(1, 1) == 2"}, r"must have `prompt`, .* and `check\(candidate\)` in `test`"),
+        (HUMAN_EVAL | {"entry_point": 5}, "`entry_point` must be text, but got 5"),
     ],
 )
 def test_a_row_that_cannot_be_read_is_an_error(row, message):
     with pytest.raises(ValueError, match=message):
         read_problem(row)
+
+
+@pytest.mark.parametrize(
+    ("changes", "need"),
+    [
+        ({"test_setup_code": "root = Node(1)"}, "Node"),
+        ({"test_list": ["assert remove_Occ(Pair(1, 2)) == 3"]}, "Pair"),
+        ({"test_list": ["assert remove_Occ([1, 'a'], int) == ['a']"]}, "int"),
+        ({"test_setup_code": "import numpy as np"}, "numpy"),
+    ],
+)
+def test_rows_that_no_program_passes_are_counted_and_graded(programs_run, tmp_path, changes, need):
+    file, rows = tmp_path / "mbpp.jsonl", [MBPP, MBPP | changes]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    data = MathData(train=str(file), task=CodeTask())
+    with pytest.warns(UserWarning, match=rf"mbpp.jsonl: 1 of 2 rows have tests that no program passes.*: {need}\."):
+        (asked,) = data.load("train")
+    verdicts = data.task.verdicts([fenced(MBPP["code"])] * 2, list(asked.prompts))
+    assert [verdict.correct for verdict in verdicts] == [True, False]
+    data.task.executor.close()
+    with pytest.raises(ValueError, match="2 of 2 rows have tests that no program passes"):
+        data.task.check_prompts([data.task.prompt(rows[1])] * 2)
+    helped = {"test_setup_code": "from math import *\ndef near(a, b=pi): return all(x for x in (a, b))"}
+    assert data.task.check_prompts([data.task.prompt(MBPP | helped)]) == ""
 
 
 def test_a_prompt_shows_a_test_where_the_problem_does_not_name_the_function(task):

@@ -65,6 +65,7 @@ def write(file, rows, compared=()):
     types |= {name: pa.list_(getattr(pa, kind)()) for name, kind in _LISTS.items()}
     types |= {f"{name}.{method}": types[name] for method in compared for name in ("weights", "scores", "fallback")}
     types |= _OF_TURNS if any("episode" in row for row in rows) else {}
+    types |= {"pictures": pa.string()} if any("pictures" in row for row in rows) else {}
     columns = {name: [row.get(name) for row in rows] for name in types}
     pq.write_table(pa.table(columns, schema=pa.schema(list(types.items()))), file)
     return file

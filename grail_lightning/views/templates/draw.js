@@ -148,7 +148,39 @@ function drawRollout(rollout) {
   const section = make("section", { class: "rollout " + (rollout.correct ? "right" : "wrong"), "aria-label": "Rollout " + rollout.number }, head);
   section.dataset.number = rollout.number;
   section.rollout = rollout;
-  return later(section, () => section.append(drawColumns(rollout)), height(rollout));
+  return later(section, () => section.append(drawPictures(rollout), drawColumns(rollout)), height(rollout));
+}
+
+/** The pictures of a rollout, each with the saliency of its tokens over it: a picture for each layer of grids. */
+function drawPictures(rollout) {
+  const box = make("div", { class: "pictures" }), sources = data.groups.find((g) => g.rollouts.includes(rollout)).sources;
+  rollout.pictures.forEach((picture, n) => {
+    let begun = 0;
+    for (const layer of picture.shares.length ? picture.layers : [[]]) {
+      const size = layer.reduce((sum, grid) => sum + grid[4] ** 2, 0), shares = picture.shares.slice(begun, begun + size);
+      begun += size;
+      const image = make("img", { src: sources[picture.source], alt: `Picture ${n + 1}` }), over = make("canvas", { "aria-hidden": "true" });
+      image.addEventListener("load", () => shade(over, image, layer, shares));
+      const noun = picture.layers.length > 1 ? (layer === picture.layers[0] ? ", its tiles" : ", the whole") : "";
+      box.append(make("figure", {}, make("figcaption", { text: `picture ${n + 1}${noun}` + (shares.length ? "" : " (no answer to explain)") }),
+        make("span", { class: "shaded" }, image, over)));
+    }
+  });
+  return box;
+}
+
+/** Draw the shares, 0 to 1,000, of the cells of grids over an image. */
+function shade(canvas, image, grids, shares) {
+  canvas.width = image.naturalWidth;
+  canvas.height = image.naturalHeight;
+  const brush = canvas.getContext("2d"), { width, height } = canvas;
+  let k = 0;
+  for (const [left, top, wide, high, side] of grids)
+    for (let row = 0; row < side; row++)
+      for (let column = 0; column < side; column++, k++) {
+        brush.fillStyle = `rgba(240, 116, 0, ${(0.85 * shares[k]) / 1000})`;
+        brush.fillRect((left + (column * wide) / side) * width, (top + (row * high) / side) * height, (wide / side) * width, (high / side) * height);
+      }
 }
 
 function drawColumns(rollout) {

@@ -1,0 +1,76 @@
+"""The saliency of picture tokens, and the parts of the picture that they see."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from grail_lightning.answers import Verifier
+from grail_lightning.batch import RolloutBatch
+from grail_lightning.credit.saliency import picture_saliency
+from grail_lightning.engines.base import build_batch
+from grail_lightning.grading import grade_and_locate
+from grail_lightning.picture import FIRST_PICTURE_ID, Picture
+from grail_lightning.tasks.answered import MathTask
+from grail_lightning.tasks.problem import Prompt
+from tests.seeing import MAKERS, image, pictures, question, seeing
+from tests.tolerance import assert_near
+
+TASK = MathTask()
+
+
+@pytest.mark.parametrize("size", [(64, 64), (96, 48)], ids=str)
+@pytest.mark.parametrize("name", [*MAKERS])
+def test_a_token_sees_the_part_of_the_picture_that_is_said(name, size, tmp_path):
+    policy = seeing(name, tmp_path).eval()
+    for key, weight in policy.named_parameters():
+        if "vision" in key and "out_proj" in key:  # Without attention a patch sees itself alone.
+            torch.nn.init.zeros_(weight)
+    tokens, before = policy.vision.pictures, image(0, *size)
+    layers = tokens.layers(Picture(before))
+    assert len(layers) == {"idefics3": 2, "llava": 1}[name]
+
+    def embeddings(drawn):
+        asked = question(Picture(drawn))
+        ids = torch.tensor([i for i in policy.encode(asked) if i >= FIRST_PICTURE_ID])
+        return policy.embed(ids[None])[0]
+
+    plain, begun = embeddings(before), 0
+    for layer in layers:
+        cells = [
+            (left + wide * column / side, top + high * row / side, wide / side, high / side)
+            for left, top, wide, high, side in layer
+            for row in range(side)
+            for column in range(side)
+        ]
+        for k, (left, top, wide, high) in enumerate(cells):
+            drawn = before.copy()
+            share = (left + wide / 4, top + high / 4, left + 3 * wide / 4, top + 3 * high / 4)
+            place = [round(part * whole) for part, whole in zip(share, size * 2, strict=True)]
+            box = (place[0], place[1], max(place[2], place[0] + 1), max(place[3], place[1] + 1))
+            drawn.paste((255, 0, 0), box)
+            changed = (embeddings(drawn) - plain).norm(dim=1)[begun : begun + len(cells)]
+            assert int(changed.argmax()) == k
+        begun += len(cells)
+    assert begun == len(plain)
+
+
+@pytest.mark.parametrize("name", [*MAKERS])
+def test_saliency_of_picture_tokens_is_gradient_times_embedding_at_their_own_places(name, tmp_path):
+    policy = seeing(name, tmp_path).eval()
+    prompts = [Prompt(messages=question(*shown), reference="7", task=TASK) for shown in (pictures(2), pictures(1), [])]
+    texts = ["so \\boxed{7}", "so 7", "\\boxed{8}"]
+    made = build_batch(policy, prompts, 1, [policy.tokenizer(text)["input_ids"] for text in texts], [True] * 3)
+    with Verifier() as verifier:
+        graded = grade_and_locate(made, verifier, policy.tokenizer)
+    batch: RolloutBatch = graded.with_advantages(graded.correct.float() * 2 - 1)
+    explained = batch.answer.whole
+    found = picture_saliency(policy, batch, explained, token_budget=10_000)
+    assert [len(own) for own in found] == [sum(i >= FIRST_PICTURE_ID for i in policy.encode(prompts[0].messages)), 0, 0]
+    ids = batch.input_ids[:1][:, batch.attention_mask[0]].long()
+    embeds = policy.embed(ids).detach().requires_grad_()
+    logprobs = policy.model(inputs_embeds=embeds).logits.log_softmax(-1)[0, :-1]
+    logprobs = logprobs.gather(-1, ids.clamp(max=600)[0, 1:, None])[:, 0]
+    places = F.pad(explained[0], (batch.prompt_width, 0))[batch.attention_mask[0]]
+    (gradient,) = torch.autograd.grad(-logprobs[places[1:]].sum(), embeds)
+    expected = (gradient * embeds).norm(dim=-1)[ids >= FIRST_PICTURE_ID]
+    assert_near(torch.tensor(found[0]).double(), expected.detach(), 64, torch.float32)

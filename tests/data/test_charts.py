@@ -1,0 +1,92 @@
+"""Folders in the form of ChartQA, and its relaxed accuracy."""
+
+import json
+
+import pytest
+
+from grail_lightning import MathData
+from grail_lightning.answers.records import Verdict
+from grail_lightning.data import DatasetSpec
+from grail_lightning.picture import pictures_in
+from grail_lightning.tasks import MathTask
+from tests.seeing import image
+
+ROWS = [("a.png", "How many bars?", "4"), ("b.png", "Which one is largest?", "Peru")]
+
+
+def _folder(folder, split="train", rows=ROWS, name="train_human.json"):
+    (folder / split / "png").mkdir(parents=True, exist_ok=True)
+    for seed, (picture, *_) in enumerate(rows):
+        image(seed).save(folder / split / "png" / picture)
+    named = [dict(zip(("imgname", "query", "label"), row, strict=True)) for row in rows]
+    (folder / split / name).write_text(json.dumps(named))
+    return folder
+
+
+def test_a_folder_of_chartqa_is_read_with_its_pictures(tmp_path):
+    _folder(tmp_path, name="train_augmented.json", rows=[("c.png", "What is the sum?", "12.5")])
+    _folder(_folder(tmp_path), "val")
+    data = MathData(
+        train=str(tmp_path),
+        val=DatasetSpec(str(tmp_path), split="val", limit=1),
+        task=MathTask(instruction="", compare="relaxed"),
+    )
+    (part,) = data.load("train")
+    assert [(p.messages[0]["content"][1]["text"], p.reference) for p in part.prompts] == [
+        ("What is the sum?", "12.5"),
+        *((query, label) for _, query, label in ROWS),
+    ]
+    ((shown,),) = [pictures_in(p.messages) for p in part.prompts][-1:]
+    assert shown.open().tobytes() == image(1).tobytes()
+    assert len(data.load("val")[0].prompts) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"imgname": "no.png", "query": "?", "label": "1"}], "train_human.json, row 1: the picture"),
+        ([{"query": "?", "label": "1"}], "train_human.json, row 1: the picture"),
+        ([{"imgname": "../../x", "query": "?", "label": "1"}], "there is no"),
+        ([{"imgname": "a.png", "label": "1"}], "train_human.json, row 1: there is no column `query`"),
+        (
+            [{"imgname": "a.png", "query": "?", "label": ""}],
+            "train_human.json, row 1: `label` must be text",
+        ),
+        (["a.png"], "train_human.json, row 1: expected an object with named columns"),
+    ],
+)
+def test_a_bad_row_is_named_with_its_file(rows, words, tmp_path):
+    (_folder(tmp_path) / "train" / "train_human.json").write_text(json.dumps(rows))
+    with pytest.raises(ValueError, match=r".") as caught:
+        [*MathData(train=str(tmp_path)).load("train")[0].prompts]
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_split_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"a folder for `split` 'test' with `png` in it, but has: train, val\."):
+        MathData(test=DatasetSpec(str(_folder(_folder(tmp_path), "val")), split="test"))
+
+
+@pytest.mark.parametrize(
+    ("gold", "prediction", "right"),
+    [
+        ("100", "105", True),
+        ("100", "95", True),
+        ("100", "105.1", False),
+        ("-20", "-19", True),
+        ("-20", "20", False),
+        ("0.5", "50%", True),
+        ("12%", "12.5%", True),
+        ("12%", "12", False),
+        ("0", "0.01", False),
+        ("0", "0", True),
+        ("Yes", "yes ", True),
+        ("Yes", "No", False),
+        ("nan", "3", False),
+        ("inf", "5", False),
+        ("5", "nan", False),
+    ],
+)
+def test_relaxed_accuracy_is_that_of_chartqa(gold, prediction, right):
+    assert Verdict.of_text(gold, prediction, ignore_case=True, relaxed=True).correct is right
