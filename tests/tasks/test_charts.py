@@ -208,9 +208,10 @@ def test_the_packaged_policy_is_small_sees_and_is_right_on_30_to_60_percent_of_i
     for shown in (prompts, blind):
         batch = play(engine, policy, shown, 1, Sampling(max_response_length=48), range(200))
         right.append(np.mean([p.task.answer(t) == p.reference for t, p in zip(batch.texts, shown, strict=True)]))
-        calls = [call for episode in batch.episodes for call in episode.calls]
-        assert sum(len(call.pictures) == 1 for call in calls) > 0.98 * len(calls)
-        assert sum(episode.end == "answered" for episode in batch.episodes) > 190
+        if shown is prompts:
+            calls = [call for episode in batch.episodes for call in episode.calls]
+            assert sum(len(call.pictures) == 1 for call in calls) > 0.98 * len(calls)
+            assert sum(episode.end == "answered" for episode in batch.episodes) > 190
     # The standard error of 200 samples is 3.5 points.
     assert right[1] + 0.07 < right[0]
     assert 0.3 <= right[0] <= 0.6
