@@ -131,7 +131,7 @@ def test_the_baseline_of_tree_and_energies_is_that_of_a_loop_over_prefixes():
             assert float(found[row, t]) == near(value, 100)
 
 
-@pytest.mark.parametrize(("world", "alike"), [("five_terms", 0.95), ("words", 0.95), ("search", 0.85)])
+@pytest.mark.parametrize(("world", "alike"), [("five_terms", 0.95), ("words", 0.95), ("search", 0.85), ("code", 0.94)])
 def test_the_kept_values_are_those_of_the_kept_rollouts(world, alike):
     """A value is the chance of success: over many tokens it has the mean of the rewards, in either half."""
     values = benchmark("credit_values").read_values(BENCHMARKS / "values" / f"{world}.npz")
@@ -158,3 +158,37 @@ def test_kept_rollouts_of_several_turns_are_played_again_and_a_turn_has_the_chan
         for t in batch.response_mask[row].nonzero().flatten().tolist():
             expected[row, t] = [*begun[1:], float(batch.rewards[row])][turns[t]] - 0.25 * begun[turns[t]]
     assert torch.equal(found, expected)
+
+
+def test_a_statement_has_the_change_of_value_over_its_tokens(programs_run):
+    kept, setting = benchmark("credit_values"), benchmark("credit_subjects").setting("code", 0, 16, 0)
+    values = kept.read_values(BENCHMARKS / "values" / "code.npz")
+    with Verifier(num_workers=1) as verifier:
+        (batch,) = kept.kept_rollouts(values, setting, load_policy(setting.policy).eval(), verifier, 1)
+    batch.prompts[0].task.executor.close()
+    choices = [np.flatnonzero(~np.isnan(row)).tolist() for row in values["value"][0, ..., 0]]
+    rows = [row for row, columns in enumerate(choices) if len(columns) > 1]
+    begin, stop = torch.zeros(len(batch), 2, dtype=torch.long), torch.zeros(len(batch), 2, dtype=torch.long)
+    for row in rows:  # From the first choice to the last one, and from there to the end.
+        begin[row] = torch.tensor([choices[row][0], choices[row][-1]])
+        stop[row] = torch.tensor([choices[row][-1], int(batch.response_mask[row].sum())])
+    lines = benchmark("credit_truth").Lines(begin, stop, stop, {})
+    gains = benchmark("credit_statements").statement_gains(values, batch, lines)
+    for half, row in ((half, row) for half in (0, 1) for row in rows):
+        first, last = (float(values["value"][0, row, choices[row][k], half]) for k in (0, -1))
+        expected = [last - first, float(batch.rewards[row]) - last]
+        assert gains[half, row].tolist() == near(expected, 100), row
+    assert len(rows) > 100
+    assert gains[:, [row for row in range(len(batch)) if row not in rows]].isnan().all()
+
+
+def test_the_table_of_statements_is_printed(programs_run, monkeypatch, capsys):
+    file = str(BENCHMARKS / "values" / "code.npz")
+    monkeypatch.setattr("sys.argv", ["", "--prompts", "16", "--values", file, "--only", "Uniform", "EGCA, w_max"])
+    benchmark("credit_statements").main()
+    rows = [[cell.strip() for cell in line.split("|")] for line in capsys.readouterr().out.splitlines() if "|" in line]
+    cells = {row[1]: dict(zip(rows[0], row, strict=True)) for row in rows}
+    assert cells["Uniform"]["in rollout: slip"] == "0.50 ±0.00"
+    found = {name: float(row["flawed"].partition(" ")[0]) for name, row in cells.items() if "±" in row["flawed"]}
+    assert found["EGCA, w_max=1"] > 0.8 > 0.3 > found["Uniform"]
+    assert float(cells["EGCA, w_max=1"]["rho (b): wrong"].partition(" ")[0]) > 0.5

@@ -508,7 +508,7 @@ WRONG = float("nan"), float("inf"), "1", b"1", 10**400, [1.0], object()
         ),
         (lambda: call_state(Row(state=[1])), r"must return a hashable key, such as a tuple, but got \[1\] of"),
         *[
-            (lambda e=e: call_number(Row(reward=e("gone")), "get_reward"), f"must not fail, but raised {e.__name__}: gone")
+            (lambda e=e: call_number(Row(reward=e("gone")), "get_reward"), f"must not fail, .* {e.__name__}: gone")
             for e in (OSError, SystemExit)
         ],
         *[(lambda w=w: call_number(Row(reward=w), "get_reward"), "must return a finite number or None") for w in WRONG],

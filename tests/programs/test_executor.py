@@ -255,7 +255,7 @@ def test_nothing_is_run_where_nothing_isolates(monkeypatch):
     monkeypatch.setattr("grail_lightning.programs.executor.refusal", lambda name: f"no {name}")
     with pytest.raises(RuntimeError, match=r"Nothing isolates programs here \(.*sandlock: no sandlock"):
         Executor()
-    with pytest.raises(ValueError, match="`backend` must be one of auto, sandlock, bubblewrap, wasm, or an address, but got 'exec'"):
+    with pytest.raises(ValueError, match=r"`backend` must be one of auto, .*, or an address, but got 'exec'"):
         choose("exec")
     with pytest.raises(ValueError, match=r"`limits.processes` must be 1"):
         Executor(limits=Limits(processes=2))
