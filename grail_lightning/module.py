@@ -65,7 +65,7 @@ class GrailModule(pl.LightningModule):
 
     Args:
         policy: A model on the hub, a folder in Hugging Face format, or a packaged one: `arithmetic`, `chains`,
-            `long_chains`, `words`, `search`. From Python also a loaded model with its tokenizer,
+            `long_chains`, `words`, `search`, `code`, `charts`. From Python also a loaded model with its tokenizer,
             ``(model, tokenizer)``: a copy of it is trained.
         sampling: Options with which training responses are sampled.
         loading: Options with which the policy is loaded.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
@@ -21,14 +21,11 @@ import tokenizers
 import torch
 import transformers
 from policy_making import ASSETS, Training, World, make, make_tokenizer, parse_arguments
-from policy_measures import PASS_AT, command, table
+from policy_measures import PASS_AT, command, measure_turns, table
 
-from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.data import SearchData
-from grail_lightning.engines import HFEngine
 from grail_lightning.environments.facts import RELATIONS, fact_graph
-from grail_lightning.policy import Policy, load_policy
-from grail_lightning.step.episodes import play
+from grail_lightning.policy import load_policy
 from grail_lightning.tasks.search import (
     SearchProblem,
     SearchSpace,
@@ -112,40 +109,15 @@ def make_world(recipe: SearchRecipe) -> World:
     )
 
 
-def measure(policy: Policy, world: World, problems: list[SearchProblem]) -> dict[str, float]:
-    """What the policy can do on held-out questions."""
-    engine, sampling = HFEngine(), Sampling(max_response_length=world.max_response_length)
-    engine.update_weights(policy)
-    prompts = [world.prompt(problem) for problem in problems]
-    greedy = play(engine, policy, prompts, 1, replace(sampling, temperature=0.0), range(len(prompts)))
-    batch = play(engine, policy, prompts, PASS_AT, sampling, range(PASS_AT * len(prompts)))
-
-    def right(batch: SampledBatch) -> list[bool]:
-        return [world.task.answer(text) == p.reference for text, p in zip(batch.texts, batch.prompts, strict=True)]
-
-    correct = right(batch)
-    groups = [correct[k : k + PASS_AT] for k in range(0, len(correct), PASS_AT)]
-    scores = [turn.score for episode in batch.episodes for turn in episode.turns if turn.score is not None]
-    lengths = batch.response_mask.sum(1)
-    return {
-        "accuracy at temperature 1": sum(correct) / len(correct),
-        "greedy accuracy": sum(right(greedy)) / len(prompts),
-        f"pass@{PASS_AT}": sum(map(any, groups)) / len(groups),
-        f"share of groups of {PASS_AT} with both outcomes": sum(any(g) and not all(g) for g in groups) / len(groups),
-        "entropy of a sampled token (nats)": -float(batch.sampling_logprobs[batch.response_mask].mean()),
-        "searches a rollout": len(scores) / len(correct),
-        "share of searches that find a new document of the path": sum(scores) / len(scores),
-        "share of rollouts that end with an answer": sum(e.end == "answered" for e in batch.episodes) / len(correct),
-        "mean number of sampled tokens": float(lengths.float().mean()),
-        "largest number of sampled tokens": int(lengths.max()),
-        "largest number of tokens, results included": int(batch.valid_lengths.max()),
-    }
-
-
 def write_card(recipe: SearchRecipe, output: Path, minutes: float) -> None:
     """Measure the saved policy on held-out questions and write the README beside its weights."""
     policy, world = load_policy(str(output)).eval(), make_world(recipe)
-    figures = {name: measure(policy, world, draw(NUM_PROBLEMS, "validation")) for name, draw in world.held_out.items()}
+    figures = {
+        name: measure_turns(
+            policy, [world.prompt(p) for p in draw(NUM_PROBLEMS, "validation")], world.max_response_length
+        )
+        for name, draw in world.held_out.items()
+    }
     problem = world.held_out[f"{recipe.hops[0]} hops"](1, "test")[0]
     shown = "".join(part for turn in search_demonstration(problem, random.Random(0)) for part in turn)
     (output / "README.md").write_text(f"""# The packaged policy `{output.name}`

@@ -8,17 +8,21 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 import torch
 import transformers
-from policy_making import Recipe, World
+from policy_making import Recipe, Training, World
 
+from grail_lightning.batch import SampledBatch, Sampling
+from grail_lightning.engines import HFEngine
 from grail_lightning.grading import TaskVerifiers, grade_answers
+from grail_lightning.policy import Policy
 from grail_lightning.policy.tokenizer import encode_prompt
+from grail_lightning.step.episodes import play
 from grail_lightning.tasks.base import Prompt
 
 PASS_AT = 8
@@ -86,7 +90,36 @@ def measure(model: Any, tokenizer: Any, world: World, problems: list[Any]) -> di
     }
 
 
-def command(script: str, recipe: Recipe) -> str:
+def measure_turns(policy: Policy, prompts: list[Prompt], max_response_length: int) -> dict[str, float]:
+    """What a policy that acts in turns can do on held-out questions."""
+    engine, sampling = HFEngine(), Sampling(max_response_length=max_response_length)
+    engine.update_weights(policy)
+    greedy = play(engine, policy, prompts, 1, replace(sampling, temperature=0.0), range(len(prompts)))
+    batch = play(engine, policy, prompts, PASS_AT, sampling, range(PASS_AT * len(prompts)))
+
+    def right(batch: SampledBatch) -> list[bool]:
+        return [p.task.answer(text) == p.reference for text, p in zip(batch.texts, batch.prompts, strict=True)]
+
+    correct = right(batch)
+    groups = [correct[k : k + PASS_AT] for k in range(0, len(correct), PASS_AT)]
+    scores = [turn.score for episode in batch.episodes for turn in episode.turns if turn.score is not None]
+    lengths = batch.response_mask.sum(1)
+    return {
+        "accuracy at temperature 1": sum(correct) / len(correct),
+        "greedy accuracy": sum(right(greedy)) / len(prompts),
+        f"pass@{PASS_AT}": sum(map(any, groups)) / len(groups),
+        f"share of groups of {PASS_AT} with both outcomes": sum(any(g) and not all(g) for g in groups) / len(groups),
+        "entropy of a sampled token (nats)": -float(batch.sampling_logprobs[batch.response_mask].mean()),
+        "scored turns a rollout": len(scores) / len(correct),
+        "share of scored turns that score 1": sum(scores) / len(scores),
+        "share of rollouts that end with an answer": sum(e.end == "answered" for e in batch.episodes) / len(correct),
+        "mean number of sampled tokens": float(lengths.float().mean()),
+        "largest number of sampled tokens": int(lengths.max()),
+        "largest number of tokens, results included": int(batch.valid_lengths.max()),
+    }
+
+
+def command(script: str, recipe: Training) -> str:
     """The command that makes the policy again."""
     values = {name: " ".join(map(str, v)) if isinstance(v, tuple) else v for name, v in vars(recipe).items() if v != ""}
     settings = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())

@@ -25,8 +25,8 @@ COLOURS = {
     "blue": (40, 70, 220),
     "yellow": (240, 200, 20),
     "purple": (160, 50, 190),
-    "cyan": (20, 190, 210),
 }
+"""The elements' colours from left to right, as plotting libraries take them in turn."""
 _NEAR = 0.5  # How far a coordinate may be from where it should be, in units.
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
 _HOW = f"each from 0 to {UNITS}, x from the left and y from the bottom."

@@ -115,7 +115,7 @@ class ChartSpace:
             number = rng.randint(self.min_elements, self.max_elements)
             form: Form = "bars" if rng.random() < 0.5 else "line"
             values = tuple(rng.randint(1, 9) for _ in range(number))
-            chart = Chart(form, tuple(rng.sample(list(COLOURS), number)), values)
+            chart = Chart(form, tuple(COLOURS)[:number], values)
             asks = rng.choice(self.asks)
             about: tuple[str, ...] = ()
             if asks == "difference":

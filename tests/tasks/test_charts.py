@@ -3,19 +3,30 @@
 import io
 import random
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import grail_lightning
+from grail_lightning.batch import Sampling
+from grail_lightning.data import ChartsData
+from grail_lightning.engines import HFEngine
 from grail_lightning.environments.charts import COLOURS, MAX_DRAWINGS, Chart, Charts, Drawing
+from grail_lightning.picture import Picture
+from grail_lightning.policy import load_policy
+from grail_lightning.step.episodes import play
 from grail_lightning.tasks import ChartProblem, ChartSpace, chart_demonstration
 from grail_lightning.tasks.charts import label_drawing
+from tests.callbacks.scripted import scalars
+from tests.shell import main
 
 SPACE = ChartSpace()
 PROBLEMS = SPACE.draw(300, "train")
-BARS = Chart("bars", ("red", "green", "blue", "cyan"), (3, 7, 7, 8))
-LINE = Chart("line", ("red", "green", "blue", "cyan"), (3, 7, 2, 8))
+BARS = Chart("bars", ("red", "green", "blue", "yellow"), (3, 7, 7, 8))
+LINE = Chart("line", ("red", "green", "blue", "yellow"), (3, 7, 2, 8))
 
 
 def begun(chart, asks, *about):
@@ -93,9 +104,13 @@ def test_a_worked_solution_is_right_and_every_drawing_of_it_scores_and_is_shown(
     ("chart", "question", "scores"),
     [
         # In any order, each once, corners either way, up to half a unit beside.
-        (BARS, ("difference", "red", "cyan"), {"box 6 0 8 8": 1, "box 8 8 6 0": 0, "box 2.2 3.5 -0 0.4": 1}),
-        (BARS, ("difference", "red", "cyan"), {"box 0 0 2 4": 0, "box 2 0 4 7": 0, "point 1 3": 0}),
-        (LINE, ("difference", "red", "cyan"), {"point 7 8": 1, "point 1.6 3": 0, "point 1.5 2.5": 1, "box 0 0 2 3": 0}),
+        (BARS, ("difference", "red", "yellow"), {"box 6 0 8 8": 1, "box 8 8 6 0": 0, "box 2.2 3.5 -0 0.4": 1}),
+        (BARS, ("difference", "red", "yellow"), {"box 0 0 2 4": 0, "box 2 0 4 7": 0, "point 1 3": 0}),
+        (
+            LINE,
+            ("difference", "red", "yellow"),
+            {"point 7 8": 1, "point 1.6 3": 0, "point 1.5 2.5": 1, "box 0 0 2 3": 0},
+        ),
         (BARS, ("largest",), {"line 10 8 0 8": 1, "box 2 0 4 7": 0, "box 6 0 8 8": 1}),
         (BARS, ("count", "7"), {"line 0 7 10 7": 1, "box 2 0 4 7": 0, "box 6 0 8 8": 1, "line 0 7 10 6": 0}),
         (LINE, ("trend",), {"line 5 2 7 8": 0, "line 7 8 1 3": 1, "line 1 3 7 8": 0}),
@@ -158,8 +173,8 @@ def test_slips_and_misconceptions_occur_at_their_rates_and_make_answers_wrong():
         ("count", ("7",), Drawing("box", (2, 0, 4, 7)), "misconception"),  # At the level, not above.
         ("count", ("7",), Drawing("box", (0, 0, 2, 3)), "slip"),
         ("trend", (), Drawing("line", (5, 7, 7, 8)), "misconception"),  # The last two, not the first and the last.
-        ("difference", ("red", "cyan"), Drawing("box", (2, 0, 4, 7)), "misconception"),  # The neighbour.
-        ("difference", ("red", "cyan"), Drawing("box", (6, 0, 8, 7)), "slip"),
+        ("difference", ("red", "yellow"), Drawing("box", (2, 0, 4, 7)), "misconception"),  # The neighbour.
+        ("difference", ("red", "yellow"), Drawing("box", (6, 0, 8, 7)), "slip"),
     ],
 )
 def test_a_drawing_has_the_label_of_its_mistake(asks, about, drawing, kind):
@@ -177,3 +192,36 @@ def test_labels_of_demonstrations_are_those_of_the_mistakes_that_were_made():
     assert kinds["misconception"]["misconception"] > 80
     # A slip may hit what a misconception would mark.
     assert kinds["slip"]["slip"] > 3 * kinds["slip"]["misconception"]
+
+
+def test_the_packaged_policy_is_small_sees_and_is_right_on_30_to_60_percent_of_its_rollouts():
+    folder = Path(grail_lightning.__file__).parent / "assets" / "charts"
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 6 * 10**6
+    policy, engine = load_policy("charts").eval(), HFEngine()
+    assert 1e6 <= policy.model.num_parameters() <= 3e6
+    engine.update_weights(policy)
+    (asked,) = ChartsData(num_val=200, seed=1).load("val")
+    prompts = list(asked.prompts)
+    white = {"type": "image", "image": Picture(Image.new("RGB", (80, 80), "white"))}
+    blind = [replace(p, messages=[{"role": "user", "content": [white, p.messages[0]["content"][1]]}]) for p in prompts]
+    right = []
+    for shown in (prompts, blind):
+        batch = play(engine, policy, shown, 1, Sampling(max_response_length=48), range(200))
+        right.append(np.mean([p.task.answer(t) == p.reference for t, p in zip(batch.texts, shown, strict=True)]))
+        if shown is prompts:
+            calls = [call for episode in batch.episodes for call in episode.calls]
+            assert sum(len(call.pictures) == 1 for call in calls) > 0.98 * len(calls)
+            assert sum(episode.end == "answered" for episode in batch.episodes) > 190
+    # The standard error of 200 samples is 3.5 points.
+    assert right[1] + 0.07 < right[0]
+    assert 0.3 <= right[0] <= 0.6
+
+
+def test_the_quickstart_makes_a_step_that_gives_drawings_of_one_rollout_different_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sizes = ["--data.num_train=64", "--data.num_val=4", "--data.prompts_per_batch=8", "--trainer.limit_val_batches=0"]
+    main(["fit", "--config=configs/quickstart_charts.yaml", "--trainer.max_steps=1", *sizes])
+    found = scalars(Path("runs/quickstart_charts"))
+    assert 0.2 < found["train/episodes/turn_score"][0][1] < 0.95
+    assert found["credit/span_tokens"][0][1] > 0.5
+    assert found["credit/weight_std"][0][1] > 0.1
