@@ -72,9 +72,9 @@ from grail_lightning.functional.turns import spread_turns, turn_starts
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.advantages import with_advantages
+from grail_lightning.step.continuations import SampledContinuations
 from grail_lightning.step.forward import Forward
 from grail_lightning.step.options import Objective
-from grail_lightning.step.sampler import SampledContinuations
 
 DEFAULT = (
     *("Uniform", "GRAIL", "Shuffled(GRAIL)", "AnswerOnly(GRAIL)", "OAR-G", "HighEntropy"),

@@ -75,7 +75,8 @@ from grail_lightning.functional import group_advantages
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.sampler import SampledContinuations, Sampler
+from grail_lightning.step.continuations import SampledContinuations
+from grail_lightning.step.sampler import Sampler
 from grail_lightning.tasks.base import Prompt
 
 PROMPTS_PER_BATCH = 32

@@ -12,12 +12,19 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 from grail_lightning.batch import GradedBatch, RolloutBatch, Sampling
-from grail_lightning.credit.base import CreditContext, CreditControl, Needs, TokenCredit, TokenWeights, Uniform
+from grail_lightning.credit.base import (
+    Continuations,
+    CreditContext,
+    CreditControl,
+    Needs,
+    TokenCredit,
+    TokenWeights,
+    Uniform,
+)
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.engines.base import RolloutEngine, given_batch
 from grail_lightning.engines.checks import check_logprobs, check_takes_pictures
-from grail_lightning.engines.hf import HFEngine
 from grail_lightning.grading import TaskVerifiers, grade_and_locate, step_masks
 from grail_lightning.picture import pictures_in
 from grail_lightning.policy.model import Policy
@@ -40,20 +47,18 @@ from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.advantages import with_advantages
 from grail_lightning.step.assign import assign_credit, token_weights
 from grail_lightning.step.collect import Ahead, check_engine, check_loader, collect
-from grail_lightning.step.episodes import warn_of_limits
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
 from grail_lightning.step.options import Execution, Objective
-from grail_lightning.step.outputs import EvaluationPlan, StepOutput, test_seeds, validation_key
-from grail_lightning.step.report import SHOWN, batch_figures
-from grail_lightning.step.sampler import SampledContinuations, Sampler
-from grail_lightning.step.second_model import TrainedModel, check_training
-from grail_lightning.step.tags import tag
+from grail_lightning.step.outputs import SHOWN, EvaluationPlan, StepOutput, tag, test_seeds, validation_key
+from grail_lightning.step.report import batch_figures
+from grail_lightning.step.sampler import Sampler
 from grail_lightning.step.update import Update
-from grail_lightning.tasks.environment import EnvironmentTask
 from grail_lightning.tasks.problem import Messages, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from grail_lightning.step.second_model import TrainedModel
 
     GivenPolicy = str | tuple[PreTrainedModel, PreTrainedTokenizerBase]
 else:  # What YAML can say.
@@ -100,10 +105,13 @@ class GrailModule(pl.LightningModule):
         source: PolicySource = as_source(policy)
         check_policy(source, loading, sampling.max_response_length)
         self.policy_name, self.loading, self.sampling = source, loading, sampling
-        self.engine, self.credit, self.control = engine or HFEngine(), credit or Uniform(), control
+        self.engine, self.credit, self.control = engine or _default_engine(), credit or Uniform(), control
         check_engine(self.engine, execution, self.credit)
         check_optimizer(optimizer, scheduler)
-        check_training(self.needs.training, source, trust_remote_code=loading.trust_remote_code)
+        if (training := self.needs.training) is not None:
+            from grail_lightning.step.second_model import check_training
+
+            check_training(training, source, trust_remote_code=loading.trust_remote_code)
         self.objective, self.execution = objective, execution.for_engine(self.engine.own_weights)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.policy: Policy | None = None
@@ -173,6 +181,8 @@ class GrailModule(pl.LightningModule):
             apart = self.loading.lora is None
             self.reference = Reference(load(self.policy_name, trainable=False) if apart else self.policy)
         if fits and (training := self.needs.training) is not None and self.second is None:
+            from grail_lightning.step.second_model import TrainedModel
+
             model = load(training.model or self.policy_name, trainable=True)
             self.second = TrainedModel(model, training, self.trainer.strategy, self.execution.max_grad_norm)
 
@@ -180,7 +190,7 @@ class GrailModule(pl.LightningModule):
         """Forget the verdicts of an earlier run, time-outs among them, and the batch in flight of an earlier fit."""
         check_last_found(self.trainer)
         task = getattr(getattr(self.trainer, "datamodule", None), "task", None)
-        if isinstance(task, EnvironmentTask):  # A wrong chat template is refused before weights are loaded.
+        if task is not None and task.has_environment:  # A wrong chat template is refused before weights are loaded.
             if task.tools.show_pictures:
                 check_takes_pictures(self.engine, self.loading, world_size())
             task.dialect(self.tokenizer, self.encode, self.loading.chat_template_kwargs, self.pictures)
@@ -263,9 +273,12 @@ class GrailModule(pl.LightningModule):
             last_step = self.take_steps(update)
         weights = update.token_weights()
         reasoning = None if weights.scores is None else step_masks(batch, self.tokenizer, batch.wrong)
-        figures = batch_figures(batch, weights, reasoning, update.plan.mask.any(1)) | sampling_figures | last_step
+        figures = batch_figures(batch, weights, reasoning, update.mask.any(1)) | sampling_figures | last_step
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
-        warn_of_limits(figures, self._limits_warned)
+        if batch.episodes is not None:
+            from grail_lightning.step.episodes import warn_of_limits
+
+            warn_of_limits(figures, self._limits_warned)
         self._log(figures)
         self.log_dict({tag(k): figures[k] for k in SHOWN}, prog_bar=True, logger=False, batch_size=1)
         return {"output": StepOutput(batch, weights, figures)}
@@ -299,10 +312,10 @@ class GrailModule(pl.LightningModule):
         assert gradients is not None, "`configure_optimizers` makes them"
         optimizer: Any = self.optimizers()
         scheduler: Any = self.lr_schedulers()
-        last, most = self.global_step + len(update.plan.steps), self.trainer.max_steps
+        last, most = self.global_step + len(update.steps), self.trainer.max_steps
         self.steps_cut = max(0, last - most) if most >= 0 else 0
         figures: dict[str, float] = {}
-        for number in range(len(update.plan.steps) - self.steps_cut):
+        for number in range(len(update.steps) - self.steps_cut):
             if number:
                 self._log(figures)  # The caller logs the last step's, with those of the batch.
                 if update.refreshed:
@@ -347,8 +360,6 @@ class GrailModule(pl.LightningModule):
 
     def credit_context(self) -> CreditContext:
         """What a credit method is told beside the batch, with a fresh generator."""
-        # A sampler of its own, whose seconds belong to the credit method.
-        sampler = self._sampler(PhaseClock(self.device), self.execution.group_size, self.sampling)
         return CreditContext(
             step=self.global_step,
             generator=torch.Generator().manual_seed(derive_seed(run_seed(), "credit", self.global_step)),
@@ -356,8 +367,15 @@ class GrailModule(pl.LightningModule):
             temperature=self.sampling.logprob_temperature,
             reference=self.reference,
             second=self.second if self.trainer.training else None,
-            continuations=SampledContinuations(sampler, self.global_step),
+            continuations=self._continuations() if self.needs.continuations else None,
         )
+
+    def _continuations(self) -> Continuations:
+        from grail_lightning.step.continuations import SampledContinuations
+
+        # A sampler of its own, whose seconds belong to the credit method.
+        sampler = self._sampler(PhaseClock(self.device), self.execution.group_size, self.sampling)
+        return SampledContinuations(sampler, self.global_step)
 
     def _weigh(self, batch: RolloutBatch, earlier: TokenWeights | None = None) -> TokenWeights:
         context = replace(self.credit_context(), earlier=earlier)
@@ -368,3 +386,9 @@ class GrailModule(pl.LightningModule):
         tagged = {tag(name): value for name, value in figures.items()}
         for logger in self.loggers:
             logger.log_metrics(tagged, step=self.global_step)
+
+
+def _default_engine() -> RolloutEngine:
+    from grail_lightning.engines.hf import HFEngine
+
+    return HFEngine()

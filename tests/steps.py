@@ -109,7 +109,7 @@ def steps(policy, batch, share, reference=None, credit=None, **options):
     hook = policy.model.get_input_embeddings().register_forward_hook(count)
     passes = {"updates_per_batch": 2, "share_prefixes": share}
     update = update_of(policy, batch, reference=reference, credit=credit, **passes | options)
-    for number in range(len(update.plan.steps)):
+    for number in range(len(update.steps)):
         policy.zero_grad()
         metrics = update.accumulate(number, backward)
         found.append(({n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}, metrics))

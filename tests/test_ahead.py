@@ -23,7 +23,7 @@ from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import load_policy
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.tags import tag
+from grail_lightning.step.outputs import tag
 from tests.elsewhere import Elsewhere
 from tests.processes import run_script
 from tests.runs import Watch, batches, module, trainer, weights

@@ -12,7 +12,7 @@ from grail_lightning.step.options import Distillation
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt
 from tests import batches as ready
-from tests.runs import Watch, batches, module, sampled, trainer, uneven, weights
+from tests.runs import sampled, uneven
 from tests.steps import backward, largest_gap, token_weights, update_of
 from tests.tolerance import roundings
 
@@ -115,25 +115,3 @@ def test_a_prompt_with_two_references_has_the_gradients_of_rows_run_apart(case, 
         found[share] = {n: p.grad.clone() for n, p in policy.named_parameters()}
         assert (metrics["shared_tokens"] > 0.5) is share
     assert largest_gap(found[True], found[False]) <= roundings(64, torch.float32)
-
-
-def test_beta_warms_up_and_decays():
-    options = Distillation(coefficient=1.0, warm_up_steps=3, decay_steps=4)
-    assert [options.strength(step) for step in range(9)] == [0.25, 0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
-    assert [Distillation(coefficient=0.5).strength(step) for step in (0, 10**6)] == [0.5, 0.5]
-
-
-def test_after_its_decay_a_run_is_that_of_no_teacher_bit_for_bit():
-    """β is 0 from the second step on; the first one differs."""
-    watches, ends = [], []
-    for options in (None, Distillation(coefficient=0.1, decay_steps=1), Distillation(coefficient=0.1)):
-        watch, ours = Watch(), module({"distillation": options})
-        trainer(2, watch).fit(ours, batches(2, size=8))
-        watches.append([output.metrics.get("distillation_kl") for output in watch.outputs])
-        ends.append(weights(ours))
-    assert watches[0] == [None, None]
-    assert watches[1][0] > 0
-    assert watches[1][1] is None
-    assert watches[2][0] == watches[1][0]
-    assert watches[2][1] > 0
-    assert any(not torch.equal(p, ends[2][name]) for name, p in ends[1].items())

@@ -141,7 +141,7 @@ def _ours(policy, batch, weights=None, reference=None, temperature=1.0, **option
     policy.zero_grad(set_to_none=True)
     options = {"mask_truncated": False, "group_size": GROUP, "limit": LIMIT, "temperature": temperature} | options
     update = update_of(policy, batch, weights, reference, **options)
-    assert len(update.plan.steps) == 1
+    assert len(update.steps) == 1
     if batch.old_logprobs is not None:
         update.old_logprobs.record(MicroBatch(rows=torch.arange(len(batch))), TokenStats(batch.old_logprobs, None))
     metrics = update.accumulate(0, backward)

@@ -59,8 +59,8 @@ def _whole(batch):
 
 def _old_logprobs(update):
     """The old log-probabilities of the rows that are run; 0 of those that are not known."""
-    rows = update.plan.live.nonzero().flatten()
-    unknown = torch.zeros(len(rows), update.plan.mask.shape[1])
+    rows = update.live.nonzero().flatten()
+    unknown = torch.zeros(len(rows), update.mask.shape[1])
     return update.old_logprobs.of(MicroBatch(rows=rows), TokenStats(unknown, None)).double()
 
 
@@ -98,7 +98,7 @@ def test_one_big_batch_equals_micro_batches_and_shuffled_rows(how, scale, kl, po
     assert largest_gap(found, expected) <= roundings(64, torch.float32)
     assert small_metrics | FEWER == near(metrics | FEWER, 64, torch.float32, scale=0.01)
     small = _update(policy, batch, given, reference=options["reference"], token_budget=100)
-    assert len(small.forward.cut(small.plan.steps[0])) > 1
+    assert len(small.forward.cut(small.steps[0])) > 1
     order = torch.randperm(12, generator=torch.Generator().manual_seed(2))
     assert largest_gap(
         _gradients(policy, batch, given, order, token_budget=10**6, **options)[0], expected
@@ -207,24 +207,24 @@ def test_a_fully_masked_batch_has_loss_zero_and_no_gradient(policy, batch):
 
 
 def test_dead_rows_are_not_run_unless_something_else_needs_them(policy, batch):
-    live = _update(policy, batch).plan.live
+    live = _update(policy, batch).live
     assert torch.equal(live, (batch.advantages != 0) & batch.finished)
     assert live.sum() < batch.finished.sum()
     for more in ({"kl_coefficient": 0.1}, {"entropy_coefficient": 0.1}):
-        assert torch.equal(_update(policy, batch, **more).plan.live, batch.finished)
+        assert torch.equal(_update(policy, batch, **more).live, batch.finished)
     added = torch.zeros(batch.response_mask.shape)
-    assert torch.equal(_update(policy, batch, token_weights(batch, additive=added)).plan.live, live)
+    assert torch.equal(_update(policy, batch, token_weights(batch, additive=added)).live, live)
     added[4, 0] = -0.1
     expected = live.clone()
     expected[4] = True
-    assert torch.equal(_update(policy, batch, token_weights(batch, additive=added)).plan.live, expected)
+    assert torch.equal(_update(policy, batch, token_weights(batch, additive=added)).live, expected)
 
 
 def test_weights_that_are_refreshed_may_add_to_any_row_later(policy, batch):
     none = torch.zeros(batch.response_mask.shape)
     for additive, refreshed, everything in ((none, False, False), (none, True, True), (None, True, False)):
         weights = token_weights(batch, additive=additive)
-        live = _update(policy, batch, weights, refreshed=refreshed).plan.live
+        live = _update(policy, batch, weights, refreshed=refreshed).live
         assert torch.equal(live, (batch.advantages != 0) & batch.finished | everything & batch.finished)
 
 
@@ -233,7 +233,7 @@ def test_the_first_pass_runs_at_ratio_one_and_later_passes_against_it(policy, ba
     moving = load_policy("arithmetic").double().train()
     update = _update(moving, batch, given, updates_per_batch=3, token_budget=300)
     optimizer = torch.optim.SGD(moving.parameters(), lr=0.5)
-    assert len(update.plan.steps) == 3
+    assert len(update.steps) == 3
     with torch.no_grad():
         expected = moving(_whole(batch)).logprobs
     ratios = []
@@ -242,7 +242,7 @@ def test_the_first_pass_runs_at_ratio_one_and_later_passes_against_it(policy, ba
         metrics = update.accumulate(number, backward)
         ratios.append(metrics["clip_ratio/region_mean"])
         optimizer.step()
-    assert_near(_old_logprobs(update), expected[update.plan.live].double(), 64, torch.float32)
+    assert_near(_old_logprobs(update), expected[update.live].double(), 64, torch.float32)
     assert ratios[0] == 0
     assert ratios[-1] > 0
 
@@ -288,10 +288,10 @@ def test_with_mini_batches_old_log_probabilities_are_those_before_the_first_step
         expected = moving(_whole(batch)).logprobs
     update = _update(moving, batch, given, mini_batches=2)
     optimizer = torch.optim.SGD(moving.parameters(), lr=0.05)
-    for number in range(len(update.plan.steps)):
+    for number in range(len(update.steps)):
         update.accumulate(number, backward)
         optimizer.step()
-    assert_near(_old_logprobs(update), expected[update.plan.live].double(), 64, torch.float32)
+    assert_near(_old_logprobs(update), expected[update.live].double(), 64, torch.float32)
 
 
 class WithoutRows(Forward):
@@ -327,9 +327,9 @@ def test_with_dropout_old_log_probabilities_are_all_of_the_policy_that_sampled(c
     with torch.no_grad():
         expected = dropping.eval()(_whole(batch)).logprobs
     update = _update(dropping.train(), batch, **cuts)
-    for number in range(len(update.plan.steps)):
+    for number in range(len(update.steps)):
         update.accumulate(number, backward)
-        assert_near(_old_logprobs(update), expected[update.plan.live].double(), 64, torch.float32)
+        assert_near(_old_logprobs(update), expected[update.live].double(), 64, torch.float32)
     assert dropping.training
 
 

@@ -14,7 +14,7 @@ from grail_lightning.callbacks.evaluation import Evaluation
 from grail_lightning.callbacks.hooks import callbacks_of, data_of, fast_dev_run, module_of
 from grail_lightning.credit.base import CreditControl, TokenCredit
 from grail_lightning.runtime.seeds import run_seed
-from grail_lightning.step.tags import tag
+from grail_lightning.step.outputs import tag
 from grail_lightning.tasks.import_path import GIVEN
 
 # The charts of the page "Custom Scalars": category -> chart -> tags. The most important ones come first.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,22 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
-from torchmetrics import Metric
 
+from grail_lightning.answers.records import STATUSES
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, tell_policy
 from grail_lightning.callbacks.samples import Batches, KeptSamples, evaluated_batches, samples_of
 from grail_lightning.data.sources import metric_name, metric_names
 from grail_lightning.evaluate.records import Problem, problems_of
 from grail_lightning.evaluate.table import TableOptions, by_column, evaluation_table
-from grail_lightning.metrics import (
-    AnswerAccuracy,
-    LengthsByVerdict,
-    MajAtK,
-    PassAtK,
-    ResponseLengths,
-    StatusCounts,
-)
+from grail_lightning.functional import maj_at_k, pass_at_k
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed
@@ -320,33 +314,31 @@ def _all_figures(problems: Sequence[Problem], options: TableOptions) -> dict[str
 
 
 def _figures(problems: Sequence[Problem], options: TableOptions) -> dict[str, float]:
-    """The figures of a set of problems, by the metrics of `grail_lightning.metrics`."""
+    """The figures of a set of problems: means over problems, or over all responses."""
+    correct = [right for problem in problems for right in problem.correct]
+    finished = [ended for problem in problems for ended in problem.finished]
+    lengths = [length for problem in problems for length in problem.lengths]
+    statuses = Counter(status for problem in problems for status in problem.statuses)
+    num_samples = torch.tensor([len(problem.correct) for problem in problems])
+    num_correct = torch.tensor([sum(problem.correct) for problem in problems])
+    majority = {k: [maj_at_k(problem.votes, problem.correct, k) for problem in problems] for k in options.maj_at}
+    return {
+        "accuracy": _mean(correct),
+        **{f"pass_at_{k}": _mean(pass_at_k(num_samples, num_correct, k).tolist()) for k in options.pass_at},
+        **{f"maj_at_{k}": _mean(shares) for k, shares in majority.items()},
+        "completions/mean_length": _mean(lengths),
+        "completions/min_length": float(min(lengths, default=math.nan)),
+        "completions/max_length": float(max(lengths, default=math.nan)),
+        "completions/clipped_ratio": _mean([not ended for ended in finished]),
+        "completions/mean_length_right": _mean([n for n, right in zip(lengths, correct, strict=True) if right]),
+        "completions/mean_length_wrong": _mean([n for n, right in zip(lengths, correct, strict=True) if not right]),
+        **{f"verdict/{status}": statuses[status] / max(1, len(correct)) for status in STATUSES},
+    }
 
-    def row(values: Iterable[Sequence[int]], dtype: torch.dtype = torch.long) -> torch.Tensor:
-        """One entry for each response, ``[B]``."""
-        return torch.tensor([value for part in values for value in part], dtype=dtype)
 
-    known = {"sync_on_compute": False}  # Every rank has all problems.
-    correct = row((problem.correct for problem in problems), torch.bool)
-    finished = row((problem.finished for problem in problems), torch.bool)
-    group = row([number] * len(problem.correct) for number, problem in enumerate(problems))
-    lengths, votes = row(problem.lengths for problem in problems), row(problem.votes for problem in problems)
-    figures = {"accuracy": _value(AnswerAccuracy(**known), correct)}
-    figures |= {f"pass_at_{k}": _value(PassAtK(k, **known), correct, group) for k in options.pass_at}
-    figures |= {f"maj_at_{k}": _value(MajAtK(k, **known), correct, group, votes) for k in options.maj_at}
-    of_lengths = _value(ResponseLengths(**known), lengths, finished) | _value(
-        LengthsByVerdict(**known), lengths, correct
-    )
-    figures |= {f"completions/{name}": value for name, value in of_lengths.items()}
-    counts = _value(StatusCounts(**known), [status for problem in problems for status in problem.statuses])
-    return figures | {f"verdict/{status}": number / max(1, len(correct)) for status, number in counts.items()}
-
-
-def _value(metric: Metric, *update: Any) -> Any:
-    """The metric after one update: a number, or numbers by name."""
-    metric.update(*update)
-    value = metric.compute()
-    return {name: float(part) for name, part in value.items()} if isinstance(value, dict) else float(value)
+def _mean(values: Sequence[float]) -> float:
+    """The mean, which does not depend on the order of the values; NaN without any."""
+    return math.fsum(values) / len(values) if values else math.nan
 
 
 def _validate(trainer: Trainer) -> None:

@@ -18,7 +18,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from grail_lightning.callbacks.hooks import output_of
 from grail_lightning.runtime.collectives import all_reduce
-from grail_lightning.step.tags import tag
+from grail_lightning.step.outputs import tag
 
 # The groups of what is measured on batches of training, where a bare name is clear.
 _GROUP = re.compile(r"^(train|speed)/")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import AnswerMasks, RolloutBatch
-from grail_lightning.functional import masked_sum
+from grail_lightning.functional.tokens import masked_sum
 from grail_lightning.policy import Policy
 from grail_lightning.policy.micro_batch import MicroBatch
 from grail_lightning.policy.reference import Reference
@@ -121,7 +121,7 @@ class Needs:
         continuations: Whether it reads `CreditContext.continuations`.
         training: The model that the run trains for it, as `CreditContext.second`; None without one.
         saliency: The method as a function of saliency, which the update's first forward pass may then provide
-            (`grail_lightning.step.assign.fused_saliency` lists when); None if it is no such function.
+            (`grail_lightning.step.fused.fused_saliency` lists when); None if it is no such function.
     """
 
     refresh: Refresh = "rollout"

@@ -10,11 +10,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from grail_lightning.batch import Sampling
+from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.tasks.problem import Prompt, TokenText
 
 if TYPE_CHECKING:
     from grail_lightning.engines.base import RolloutEngine
+
+
+def on_any_rank(own: bool, engine: RolloutEngine, device: torch.device) -> bool:
+    """Whether it is true on a rank: ranks that sample together play their turns together."""
+    if engine.samples_elsewhere:  # It is perhaps called in a thread, where no collective may be.
+        return own
+    return bool(all_reduce(torch.tensor(int(own), device=device), "max"))
 
 
 class TurnRequest(NamedTuple):

@@ -2,19 +2,22 @@ r"""One training step. The files are listed about in the order in which a step n
 
 ==================  ================================================================================================
 `options`           The options: what is optimised (`Objective`), and how it is run (`Execution`).
-`sampler`           Prompts → sampled, graded rollouts; and continuations of rollouts for credit methods that ask.
+`sampler`           Prompts → sampled, graded rollouts.
 `collect`           The rollouts of a batch: on policy, where groups that are all right or all wrong may be replaced, or
                     sampled while the batch before trained (`Ahead`).
 `advantages`        Rewards → advantages of rollouts ``[B]``; with token weights → advantages of tokens ``[B, T]``.
-`assign`            Runs the credit method, and lists when its saliency comes from the update's own passes (`fused`).
-`second_model`      A model that a credit method trains beside the policy: its optimiser, gradients and state.
-`forward`           Micro-batch → log-probabilities: of the policy, of the reference, of SDPG's teacher.
+`assign`            Runs the credit method.
+`forward`           Micro-batch → log-probabilities: of the policy, or of the reference.
 `loss`              The tokens in the loss, the counts by which it is divided, and its summand for each micro-batch.
 `update`            The optimiser steps of a batch: for each micro-batch one forward pass, one loss, one backward pass.
 `optimizer`         Clips the gradients, whose norm must be finite, and takes the step; options after a resume.
-`report`            Figures of the step, over all ranks; `outputs` passes them and the batch to callbacks, `tags` names
-                    them for loggers.
+`report`            Figures of the step, over all ranks; `outputs` passes them and the batch to callbacks and loggers.
 ==================  ================================================================================================
+
+Four files are loaded where an option asks for them, and can be left out by who reads plain GRPO: `fused` (GRAIL's
+saliency from the update's own passes), `second_model` (a model that a credit method trains beside the policy),
+`continuations` (of rollouts, for credit methods) and `episodes` (rollouts of several turns). So can `distillation`, the
+loss of SDPG.
 
 The calls of one step. The loop over optimiser steps is in the module, since it calls Lightning's optimisers::
 
@@ -26,7 +29,7 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     ├── assign.assign_credit                          → Forward, and the token weights: **here they become known**
     │   └── assign.token_weights                      the credit method, which may draw continuations and train a
     │                                                 second model
-    ├── update.Update                                 plans the optimiser steps: `update.plan_steps`
+    ├── update.Update                                 deals the rows over the optimiser steps
     ├── Update.compute_before                         old log-probabilities of rows of later steps; those of the
     │                                                 reference, with a KL term
     ├── GrailModule.take_steps                        for each optimiser step:
@@ -35,7 +38,7 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     │   └── optimizer.take_step
     └── report.batch_figures
 
-With *fused saliency* (GRAIL, where `assign.fused_saliency` allows it) the weights of a row become known later: the
+With *fused saliency* (GRAIL, where `fused.fused_saliency` allows it) the weights of a row become known later: the
 first pass of the row returns them beside its log-probabilities (`forward.Pass.weights`), in `Update.compute_before` or
 in `Update.accumulate`, which then computes the loss with them. GRAIL explains the complete box of rollouts with a
 negative advantage: the score of token ``t`` is ``‖∂φ/∂a ⊙ a‖₂`` of the embedding ``a`` at ``t - 1``, which predicts it,
@@ -47,7 +50,7 @@ has four tokens (``\boxed{``, the digit, ``}`` and the end token). The first one
 
 >>> import torch
 >>> from grail_lightning.credit import TokenWeights
->>> from grail_lightning.functional import group_advantages
+>>> from grail_lightning.functional.advantages import group_advantages
 >>> from grail_lightning.functional.tokens import TokenStats
 >>> from grail_lightning.credit.base import token_advantages
 >>> from grail_lightning.step.loss import LossCounts, LossInputs, micro_batch_loss

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from grail_lightning.batch import GradedBatch, RolloutBatch
 from grail_lightning.credit.base import CreditContext, TokenWeights, token_advantages
-from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.distributed.sharding import gathered
-from grail_lightning.functional import group_advantages
-from grail_lightning.functional.advantages import EQUAL_REWARDS, energy_baselines
+from grail_lightning.functional.advantages import EQUAL_REWARDS, energy_baselines, group_advantages
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import all_gather_rows
 from grail_lightning.step.loss import loss_mask
@@ -49,6 +47,8 @@ def _energy_baselines(
     batch: GradedBatch, group_size: int, objective: Objective, policy: Policy, context: CreditContext
 ) -> Tensor:
     """``[M]``: `energy_baselines`, with the energies of the tokens in the loss, in groups with different rewards."""
+    from grail_lightning.credit.measure import gradient_energies
+
     groups, mask = batch.rewards.reshape(-1, group_size), loss_mask(batch, objective)
     mixed = (groups.amax(1) - groups.amin(1) > EQUAL_REWARDS).repeat_interleave(group_size) & mask.any(1)
     with gathered(policy):

@@ -16,45 +16,24 @@ from grail_lightning.batch.rows import cut_responses
 from grail_lightning.credit.base import (
     CreditContext,
     CreditControl,
-    Needs,
     TokenCredit,
     TokenWeights,
     Uniform,
     uniform_weights,
 )
-from grail_lightning.credit.saliency import SaliencyCredit
 from grail_lightning.credit.weigh import controlled, weigh
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.engines.base import build_batch
-from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.policy.model import Policy
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.step.forward import Forward, find_teacher
-from grail_lightning.step.fused import SaliencyForward
+from grail_lightning.step.distillation import Teacher
+from grail_lightning.step.forward import Forward
 from grail_lightning.step.loss import live_rows, loss_mask
 from grail_lightning.step.options import Objective
 from grail_lightning.tasks.problem import Prompt, TokenText
 
 if TYPE_CHECKING:
     from grail_lightning.tasks.base import Task
-
-
-def fused_saliency(
-    needs: Needs, control: CreditControl | None, objective: Objective, policy: Policy, *, taught: bool
-) -> SaliencyCredit | None:
-    """The method whose saliency the update's first forward passes provide; None if it has a pass of its own.
-
-    This is the one list of when saliency is fused. The result must be that of a pass of its own, so that there is none
-
-    - for a method that is no function of saliency, or whose option `saliency.fuse` is off;
-    - with `refresh: update`, since the weights are then computed before every optimiser step;
-    - with a control, which may need all weights at once;
-    - with an entropy bonus or a teacher, whose gradients the fused pass does not have;
-    - with dropout, which saliency excludes.
-    """
-    once = needs.refresh == "rollout" and control is None
-    plain = objective.entropy_coefficient == 0 and not taught and not has_dropout(policy)
-    return needs.saliency if once and plain else None
 
 
 def assign_credit(
@@ -68,19 +47,23 @@ def assign_credit(
     *,
     share: bool = True,
 ) -> tuple[Forward, TokenWeights]:
-    """What runs the update's forward passes, and the token weights.
+    """What runs the update's forward passes, and the token weights of the credit method.
 
-    They are those of the credit method; with fused saliency the weights of rows that are trained are not known yet,
-    and the first pass of each row will return them. The clock counts credit as its phase ``credit``.
+    With fused saliency (`grail_lightning.step.fused`) the weights of rows that are trained are not known yet. The clock
+    counts credit as its phase ``credit``.
     """
-    teacher = find_teacher(policy, batch, objective.distillation, context.step)
-    fused = fused_saliency(credit.needs(), control, objective, policy, taught=teacher is not None)
+    options, teacher = objective.distillation, None
+    if options is not None:
+        teacher = Teacher(policy, batch, options.sentence)
     with clock.phase("credit"):
-        if fused is not None:
-            # A method of saliency adds nothing to advantages, so that no further rows are live.
-            trained = live_rows(batch, loss_mask(batch, objective), everything=objective.trains_all_rows)
-            forward = SaliencyForward(policy, batch, context, fused, trained, clock, share=share)
-            return forward, forward.found_weights()
+        if credit.needs().saliency is not None:
+            from grail_lightning.step.fused import SaliencyForward, fused_saliency
+
+            if (fused := fused_saliency(credit.needs(), control, objective, policy)) is not None:
+                # A method of saliency adds nothing to advantages, so that no further rows are live.
+                trained = live_rows(batch, loss_mask(batch, objective), everything=objective.trains_all_rows)
+                forward = SaliencyForward(policy, batch, context, fused, trained, clock, share=share)
+                return forward, forward.found_weights()
         weights = token_weights(credit, control, policy, batch, context)
     bonus = objective.entropy_coefficient > 0
     return Forward(policy, batch, context, share=share, entropy_gradient=bonus, teacher=teacher), weights

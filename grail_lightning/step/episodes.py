@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import RolloutEngine, build_batch, decode
 from grail_lightning.engines.checks import check_takes_pictures
-from grail_lightning.engines.turns import SampledTurn, TurnRequest
+from grail_lightning.engines.turns import SampledTurn, TurnRequest, on_any_rank
 from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.dialogue import Dialect
 from grail_lightning.environments.episode import Call, EndReason, Episode, Turn
@@ -29,23 +28,12 @@ from grail_lightning.environments.side_by_side import side_by_side
 from grail_lightning.environments.tools import run_calls
 from grail_lightning.picture import add_text, pictures_in
 from grail_lightning.policy import Policy
-from grail_lightning.runtime.collectives import all_reduce, world_size
+from grail_lightning.runtime.collectives import world_size
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.environment import REWARD, EnvironmentTask
 from grail_lightning.tasks.problem import Prompt, TokenText
 
 TRUNCATED: tuple[EndReason, ...] = ("tokens", "context")
-
-
-def has_environments(prompts: Sequence[Prompt], engine: RolloutEngine, device: torch.device) -> bool:
-    """Whether a prompt of any rank has an environment: ranks that sample together then play their turns together."""
-    return _on_any_rank(any(isinstance(prompt.task, EnvironmentTask) for prompt in prompts), engine, device)
-
-
-def _on_any_rank(own: bool, engine: RolloutEngine, device: torch.device) -> bool:
-    if engine.samples_elsewhere:  # It is perhaps called in a thread, where no collective may be.
-        return own
-    return bool(all_reduce(torch.tensor(int(own), device=device), "max"))
 
 
 class _Rollout:
@@ -177,7 +165,7 @@ def play(
         rollout.prompt_ids = encode(_messages(rollout))
     number = 0
     with engine.turns(sampling) as sampler:
-        while _on_any_rank(any(rollout.end is None for rollout in rollouts), engine, policy.device):
+        while on_any_rank(any(rollout.end is None for rollout in rollouts), engine, policy.device):
             going = [(row, rollout) for row, rollout in enumerate(rollouts) if rollout.end is None]
             requests = [
                 TurnRequest(

@@ -1,7 +1,6 @@
-"""Forward passes of micro-batches: of the policy, of the frozen reference, and of the teacher that knows the answer.
+"""Forward passes of micro-batches: of the policy, and of the frozen reference.
 
-Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens, ``M`` predictions of a layout,
-``D`` width.
+Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens.
 """
 
 from __future__ import annotations
@@ -14,14 +13,12 @@ from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, TokenWeights
-from grail_lightning.credit.shown_answer import with_shown_answers
 from grail_lightning.functional.tokens import TokenStats
-from grail_lightning.policy.layout import TokenLayout, gather_rows
 from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in, zero_table
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.collectives import pad_to_longest_rank
-from grail_lightning.step.options import Distillation
+from grail_lightning.step.distillation import Teacher
 
 
 class Pass(NamedTuple):
@@ -47,7 +44,7 @@ class Forward:
         *,
         share: bool = True,
         entropy_gradient: bool = False,
-        teacher: _Teacher | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         self.policy, self.batch, self.context = policy, batch, context
         self.share, self.entropy_gradient, self.teacher = share, entropy_gradient, teacher
@@ -95,33 +92,3 @@ def reference_logprobs(reference: Reference, trained: Forward, rows: Tensor) -> 
         for micro, done in forward.without_gradient(rows):
             scatter(logprobs, micro.rows, done.stats.logprobs)
     return logprobs
-
-
-class _Teacher:
-    """SDPG's teacher: runs rows behind prompts that contain the reference answer, without gradient and dropout."""
-
-    def __init__(self, policy: Policy, batch: RolloutBatch, sentence: str) -> None:
-        self.policy, self.batch = policy, with_shown_answers(policy, batch, sentence)
-
-    def states(self, micro: MicroBatch, layout: TokenLayout) -> Tensor:
-        """``[M, D]``: the decoder's output at the predictions of the student's layout of a micro-batch.
-
-        Rows that share a prediction in the student's layout have the same teacher, since they are of one group.
-        """
-        states: list[Tensor] = []
-
-        def decode(own: TokenLayout) -> Tensor:
-            states.append(self.policy.decode(own))
-            return states[0]
-
-        own = self.policy.layout(self.batch.select(micro.rows), micro.starts)
-        with self.policy.evaluating(), torch.no_grad():
-            # Through the policy's own call: sharded weights (FSDP2) are whole only inside of it.
-            self.policy(own, decode=decode)
-            of_tokens = gather_rows(own.at_predictors(states[0]), own.prediction_of)
-        return of_tokens[layout.source_of]
-
-
-def find_teacher(policy: Policy, batch: RolloutBatch, options: Distillation | None, step: int) -> _Teacher | None:
-    """The teacher of a batch; None if the options ask for none at this optimiser step."""
-    return _Teacher(policy, batch, options.sentence) if options is not None and options.strength(step) else None

@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grail_lightning.credit.shown_answer import SENTENCE, check_sentence
 from grail_lightning.functional.advantages import Scaling
 from grail_lightning.functional.policy_gradient import (
     Aggregation,
@@ -19,51 +18,9 @@ from grail_lightning.functional.policy_gradient import (
     clipped_surrogate,
     sampler_correction,
 )
+from grail_lightning.step.distillation import Distillation
 
 _AUTO_CAP = 2.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Distillation:
-    """The options of SDPG's loss: the KL to the same policy with the answer in its prompt (arXiv 2606.04036).
-
-    Attributes:
-        coefficient: Coefficient β of the KL, in nats a token.
-        only_positive: Whether it acts on rollouts with a positive advantage alone.
-        clamp: Largest KL of a token that counts; a larger one has no gradient.
-        warm_up_steps: Optimiser steps in which β rises linearly from 0.
-        decay_steps: Optimiser steps after them in which β falls linearly to 0; null keeps it.
-        sentence: The sentence that the teacher's problem ends with; {answer} is replaced by the reference answer.
-
-    Raises:
-        ValueError: If a number is out of its range, or the sentence has no {answer}.
-    """
-
-    coefficient: float = 1e-3
-    only_positive: bool = False
-    clamp: float = 20.0
-    warm_up_steps: int = 0
-    decay_steps: int | None = None
-    sentence: str = SENTENCE
-
-    def __post_init__(self) -> None:
-        for name, value in (("coefficient", self.coefficient), ("clamp", self.clamp)):
-            if not 0 < value < math.inf:
-                raise ValueError(f"`objective.distillation.{name}` must be finite and positive, but got {value}.")
-        if self.warm_up_steps < 0 or (self.decay_steps is not None and self.decay_steps < 1):
-            raise ValueError(
-                "`objective.distillation.warm_up_steps` must be at least 0 and `decay_steps` at least 1 or null, but "
-                f"got {self.warm_up_steps} and {self.decay_steps}."
-            )
-        check_sentence("objective.distillation.sentence", self.sentence)
-
-    def strength(self, step: int) -> float:
-        """β at an optimiser step, counted from 0."""
-        if step < self.warm_up_steps:
-            return self.coefficient * (step + 1) / (self.warm_up_steps + 1)
-        if self.decay_steps is None:
-            return self.coefficient
-        return self.coefficient * max(0.0, 1 - (step - self.warm_up_steps) / self.decay_steps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,6 @@ from grail_lightning.step.advantages import effective_weights
 from grail_lightning.tasks.problem import StepKind
 
 Kind = Literal["mean", "std", "min", "max"]
-# The figures of a step that progress bars show and callbacks can monitor; the others go to the loggers alone.
-SHOWN = ("reward", "accuracy")
 
 
 class _Part(NamedTuple):

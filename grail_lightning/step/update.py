@@ -6,18 +6,16 @@ Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from grail_lightning.batch import RolloutBatch, SampledBatch
+from grail_lightning.batch import SampledBatch
 from grail_lightning.credit.base import TokenWeights, token_advantages
 from grail_lightning.functional.policy_gradient import sampler_correction
 from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.policy.capabilities import has_dropout
-from grail_lightning.policy.micro_batch import MicroBatch, scatter
-from grail_lightning.policy.model import Policy
+from grail_lightning.policy.micro_batch import MicroBatch, scatter, zero_table
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.collectives import all_gather_rows, all_reduce, world_size
 from grail_lightning.runtime.seeds import derive_seed
@@ -29,44 +27,6 @@ from grail_lightning.step.report import loss_figures
 Backward = Callable[[Tensor, bool], None]
 """``backward(loss, last)``: the loss of a micro-batch times the number of ranks, and whether it is the last one of the
 step, with which DDP reduces gradients over ranks. FSDP2 does so with each, unless `Loading.reduce_once` is set."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Plan:
-    """The rows that each optimiser step of a batch trains on."""
-
-    mask: Tensor  # [B, T] bool, the tokens in the loss.
-    live: Tensor  # [B] bool on the CPU, rows that can contribute a gradient. Others are counted, but not run.
-    steps: list[Tensor]  # The rows of each optimiser step, long on the CPU.
-
-
-def plan_steps(
-    batch: RolloutBatch,
-    token_weights: TokenWeights,
-    objective: Objective,
-    execution: Execution,
-    *,
-    refreshed: bool = False,
-    seed: int,
-) -> Plan:
-    """Cut a batch into optimiser steps, equally many on every rank; `seed` is that of the deal.
-
-    If no rank has a live row, there is one step without rows. It changes no weight, but counts towards `max_steps`, so
-    that a run without a learning signal ends.
-
-    Rows with an additive term that is not 0 are trained on without an advantage, too; weights that are `refreshed`
-    before each further step may add to any row later.
-    """
-    mask = loss_mask(batch, objective)
-    live = live_rows(batch, mask, everything=objective.trains_all_rows)
-    if token_weights.additive is not None:
-        live = live | (mask.any(1) & ((token_weights.additive != 0).any(1) | refreshed))
-    steps: list[Tensor] = []
-    if all_reduce(live.sum(), "sum"):
-        for number in range(execution.updates_per_batch):
-            generator = torch.Generator().manual_seed(derive_seed(seed, number))
-            steps += deal_rows(batch, execution, generator)
-    return Plan(mask=mask, live=live.cpu(), steps=steps or [torch.zeros(0, dtype=torch.long)])
 
 
 def deal_rows(batch: SampledBatch, execution: Execution, generator: torch.Generator) -> list[Tensor]:
@@ -99,18 +59,17 @@ class _OldLogprobs:
     weights. With dropout and several steps these are all rows: the first step has dropout, but the sampler had none.
     """
 
-    def __init__(self, plan: Plan, policy: Policy) -> None:
-        dtype = torch.promote_types(policy.model.dtype, torch.float32)
-        self._values = torch.zeros(plan.mask.shape, dtype=dtype, device=plan.mask.device)
-        self._known = torch.zeros(len(plan.mask), dtype=torch.bool)
-        self._plan, self._dropout = plan, policy.training and has_dropout(policy)
+    def __init__(self, live: Tensor, first_step: Tensor, table: Tensor, *, dropout: bool) -> None:
+        self._live, self._first_step, self._dropout = live, first_step, dropout
+        self._values = table  # [B, T]
+        self._known = torch.zeros(len(table), dtype=torch.bool)
 
     def rows_before(self) -> Tensor:
         """``[n]`` long: the rows whose log-probabilities have to be computed before the first of several steps."""
-        live = self._plan.live.clone()
+        rows = self._live.clone()
         if not self._dropout:
-            live[self._plan.steps[0]] = False
-        return live.nonzero().flatten()
+            rows[self._first_step] = False
+        return rows.nonzero().flatten()
 
     def of(self, micro: MicroBatch, stats: TokenStats) -> Tensor:
         """``[b, t]``: the old log-probabilities of a micro-batch, given its present ones (`stats`)."""
@@ -141,7 +100,7 @@ class Update:
 
     Args:
         forward: The forward pass of micro-batches.
-        token_weights: The token weights; those of rows whose first pass returns weights are replaced then.
+        token_weights: The token weights that are known before the passes.
         objective: What is optimised.
         execution: How it is run.
         max_response_length: The limit of a response in tokens, a denominator of Dr. GRPO.
@@ -149,7 +108,11 @@ class Update:
         refreshed: Whether the token weights are replaced before each further step (`reweigh`).
 
     Attributes:
-        plan: The optimiser steps.
+        mask: ``[B, T]`` bool, the tokens in the loss.
+        live: ``[B]`` bool on the CPU, the rows that can contribute a gradient. Others are counted, but not run.
+        steps: The rows of each optimiser step, long on the CPU; equally many steps on every rank. If no rank has a live
+            row, there is one step without rows. It changes no weight, but counts towards `max_steps`, so that a run
+            without a learning signal ends.
         ref_logprobs: ``[B, T]``, under the frozen reference; None before `compute_before` and without a KL term.
         token_advantages: ``[B, T]``, with the weights that are known so far.
     """
@@ -167,9 +130,23 @@ class Update:
     ) -> None:
         self.forward, self.batch, self.max_response_length = forward, forward.batch, max_response_length
         self.objective, self.execution, self.refreshed = objective, execution, refreshed
-        self.plan = plan_steps(self.batch, token_weights, objective, execution, refreshed=refreshed, seed=seed)
+        self.mask = loss_mask(self.batch, objective)
+        live = live_rows(self.batch, self.mask, everything=objective.trains_all_rows)
+        if (additive := token_weights.additive) is not None:
+            # Such rows are trained on without an advantage, too; refreshed weights may add to any row later.
+            live = live | (self.mask.any(1) & ((additive != 0).any(1) | refreshed))
+        self.live = live.cpu()
+        self.steps: list[Tensor] = []
+        if all_reduce(live.sum(), "sum"):
+            for number in range(execution.updates_per_batch):
+                generator = torch.Generator().manual_seed(derive_seed(seed, number))
+                self.steps += deal_rows(self.batch, execution, generator)
+        self.steps = self.steps or [torch.zeros(0, dtype=torch.long)]
         self.ref_logprobs: Tensor | None = None
-        self.old_logprobs = _OldLogprobs(self.plan, forward.policy)
+        policy = forward.policy
+        dropout = policy.training and has_dropout(policy)
+        table = zero_table(policy, self.batch)
+        self.old_logprobs = _OldLogprobs(self.live, self.steps[0], table, dropout=dropout)
         self.reweigh(token_weights)
 
     def reweigh(self, token_weights: TokenWeights) -> None:
@@ -185,21 +162,21 @@ class Update:
     def compute_before(self, reference: Reference | None = None) -> None:
         """Compute log-probabilities under the reference, and those that need the weights from before the first step."""
         if reference is not None and self.objective.kl_coefficient:
-            self.ref_logprobs = reference_logprobs(reference, self.forward, self.plan.live.nonzero().flatten())
-        if len(self.plan.steps) == 1:  # On every rank alike: the passes are collectives.
+            self.ref_logprobs = reference_logprobs(reference, self.forward, self.live.nonzero().flatten())
+        if len(self.steps) == 1:  # On every rank alike: the passes are collectives.
             return
         for micro, done in self.forward.without_gradient(self.old_logprobs.rows_before()):
             self._take_weights(micro, done)
             self.old_logprobs.record(micro, done.stats)
 
     def accumulate(self, index: int, backward: Backward, *, in_place: bool = False) -> dict[str, float]:
-        """Forward and backward passes of a step of the plan: the loss, and means over the tokens that are run.
+        """Forward and backward passes of an optimiser step: the loss, and means over the tokens that are run.
 
         `in_place`: whether the backward pass may add the head's gradient to `weight.grad` in place.
         """
-        rows = self.plan.steps[index]
-        counts = count_denominators(self.plan.mask, rows, self.max_response_length)
-        rows = rows[self.plan.live[rows]]
+        rows = self.steps[index]
+        counts = count_denominators(self.mask, rows, self.max_response_length)
+        rows = rows[self.live[rows]]
         parts, tokens_run = self.forward.cut(rows), 0
         sums: dict[str, Tensor] = {}
         for number, micro in enumerate(parts, start=1):
@@ -225,30 +202,21 @@ class Update:
             scatter(self.token_advantages, micro.rows, token_advantages(advantages, done.weights))
 
     def _inputs(self, micro: MicroBatch, stats: TokenStats) -> LossInputs:
-        rows, columns = micro.rows.to(self.plan.mask.device), stats.logprobs.shape[1]
+        rows, columns = micro.rows.to(self.mask.device), stats.logprobs.shape[1]
 
         def rows_of(table: Tensor | None) -> Tensor | None:
             return None if table is None else table[rows, :columns]
 
+        distillation, cap = self.objective.distillation, self.execution.decided_cap
         old, sampled = self.old_logprobs.of(micro, stats), rows_of(self.batch.sampling_logprobs)
-        cap = self.execution.decided_cap
         assert cap is None or sampled is not None, "`Sampler.draw` refuses such an engine"
         return LossInputs(
             stats=stats,
             old_logprobs=old,
             advantages=self.token_advantages[rows, :columns],
-            mask=self.plan.mask[rows, :columns],
+            mask=self.mask[rows, :columns],
             ref_logprobs=rows_of(self.ref_logprobs),
             sampling_logprobs=sampled,
-            distillation_strength=self._distillation_strength(rows),
+            distillation_strength=None if distillation is None else distillation.strength(self.batch.advantages[rows]),
             sampler_weights=None if cap is None or sampled is None else sampler_correction(old, sampled, cap),
         )
-
-    def _distillation_strength(self, rows: Tensor) -> Tensor | None:
-        """``[b, 1]``: β of each row; None without a teacher."""
-        options, forward = self.objective.distillation, self.forward
-        if options is None or forward.teacher is None:
-            return None
-        advantages = self.batch.advantages[rows, None]
-        taught = advantages > 0 if options.only_positive else torch.ones_like(advantages, dtype=torch.bool)
-        return options.strength(forward.context.step) * taught

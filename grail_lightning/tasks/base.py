@@ -35,6 +35,7 @@ class Task(ABC):
     """
 
     compare: Comparison = "math"
+    has_environment = False  # Whether rollouts have several turns, in which an environment answers.
     optional_columns: Collection[str] = ()  # Those of `problem` and `answer` that a row may lack.
 
     @staticmethod

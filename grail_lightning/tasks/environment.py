@@ -69,6 +69,8 @@ class EnvironmentTask(MathTask):
         solved_at: The environment's reward from which a rollout counts as right, where a row has no `answer`.
     """
 
+    has_environment = True
+
     def __init__(
         self,
         environment: Callable[[], Environment],

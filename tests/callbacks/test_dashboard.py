@@ -14,7 +14,7 @@ from grail_lightning.callbacks import Dashboard, Evaluation, Throughput
 from grail_lightning.callbacks.dashboard import LAYOUT, plain
 from grail_lightning.credit import GRAIL, UCAS, Product, SaliencyOptions
 from grail_lightning.data import ArithmeticData
-from grail_lightning.step.tags import GROUPS
+from grail_lightning.step.outputs import GROUPS
 from tests.callbacks.scripted import board
 from tests.runs import module, trainer
 

@@ -75,7 +75,7 @@ def _run(policy, batch, credit, share, **options):
     update = update_of(policy, batch, credit=credit, limit=limit, temperature=0.6, **{"token_budget": 400} | options)
     assert isinstance(update.forward, SaliencyForward) == share
     gradients = []
-    for number in range(len(update.plan.steps)):
+    for number in range(len(update.steps)):
         optimizer.zero_grad()
         update.accumulate(number, backward)
         gradients.append({n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None})

@@ -20,8 +20,8 @@ from grail_lightning.credit.controls import Random, Shuffled
 from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.credit.weigh import check_weights, controlled
 from grail_lightning.policy import load_policy
+from grail_lightning.step.continuations import SampledContinuations
 from grail_lightning.step.fused import SaliencyForward
-from grail_lightning.step.sampler import SampledContinuations
 from tests.credit.rollouts import elsewhere
 from tests.credit.test_contract import METHODS, given_by
 from tests.steps import FEWER, gap, steps, update_of

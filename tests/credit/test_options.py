@@ -85,7 +85,6 @@ REFUSED = [
         lambda: Distillation(coefficient=0.0),
         "`objective.distillation.coefficient` must be finite and positive, but got 0",
     ),
-    (lambda: Distillation(decay_steps=0), "`decay_steps` at least 1 or null, but got 0 and 0"),
     (lambda: Distillation(sentence="Look."), r"`objective.distillation.sentence` must contain \{answer\}, .* 'Look.'"),
     (lambda: Product(PRIME(), PRIME()), "Only one of `first` and `second` may train a model"),
     (lambda: WarmUp(Uniform(), steps=0), r"`steps` must lie in \[1, inf\), but got 0"),

@@ -14,7 +14,8 @@ from grail_lightning.credit.resampled import find_borders
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import load_policy
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.step.sampler import SampledContinuations, Sampler
+from grail_lightning.step.continuations import SampledContinuations
+from grail_lightning.step.sampler import Sampler
 from tests.batches import rollouts
 from tests.credit.rollouts import context, row_logits
 from tests.runs import SAMPLING, Watch, batches, module, problems, sampled, trainer, weights

@@ -88,7 +88,7 @@ def test_a_group_of_equal_outcomes_has_no_terms_and_is_not_run(arithmetic):
     weights = TreeAdvantage()(arithmetic, dead, context())
     assert (weights.additive[:4] == 0).all()
     assert (weights.additive[4:] != 0).any(1).all()
-    plan = update_of(arithmetic, dead, weights).plan
+    plan = update_of(arithmetic, dead, weights)
     assert plan.live.tolist() == [False] * 4 + [True] * 4
 
 

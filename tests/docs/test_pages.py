@@ -14,12 +14,12 @@ from jsonargparse import ArgumentError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
+from grail_lightning.answers.records import STATUSES
 from grail_lightning.callbacks.predictions import prediction_types
 from grail_lightning.callbacks.rollouts import TRAINING_COLUMNS, TURN_COLUMNS
 from grail_lightning.cli.choices import choices
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.evaluate import Sample
-from grail_lightning.metrics import STATUSES
 from tests.shell import RUN, SHORT, main
 
 ROOT = Path(__file__).parents[2]
