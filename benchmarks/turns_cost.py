@@ -45,7 +45,7 @@ class Case:
         self.engine = HFEngine()
         self.engine.update_weights(self.policy)
         task, draw = ArithmeticTask(), random.Random(0)
-        problems = ProblemSpace().sample(options.prompts, "train", 0)
+        problems = ProblemSpace().draw(options.prompts, "train", 0)
         self.prompts = [task.prompt({"problem": p.expression}) for p in problems for _ in range(GROUP)]
         self.ids = [self.policy.encode(prompt.messages) for prompt in self.prompts]
         self.limits = [[options.tokens // options.turns] * options.turns for _ in self.ids]

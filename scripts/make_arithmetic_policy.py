@@ -57,7 +57,7 @@ def train(recipe: ChainRecipe) -> list[Problem]:
     ]
     lengths = [rng.randint(fewest, longest) for longest in reached]
     drawn = {
-        n: iter(ProblemSpace(n, n).sample(batches * size, "train", recipe.seed))
+        n: iter(ProblemSpace(n, n).draw(batches * size, "train", recipe.seed))
         for n, batches in Counter(lengths).items()
     }
     return [next(drawn[n]) for n in lengths for _ in range(size)]
@@ -71,7 +71,7 @@ def demonstrate(problem: Problem, rng: random.Random, recipe: ChainRecipe) -> st
 
 def held_out(terms: int, number: int, split: Split) -> list[Problem]:
     """Problems of a number of terms."""
-    return ProblemSpace(terms, terms).sample(number, split)
+    return ProblemSpace(terms, terms).draw(number, split)
 
 
 def main() -> None:

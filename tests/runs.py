@@ -21,7 +21,7 @@ SAMPLING = Sampling(max_response_length=48)
 
 def problems(number, split="train", seed=0):
     """Prompts of the arithmetic world."""
-    return [TASK.prompt({"problem": p.expression}) for p in ProblemSpace().sample(number, split, seed)]
+    return [TASK.prompt({"problem": p.expression}) for p in ProblemSpace().draw(number, split, seed)]
 
 
 def sampled(policy, prompts, group_size, sampling, seed):

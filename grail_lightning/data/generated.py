@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, cast
 
 from grail_lightning.answers import Marker
 from grail_lightning.data.few_shot import FewShot
-from grail_lightning.data.kept import Kept, kept_rollouts
-from grail_lightning.data.loaders import Curriculum, PromptSet
-from grail_lightning.data.modules import PromptData, Split
-from grail_lightning.data.rows import prompt_of
+from grail_lightning.data.kept import Kept
+from grail_lightning.data.loaders import Curriculum
+from grail_lightning.data.modules import Split
 from grail_lightning.data.sources import DatasetSpec, Table, check_counts
 from grail_lightning.data.tables import TableData
 from grail_lightning.environments.charts import Charts
@@ -29,254 +30,188 @@ from grail_lightning.tasks.words import WordProblemSpace
 PROBLEM_SPLITS: dict[Split, ProblemSplit] = {"train": "train", "val": "validation", "test": "test", "predict": "test"}
 
 
-def _split_sizes(**numbers: int) -> dict[Split, int]:
-    """The number of problems of each split; prediction has those of the test."""
-    check_counts(**numbers)
-    train, val, test = numbers.values()
-    return {"train": train, "val": val, "test": test, "predict": test}
+class Problems(Protocol):
+    """A space of problems."""
+
+    def sample(self, num_problems: int, split: ProblemSplit, seed: int = 0) -> Sequence[Mapping[str, Any]]:
+        """Different problems of one split, always the same for the same arguments, as rows of a table."""
 
 
-class ArithmeticData(PromptData):
-    """Generated chains of additions and subtractions, with a label for every step of a response.
+class GeneratedData(TableData):
+    """The base class of data modules that generate their problems.
 
     Training, validation and test problems are disjoint, whatever the seeds and sizes. Prediction uses the test split.
 
     Args:
+        dataset: The dataset that the generated rows are, with the columns that are used.
+        problems: The space of problems.
+        task: The task, which makes prompts of problems and rewards answers.
         num_train: The number of training problems.
         num_val: The number of validation problems.
         num_test: The number of test problems.
-        problems: The space of problems: numbers of terms, operands and operators. The packaged policy `arithmetic`
-            knows five terms, `chains` 5 to 10, `long_chains` 15 to 20.
         seed: The seed that selects the problems. It is not the run's seed, so that runs with different seeds are tested
             on the same problems.
         prompts_per_batch: The number of prompts in a training batch, over all ranks.
         eval_prompts_per_batch: The same for validation, test and prediction.
-        task: The task, which makes prompts of problems and rewards answers; default `ArithmeticTask`.
-        kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
-    """
-
-    def __init__(
-        self,
-        num_train: int = 20_000,
-        num_val: int = 512,
-        num_test: int = 512,
-        problems: ProblemSpace = ProblemSpace(),  # noqa: B008  (frozen)
-        seed: int = 0,
-        prompts_per_batch: int = 32,
-        eval_prompts_per_batch: int = 128,
-        task: ArithmeticTask | None = None,
-        kept: Kept | None = None,
-    ) -> None:
-        super().__init__(prompts_per_batch, eval_prompts_per_batch)
-        self.problems, self.seed = problems, seed
-        self.sizes = _split_sizes(num_train=num_train, num_val=num_val, num_test=num_test)
-        self.task, self.kept = task or ArithmeticTask(), kept
-
-    def load(self, split: Split) -> list[PromptSet]:
-        """Draw the problems of a split."""
-        if split == "predict" and self.kept is not None:
-            return kept_rollouts(self.kept, self.task, self.trainer)
-        problems = self.problems.sample(self.sizes[split], PROBLEM_SPLITS[split], self.seed)
-        return [PromptSet("arithmetic", [prompt_of(self.task, {"problem": p.expression}) for p in problems])]
-
-
-class WordProblemData(TableData):
-    """Generated word problems with worked solutions: a first task for a small pretrained model.
-
-    Training, validation and test problems are disjoint, whatever the seeds and sizes. Prediction uses the test split.
-    The columns are `problem`, `solution`, `answer` and `steps`, so `few_shot` and `curriculum: {column: steps, …}` work
-    without a file. With comparisons there is also `suggested`, see `WordProblemSpace`.
-
-    Args:
-        num_train: The number of training problems.
-        num_val: The number of validation problems.
-        num_test: The number of test problems.
-        problems: The space of problems: numbers of steps, operands and operators, and whether persons are compared.
-        seed: The seed that selects the problems. It is not the run's seed, so that runs with different seeds are tested
-            on the same problems.
-        prompts_per_batch: The number of prompts in a training batch, over all ranks.
-        eval_prompts_per_batch: The same for validation, test and prediction.
-        task: The task; default `MathTask` whose answer follows the marker `####`. `WordProblemTask` also labels the
-            steps of a response.
-        few_shot: Worked examples before each question; none by default.
+        few_shot: Worked examples before each question, where problems have solutions; none by default.
         curriculum: Easy problems first, by a column; by default all problems from the beginning.
         kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
     """
 
     def __init__(
         self,
+        dataset: DatasetSpec,
+        problems: Problems,
+        task: Task,
         num_train: int = 20_000,
         num_val: int = 256,
         num_test: int = 256,
-        problems: WordProblemSpace = WordProblemSpace(),  # noqa: B008  (frozen)
         seed: int = 0,
         prompts_per_batch: int = 32,
         eval_prompts_per_batch: int = 128,
-        task: Task | None = None,
         few_shot: FewShot | None = None,
         curriculum: Curriculum | None = None,
         kept: Kept | None = None,
     ) -> None:
         sizes = prompts_per_batch, eval_prompts_per_batch
-        super().__init__(task or MathTask(answer=Marker()), *sizes, few_shot=few_shot, curriculum=curriculum, kept=kept)
-        self.problems, self.seed = problems, seed
-        self.sizes = _split_sizes(num_train=num_train, num_val=num_val, num_test=num_test)
+        super().__init__(task, *sizes, few_shot=few_shot, curriculum=curriculum, kept=kept)
+        check_counts(num_train=num_train, num_val=num_val, num_test=num_test)
+        self.dataset, self.problems, self.seed = dataset, problems, seed
+        self.sizes: dict[Split, int] = {"train": num_train, "val": num_val, "test": num_test, "predict": num_test}
 
     def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
         """The generated problems of a split, as one table."""
-        rows = self.problems.sample(self.sizes[split], PROBLEM_SPLITS[split], self.seed)
-        return [(DatasetSpec("word_problems", split=PROBLEM_SPLITS[split]), Table(f"word problems ({split})", rows))]
+        drawn_from = PROBLEM_SPLITS[split]
+        rows = self.problems.sample(self.sizes[split], drawn_from, self.seed)
+        # With its split, since worked examples of the training problems must not cost evaluations their first rows.
+        return [(replace(self.dataset, split=drawn_from), Table(f"{self.dataset.path} ({split})", rows))]
 
 
-class SearchData(TableData):
-    """Questions of several hops, generated or about the World Factbook, whose facts are looked up with `Search`.
+class ArithmeticData(GeneratedData):
+    """Generated chains of additions and subtractions, with a label for every step of a response.
 
-    Training, validation and test questions are disjoint, and so are the graphs of facts that they are about, whatever
-    the seeds and sizes. Prediction uses the test split. The columns are `problem`, `answer`, `hops`, `path` and
-    `graph`, see `SearchSpace`, so `curriculum: {column: hops, …}` works.
+    The packaged policy `arithmetic` knows five terms, `chains` 5 to 10, `long_chains` 15 to 20.
 
     Args:
-        num_train: The number of training questions.
-        num_val: The number of validation questions.
-        num_test: The number of test questions.
-        problems: The space of questions: numbers of hops and of graphs; or a `FactbookSpace`.
-        seed: The seed that selects the questions. It is not the run's seed, so that runs with different seeds are
-            tested on the same questions.
-        prompts_per_batch: The number of prompts in a training batch, over all ranks.
-        eval_prompts_per_batch: The same for validation, test and prediction.
-        task: The task; default an `EnvironmentTask` with `Search` in plain tags and no instructions, whose answer
-            follows `Answer:` and is compared as text: what the packaged policy `search` knows.
-        few_shot: Worked examples before each question, by `FactbookSpace` alone; none by default.
-        curriculum: Easy questions first, by a column; by default all questions from the beginning.
-        kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
+        problems: The space of problems: numbers of terms, operands and operators.
+        task: The task; default `ArithmeticTask`.
+        num_val: The number of validation problems.
+        num_test: The number of test problems.
+        **options: The other arguments of `GeneratedData`.
     """
 
     def __init__(
         self,
-        num_train: int = 20_000,
-        num_val: int = 256,
-        num_test: int = 256,
-        problems: SearchSpace | FactbookSpace = SearchSpace(),  # noqa: B008  (frozen)
-        seed: int = 0,
-        prompts_per_batch: int = 32,
-        eval_prompts_per_batch: int = 128,
-        task: Task | None = None,
-        few_shot: FewShot | None = None,
-        curriculum: Curriculum | None = None,
-        kept: Kept | None = None,
+        problems: ProblemSpace = ProblemSpace(),  # noqa: B008  (frozen)
+        task: ArithmeticTask | None = None,
+        num_val: int = 512,
+        num_test: int = 512,
+        **options: Any,
     ) -> None:
-        task = task or EnvironmentTask(
-            cast("type[Environment]", Search),  # One by its methods, which mypy does not see.
-            calls="tags",
-            instruction="",
-            tool_instruction="",
-            answer=SEARCH_ANSWER,
-            compare="text",
-        )
-        sizes = prompts_per_batch, eval_prompts_per_batch
-        super().__init__(task, *sizes, few_shot=few_shot, curriculum=curriculum, kept=kept)
-        self.problems, self.seed = problems, seed
-        self.sizes = _split_sizes(num_train=num_train, num_val=num_val, num_test=num_test)
-
-    def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
-        """The generated questions of a split, as one table."""
-        rows = self.problems.sample(self.sizes[split], PROBLEM_SPLITS[split], self.seed)
-        return [(DatasetSpec("search", split=PROBLEM_SPLITS[split]), Table(f"search ({split})", rows))]
+        task = task or ArithmeticTask()
+        super().__init__(DatasetSpec("arithmetic"), problems, task, num_val=num_val, num_test=num_test, **options)
 
 
-class CodeData(TableData):
+class WordProblemData(GeneratedData):
+    """Generated word problems with worked solutions: a first task for a small pretrained model.
+
+    The columns are `problem`, `solution`, `answer` and `steps`, so `few_shot` and `curriculum: {column: steps, …}` work
+    without a file. With comparisons there is also `suggested`, see `WordProblemSpace`.
+
+    Args:
+        problems: The space of problems: numbers of steps, operands and operators, and whether persons are compared.
+        task: The task; default `MathTask` whose answer follows the marker `####`. `WordProblemTask` also labels the
+            steps of a response.
+        **options: The other arguments of `GeneratedData`.
+    """
+
+    def __init__(
+        self,
+        problems: WordProblemSpace = WordProblemSpace(),  # noqa: B008  (frozen)
+        task: Task | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(DatasetSpec("word_problems"), problems, task or MathTask(answer=Marker()), **options)
+
+
+class SearchData(GeneratedData):
+    """Questions of several hops, generated or about the World Factbook, whose facts are looked up with `Search`.
+
+    The graphs of facts that training, validation and test questions are about are disjoint, too. The columns are
+    `problem`, `answer`, `hops`, `path` and `graph`, see `SearchSpace`, so `curriculum: {column: hops, …}` works.
+    Questions of a `FactbookSpace` have solutions for `few_shot`.
+
+    Args:
+        problems: The space of questions: numbers of hops and of graphs; or a `FactbookSpace`.
+        task: The task; default an `EnvironmentTask` with `Search` in plain tags and no instructions, whose answer
+            follows `Answer:` and is compared as text: what the packaged policy `search` knows.
+        **options: The other arguments of `GeneratedData`.
+    """
+
+    def __init__(
+        self,
+        problems: SearchSpace | FactbookSpace = SearchSpace(),  # noqa: B008  (frozen)
+        task: Task | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(DatasetSpec("search"), problems, task or _in_tags(Search, SEARCH_ANSWER), **options)
+
+
+class CodeData(GeneratedData):
     """Generated short functions to write, with hidden tests and a reference program.
 
-    Training, validation and test problems are disjoint, whatever the seeds and sizes. Prediction uses the test split.
     The columns are `problem`, `entry`, `tests`, `reference`, `tempting` and `statements`, see `FunctionSpace`, so
     `curriculum: {column: statements, …}` works.
 
     Args:
-        num_train: The number of training problems.
-        num_val: The number of validation problems.
-        num_test: The number of test problems.
         problems: The space of problems: numbers of statements and of hidden tests.
-        seed: The seed that selects the problems. It is not the run's seed, so that runs with different seeds are tested
-            on the same problems.
-        prompts_per_batch: The number of prompts in a training batch, over all ranks.
-        eval_prompts_per_batch: The same for validation, test and prediction.
         task: The task; default a `CodeTask` without an instruction, as the packaged policy `code` knows it.
-        curriculum: Short functions first, by a column; by default all problems from the beginning.
-        kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
+        num_train: The number of training problems.
+        **options: The other arguments of `GeneratedData`.
     """
 
     def __init__(
         self,
-        num_train: int = 5_000,
-        num_val: int = 256,
-        num_test: int = 256,
         problems: FunctionSpace = FunctionSpace(),  # noqa: B008  (frozen)
-        seed: int = 0,
-        prompts_per_batch: int = 32,
-        eval_prompts_per_batch: int = 128,
         task: Task | None = None,
-        curriculum: Curriculum | None = None,
-        kept: Kept | None = None,
+        num_train: int = 5_000,
+        **options: Any,
     ) -> None:
         task = task or CodeTask(instruction="")
-        super().__init__(task, prompts_per_batch, eval_prompts_per_batch, curriculum=curriculum, kept=kept)
-        self.problems, self.seed = problems, seed
-        self.sizes = _split_sizes(num_train=num_train, num_val=num_val, num_test=num_test)
-
-    def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
-        """The generated problems of a split, as one table."""
-        rows = self.problems.sample(self.sizes[split], PROBLEM_SPLITS[split], self.seed)
-        return [(DatasetSpec("functions", split=PROBLEM_SPLITS[split]), Table(f"functions ({split})", rows))]
+        super().__init__(DatasetSpec("functions"), problems, task, num_train=num_train, **options)
 
 
-class ChartsData(TableData):
+class ChartsData(GeneratedData):
     """Generated bar and line charts with a question each, which is answered by drawing on the picture with `Charts`.
 
-    Training, validation and test questions are disjoint, whatever the seeds and sizes. Prediction uses the test split.
     The columns are those of `ChartSpace.sample`, so `curriculum: {column: steps, …}` works.
 
     Args:
-        num_train: The number of training questions.
-        num_val: The number of validation questions.
-        num_test: The number of test questions.
         problems: The space of questions: numbers of bars or points, and the kinds of questions.
-        seed: The seed that selects the questions. It is not the run's seed, so that runs with different seeds are
-            tested on the same questions.
-        prompts_per_batch: The number of prompts in a training batch, over all ranks.
-        eval_prompts_per_batch: The same for validation, test and prediction.
         task: The task; default an `EnvironmentTask` with `Charts` in plain tags and no instructions, whose answer
             follows `Answer:` and is compared as text: what the packaged policy `charts` knows.
-        curriculum: Questions with few drawings first, by a column; by default all questions from the beginning.
-        kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
+        num_train: The number of training questions.
+        **options: The other arguments of `GeneratedData`.
     """
 
     def __init__(
         self,
-        num_train: int = 4_000,
-        num_val: int = 256,
-        num_test: int = 256,
         problems: ChartSpace = ChartSpace(),  # noqa: B008  (frozen)
-        seed: int = 0,
-        prompts_per_batch: int = 32,
-        eval_prompts_per_batch: int = 128,
         task: Task | None = None,
-        curriculum: Curriculum | None = None,
-        kept: Kept | None = None,
+        num_train: int = 4_000,
+        **options: Any,
     ) -> None:
-        task = task or EnvironmentTask(
-            cast("type[Environment]", Charts),
-            calls="tags",
-            instruction="",
-            tool_instruction="",
-            answer=CHART_ANSWER,
-            compare="text",
-        )
-        super().__init__(task, prompts_per_batch, eval_prompts_per_batch, curriculum=curriculum, kept=kept)
-        self.problems, self.seed = problems, seed
-        self.sizes = _split_sizes(num_train=num_train, num_val=num_val, num_test=num_test)
+        task = task or _in_tags(Charts, CHART_ANSWER)
+        super().__init__(DatasetSpec("charts", images="image"), problems, task, num_train=num_train, **options)
 
-    def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
-        """The generated questions of a split, as one table."""
-        rows = self.problems.sample(self.sizes[split], PROBLEM_SPLITS[split], self.seed)
-        spec = DatasetSpec("charts", split=PROBLEM_SPLITS[split], images="image")
-        return [(spec, Table(f"charts ({split})", rows))]
+
+def _in_tags(environment: type, answer: Marker) -> EnvironmentTask:
+    """A task whose policy knows how to call the tools, in plain tags, and how to answer."""
+    return EnvironmentTask(
+        cast("type[Environment]", environment),  # One by its methods, which mypy does not see.
+        calls="tags",
+        instruction="",
+        tool_instruction="",
+        answer=answer,
+        compare="text",
+    )

@@ -113,8 +113,16 @@ class ProblemSpace:
                 f"operators '+', '-' or '+-', but got {self}."
             )
 
-    def sample(self, num_problems: int, split: Split, seed: int = 0) -> list[Problem]:
-        """Distinct problems of one split, always the same for the same arguments."""
+    def sample(self, num_problems: int, split: Split, seed: int = 0) -> list[dict[str, str]]:
+        """Distinct problems of one split, always the same for the same arguments, as rows.
+
+        Their columns are `problem`, an expression, and `answer`.
+        """
+        problems = self.draw(num_problems, split, seed)
+        return [{"problem": problem.expression, "answer": str(problem.answer)} for problem in problems]
+
+    def draw(self, num_problems: int, split: Split, seed: int = 0) -> list[Problem]:
+        """The problems of `sample`."""
         rng = split_rng(split, seed)
         operands, signs = self.max_operand - self.min_operand + 1, len(self.operators)
         size = sum(operands**n * signs ** (n - 1) for n in range(self.min_terms, self.max_terms + 1))

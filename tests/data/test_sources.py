@@ -311,7 +311,7 @@ def test_a_prompt_that_is_something_else_is_an_error_that_names_the_task(change,
     with pytest.raises(ValueError, match=message):
         load("train", train=[{"problem": "7+5?", "answer": "12"}], task=mine(MathTask, change))
     with pytest.raises(ValueError, match=message):
-        ArithmeticData(num_train=1, task=mine(ArithmeticTask, change)).load("train")
+        ArithmeticData(num_train=1, task=mine(ArithmeticTask, change)).load("train")[0].prompts[0]
 
 
 def test_conversations_and_texts_pass_and_a_row_that_a_task_refuses_is_named(tmp_path):

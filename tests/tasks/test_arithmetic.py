@@ -46,8 +46,8 @@ def test_what_is_no_expression_is_refused(wrong):
 
 def test_draws_are_distinct_of_the_asked_kind_and_repeatable():
     space = ProblemSpace(min_terms=3, max_terms=4, min_operand=2, max_operand=11, operators="-")
-    drawn = space.sample(500, "train", seed=3)
-    assert drawn == space.sample(500, "train", seed=3) != space.sample(500, "train", seed=4)
+    drawn = space.draw(500, "train", seed=3)
+    assert drawn == space.draw(500, "train", seed=3) != space.sample(500, "train", seed=4)
     assert len({p.expression for p in drawn}) == 500
     assert {len(p.operands) for p in drawn} == {3, 4}
     assert {b for p in drawn for b in p.operands} == set(range(2, 12))
@@ -64,7 +64,7 @@ def test_the_splits_share_no_problem_and_cover_the_space():
     }
     assert len(everything) == 936  # 6² · 2 + 6³ · 2² = 72 + 864
     sizes = {split: sum(split_of(e) == split for e in everything) for split in ("train", "validation", "test")}
-    parts = [{p.expression for p in space.sample(size, split, seed=5)} for split, size in sizes.items()]
+    parts = [{p.expression for p in space.draw(size, split, seed=5)} for split, size in sizes.items()]
     assert sum(map(len, parts)) == 936
     assert set().union(*parts) == everything
 
@@ -74,7 +74,7 @@ def test_the_split_of_a_problem_is_the_same_on_every_machine():
     fixed = {"7+5-3+8": "train", "8-1": "train", "9-9": "validation", "3+3": "validation", "3-8": "test"}
     assert {expression: split_of(expression) for expression in fixed} == fixed
     for split in ("train", "validation", "test"):
-        assert {split_of(p.expression) for p in ProblemSpace().sample(300, split)} == {split}
+        assert {split_of(p.expression) for p in ProblemSpace().draw(300, split)} == {split}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_the_split_of_a_problem_is_the_same_on_every_machine():
 )
 def test_problems_that_cannot_be_drawn_are_refused_at_once(options, number, split, message):
     with pytest.raises(ValueError, match=message):
-        ProblemSpace(**options).sample(number, split)
+        ProblemSpace(**options).draw(number, split)
 
 
 # ---- labels
@@ -201,7 +201,7 @@ def test_demonstrations_go_on_from_their_mistakes():
 def test_demonstrations_err_as_often_as_asked_and_are_labelled_so():
     rng, counts = random.Random(0), {"slip": 0, "misconception": 0, "filler": 0}
     tempted = lines = 0
-    for problem in ProblemSpace().sample(2000, "train"):
+    for problem in ProblemSpace().draw(2000, "train"):
         text = demonstration(problem, rng, slip_rate=0.1, misconception_rate=0.4, filler_rate=0.2)
         for kind in kinds(problem.expression, text):
             counts[kind] = counts.get(kind, 0) + 1
