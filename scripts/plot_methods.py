@@ -75,7 +75,7 @@ def draw(tables: dict[str, pandas.DataFrame], which: int, file: Path) -> None:
         for name, table in tables.items()
     ]
     prompt = f"{row['prompt']} Right: {row['reference']}."
-    Image.fromarray(heatmap([(prompt, rollouts)])).save(file, optimize=True)
+    Image.fromarray(heatmap(prompt, rollouts)).save(file, optimize=True)
 
 
 def run(file: Path) -> None:

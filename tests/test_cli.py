@@ -54,8 +54,8 @@ def test_a_fit_leaves_config_checkpoints_events_and_an_export(in_finished_run):
     }
     assert [point.step for point in events.Scalars("policy/grad_norm")] == [1, 2]
     assert events.Scalars("val/accuracy")[0].step == 0, "validated before training"
-    assert events.Tags()["images"] == ["credit/rollouts", "credit/weight_by_position"]
-    assert {"train/rollouts/text_summary", "custom_scalars__config__"} <= {*events.Tags()["tensors"]}
+    assert events.Tags()["images"] == ["credit/rollouts"]
+    assert "train/rollouts/text_summary" in events.Tags()["tensors"]
     assert {name.partition("/")[0] for name in tags} <= {*GROUPS}, "TensorBoard shows these groups and no other"
     AutoModelForCausalLM.from_pretrained(in_finished_run / "export")
 
@@ -167,9 +167,8 @@ def test_a_resume_needs_a_step_or_an_export_to_do_and_tells_the_options_that_hav
     rates = [rate for _, rate in scalars(RUN)["policy/learning_rate"]]
     assert rates == pytest.approx([1e-4, 1e-4, 3e-4, 3e-4])
     assert "model.optimizer.init_args.lr: 0.0001 -> 0.0003" in caplog.text
-    saved = [yaml.safe_load((RUN / name).read_text()) for name in ("config.1.yaml", "config.yaml", "hparams.yaml")]
-    assert [config["model"]["optimizer"]["init_args"]["lr"] for config in saved[:2]] == [1e-4, 3e-4]
-    assert (saved[2]["learning_rate"], saved[2]["credit"]["class"]) == (3e-4, "Uniform")
+    saved = [yaml.safe_load((RUN / name).read_text()) for name in ("config.1.yaml", "config.yaml")]
+    assert [config["model"]["optimizer"]["init_args"]["lr"] for config in saved] == [1e-4, 3e-4]
 
 
 def test_a_last_checkpoint_that_is_damaged_is_one_line_and_the_best_one_is_named(in_finished_run, capsys):

@@ -1,19 +1,13 @@
-"""Settings with which hours of a run would be lost are one line before a model is loaded, or in its first batches."""
+"""Settings with which hours of a run would be lost are one line before a model is loaded."""
 
 import re
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.shell import SHORT, fails, fails_early, main
+from tests.shell import SHORT, fails_early
 
 UNWRITABLE = "must be a folder that can be written, but got"
-
-
-def stopping(metric):
-    """The options of early stopping by a metric."""
-    return ["--trainer.callbacks+=EarlyStopping", f"--trainer.callbacks.monitor={metric}"]
 
 
 @pytest.fixture(autouse=True)
@@ -22,21 +16,9 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 
 
 FIT = {
-    "export best, none kept": (
-        ["--export.which=best", "--checkpoint.save_top_k=0"],
-        "`export.which` must be last .*`checkpoint.save_top_k`",
-    ),
-    "export best, no validation": (
-        ["--export.which=best", "--trainer.limit_val_batches=0"],
-        "`export.which` must be last .*no validation",
-    ),
     "no room for a prompt": (
         ["--evaluation.sampling.max_response_length=99999"],
         "must leave room for a prompt in the 4096 positions",
-    ),
-    "automatic optimisation": (
-        ["--trainer.callbacks+=GradientAccumulationScheduler", "--trainer.callbacks.scheduling={0: 2}"],
-        "must leave out GradientAccumulationScheduler: it needs automatic optimisation",
     ),
     "a callback of every run": (
         ["--trainer.callbacks+=Evaluation"],
@@ -78,55 +60,3 @@ def test_what_a_run_would_find_out_late_is_found_before_it(subcommand, options, 
     Path("long.jsonl").write_text(row.replace("1+1?", "1+" * 4000) * 8)
     Path("afile").touch()
     assert re.search(message, fails_early(capsys, subcommand, *SHORT, *options))
-
-
-LATER = "--trainer.val_check_interval=2"  # As in a long run: Lightning has not looked yet.
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ["--trainer.val_check_interval=99", "--trainer.check_val_every_n_epoch=1"],
-            "less than or equal to the number",
-        ),
-        (
-            ["--checkpoint.monitor=val/accuarcy"],
-            r"ModelCheckpoint must .*'val/accuarcy'. Did you mean val/accuracy\?",
-        ),
-        (
-            ["--checkpoint.monitor=val/accuarcy", "--trainer.callbacks+=ownmetrics.Measures"],
-            r"Did you mean val/accuracy\?",
-        ),
-        (["--checkpoint.monitor=reward"], r"Did you mean train/reward\?"),
-        (["--checkpoint.monitor=nothing_of_ours"], "Callbacks see .*val/accuracy, .*train/reward"),
-        ([*stopping("val/accuracy"), "--trainer.limit_val_batches=0"], "`monitor` of EarlyStopping must be a metric"),
-    ],
-)
-def test_what_lightning_finds_at_once_or_we_before_the_second_batch_is_one_line(options, message, capsys, tmp_path):
-    (tmp_path / "ownmetrics.py").write_text(OWN)
-    said = fails(capsys, "fit", *SHORT, LATER, "--trainer.max_steps=4", *options)
-    assert re.search(message, said)
-    assert not list(Path("runs/quickstart/checkpoints").glob("*")), "after one batch"
-
-
-OWN = """
-from lightning.pytorch import Callback
-
-class Measures(Callback):
-    def on_validation_epoch_end(self, trainer, pl_module):
-        pl_module.log("val/accuracy_ema", 1.0)
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        pl_module.log("of_the_epoch", 1.0)
-"""
-
-
-@pytest.mark.parametrize("metric", ["val/accuracy_ema", "of_the_epoch"])
-def test_a_metric_of_a_callback_of_ones_own_can_be_monitored(metric, tmp_path):
-    (tmp_path / "ownmetrics.py").write_text(OWN)
-    own = ["--trainer.callbacks+=ownmetrics.Measures", f"--checkpoint.monitor={metric}"]
-    if metric == "of_the_epoch":
-        own += ["--checkpoint.save_on_train_epoch_end=true", "--trainer.max_epochs=1", "--data.num_train=8"]
-    main(["fit", *SHORT, LATER, *own])
-    assert torch.load("runs/quickstart/checkpoints/best.ckpt", weights_only=True)["global_step"] == 2

@@ -52,7 +52,7 @@ NO_OPTION = "There is no option `%s`.*Did you mean `?%s`?\\?"
         ("--trainer.gradient_clip_val=1", "Set `--model.execution.max_grad_norm` instead"),
         ("--trainer.precision=16-mixed", "Use bf16-mixed, or 32-true"),
         ("--trainer.val_check_interval=0", "`trainer.val_check_interval` must be positive, but got 0"),
-        ("--trainer.callbacks+=Dashboard", "`trainer.callbacks` must leave out Dashboard"),
+        ("--trainer.callbacks+=Preflight", "`trainer.callbacks` must leave out Preflight"),
         ("--config=nowhere.yaml", "`--config` must name a YAML file, but got nowhere.yaml: .*No such file"),
         ("--model.optimizer=nowhere.Adam", "`model.optimizer` must .*'nowhere.Adam': No module named 'nowhere'"),
         ("--model.optimizer=Adamm", "`model.optimizer` must be one of .*AdamW.*'Adamm'. Did you mean Adam?"),
@@ -154,10 +154,6 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
         (
             "--trainer.strategy=ModelParallelStrategy --trainer.strategy.tensor_parallel_size=2",
             "`tensor_parallel_size` 1, since layers are never split, but got 1 and 2",
-        ),
-        (
-            "--trainer.callbacks+=StochasticWeightAveraging --trainer.callbacks.swa_lrs=1e-3",
-            "`trainer.callbacks` must leave out StochasticWeightAveraging",  # about which jsonargparse has a warning
         ),
         (REWARD % "level", r"The reward `mine.level` must take columns of the data, .*, but asks for \['difficulty'\]"),
         (REWARD % "one", r"The reward `mine.one` must take responses and references.*, but takes \(responses\)"),

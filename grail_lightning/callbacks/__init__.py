@@ -1,27 +1,54 @@
 """Lightning callbacks: evaluation, views and files of rollouts, export, throughput, warnings, checkpoints."""
 
-from grail_lightning.callbacks.checkpoints import LastCheckpoint
-from grail_lightning.callbacks.dashboard import Dashboard
-from grail_lightning.callbacks.defaults import default_callbacks
+from lightning.pytorch import Callback
+
+from grail_lightning.batch import Sampling
+from grail_lightning.callbacks.checkpoints import DefaultCheckpoints, LastCheckpoint
 from grail_lightning.callbacks.evaluation import Evaluation
 from grail_lightning.callbacks.export import ExportPolicy
 from grail_lightning.callbacks.pictures import CreditPictures
 from grail_lightning.callbacks.predictions import PredictionWriter
 from grail_lightning.callbacks.preflight import Preflight
-from grail_lightning.callbacks.progress import ProgressBar, Throughput
-from grail_lightning.callbacks.rollouts import KeepRollouts, RolloutTable
+from grail_lightning.callbacks.rollouts import KeepRollouts
+from grail_lightning.callbacks.throughput import Throughput
 
 __all__ = [
     "CreditPictures",
-    "Dashboard",
     "Evaluation",
     "ExportPolicy",
     "KeepRollouts",
     "LastCheckpoint",
     "PredictionWriter",
     "Preflight",
-    "ProgressBar",
-    "RolloutTable",
     "Throughput",
     "default_callbacks",
 ]
+
+
+def default_callbacks(
+    num_samples: int = 1,
+    sampling: Sampling | None = None,
+    pass_at: tuple[int, ...] = (1,),
+    keep_rollouts: bool = False,
+) -> list[Callback]:
+    """The callbacks of every command-line run: ``Trainer(callbacks=default_callbacks(), …)`` with any other options.
+
+    Evaluation, throughput, pictures of the credit, preflight warnings, export, predictions, and the checkpoints
+    ``best.ckpt`` (by ``val/accuracy``) and ``last.ckpt``. Remove or replace entries of the list as you like.
+
+    Args:
+        num_samples: The number of responses to each held-out problem.
+        sampling: The sampling options of these responses; default those of training.
+        pass_at: The k of each pass@k; at most `num_samples`.
+        keep_rollouts: Whether to keep all training rollouts as Parquet files.
+    """
+    return [
+        DefaultCheckpoints(),
+        Evaluation(num_samples=num_samples, sampling=sampling, pass_at=pass_at),
+        *([KeepRollouts()] if keep_rollouts else []),
+        Throughput(),
+        CreditPictures(),  # Behind `Throughput`, whose seconds are those of the batch alone.
+        Preflight(),
+        ExportPolicy(),
+        PredictionWriter(),
+    ]

@@ -1,4 +1,4 @@
-"""The callback that saves the checkpoint from which a run is resumed, and that saves and ends after a SIGTERM."""
+"""The checkpoint from which a run is resumed, also after a SIGTERM, and the default checkpoints of a Python run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from typing import Any, NoReturn
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from grail_lightning.callbacks.export import check_steps_left
-from grail_lightning.callbacks.hooks import fast_dev_run, module_of
+from grail_lightning.callbacks.hooks import callbacks_of, fast_dev_run, module_of
 from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, remove_parts, save_whole
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.run_folder import RunFolder
 
+_LIGHTNINGS = ModelCheckpoint().state_key
 _NOTED = b"\nSIGTERM: the run saves and ends when this batch of rollouts, or this validation, is done.\n"
 
 
@@ -165,6 +166,32 @@ class LastCheckpoint(Checkpoint):
         if not self._saved_at and trainer.is_global_zero:  # At step 0 the optimiser has no state yet.
             _warn_of_full_disk(self.file)
         self._saved_at = trainer.global_step
+
+
+class DefaultCheckpoints(Callback):
+    """Puts ``best.ckpt`` (by ``val/accuracy``) and ``last.ckpt`` in the place of Lightning's own checkpoints.
+
+    A Trainer with `enable_checkpointing=False` or `barebones` raises for any checkpoint in its list of callbacks. So
+    they join when a run begins, if it saves checkpoints.
+    """
+
+    def __init__(self) -> None:
+        self.best = ModelCheckpoint(monitor="val/accuracy", mode="max", filename="best", enable_version_counter=False)
+        self.last = LastCheckpoint()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Replace Lightning's callback, which would keep a file of its own after each epoch."""
+        callbacks = callbacks_of(trainer)
+        if not trainer.checkpoint_callbacks or self.last in callbacks:
+            return
+        for theirs in [*trainer.checkpoint_callbacks]:
+            if type(theirs) is ModelCheckpoint and theirs.state_key == _LIGHTNINGS and theirs.dirpath is None:
+                callbacks.remove(theirs)
+        if trainer.enable_validation:
+            # Without a logger Lightning would take the working folder.
+            self.best.dirpath = self.best.dirpath or str(RunFolder(trainer).path / "checkpoints")
+            callbacks.append(self.best)
+        callbacks.append(self.last)  # Behind the best one, whose state it saves. Lightning calls both `setup`s next.
 
 
 class _Termination:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
@@ -39,19 +38,6 @@ class ExportPolicy(Callback):
         self.which, self.folder = which, folder
         self._path, self._trained = Path(), False
         self._gathered: dict[str, Tensor] | None = None
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check before the run that there will be a best checkpoint if it is to be exported."""
-        saver = trainer.checkpoint_callback
-        if stage != "fit" or self.which == "last" or fast_dev_run(trainer):
-            return
-        if not isinstance(saver, ModelCheckpoint) or saver.monitor is None or saver.save_top_k == 0:
-            missing = "no best checkpoint is kept. Set `checkpoint.monitor`, and `checkpoint.save_top_k` to 1"
-        elif saver.monitor.startswith("val/") and not trainer.enable_validation:
-            missing = f"there is no validation, which {saver.monitor} needs. Give `data.val`"
-        else:
-            return
-        raise ValueError(f"`export.which` must be last here, but got best, and {missing}; or leave `export.which` out.")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Determine where to write. This is a broadcast over all ranks."""

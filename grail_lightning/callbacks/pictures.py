@@ -1,12 +1,12 @@
-"""The callback that draws the credit of tokens."""
+"""The callback that shows rollouts of training: as a picture with the credit of their tokens, and as text."""
 
 from __future__ import annotations
 
-import time
+import re
+import unicodedata
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -15,103 +15,69 @@ from torch import Tensor
 
 from grail_lightning.answers import align
 from grail_lightning.answers.spans import Decoder
-from grail_lightning.callbacks.hooks import is_shown, module_of, output_of, rollouts_of
-from grail_lightning.callbacks.rollouts import prompt_text, rollout_facts, sampled_values
-from grail_lightning.credit import TokenWeights
+from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, rollouts_of
+from grail_lightning.callbacks.rollouts import encodable, prompt_text, sampled_values
+from grail_lightning.environments.transcript import transcript
 from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.outputs import StepOutput
-from grail_lightning.views.pictures import ShownRollout, heatmap, weight_curves
+from grail_lightning.views.pictures import ShownRollout, heatmap
 
 
 class CreditPictures(Callback):
-    """Draws where the credit goes, for TensorBoard, Weights & Biases, and loggers with their interface.
+    """Shows a right and a wrong rollout of one group in TensorBoard, or in a logger with Lightning's `log_image`.
 
-    - ``credit/rollouts``: a right and a wrong rollout of one group, with the weight of each token as its background,
-      labelled steps underlined and the answer framed;
-    - ``credit/weight_by_position``: the mean weight and its 10 % and 90 % quantiles against the relative position in
-      the response, for right and for wrong rollouts;
-    - ``credit/weights``: TensorBoard's histogram of the weights.
+    - ``credit/rollouts``: a picture in which the background of each token is its weight, labelled steps are underlined
+      and the answer is framed;
+    - ``train/rollouts``: the whole text, with reference, verdict, reward and advantage, for TensorBoard alone.
 
     A weight is the token's advantage over that of its rollout: the method's weight, with an additive stage counted into
-    it. The rollouts are those of the first rank; curves and histogram show the ones that have an advantage. The first
-    rank draws between two batches, since a thread would wait for the same interpreter. It leaves pictures out as long
-    as they would take more than their share of the time of the fit. Training does not depend on the pictures. If one
-    cannot be drawn, a warning says so once.
+    it. The group is drawn at random from those of the first rank that have right and wrong rollouts. Training does not
+    depend on the pictures. If one cannot be drawn, a warning says so once.
 
     Args:
         every_n_batches: The number of batches between two pictures; 0 draws none. The first batch is always drawn.
-        num_groups: The number of groups in a picture, which are drawn at random from those with right and wrong
-            rollouts.
-        max_lines: The number of lines above which the middle of a response is left out.
-        max_time_share: The largest share of the time since the first step that pictures may take; 1 is no limit.
     """
 
-    def __init__(
-        self, every_n_batches: int = 10, num_groups: int = 1, max_lines: int = 12, max_time_share: float = 0.01
-    ) -> None:
-        self.every_n_batches, self.num_groups, self.max_lines = every_n_batches, num_groups, max_lines
-        self.max_time_share = max_time_share
-        check_options(self, every_n_batches="[0, inf)", num_groups="[1, inf)", max_lines="[2, inf)")
-        check_options(self, max_time_share="(0, 1]")
-        self._began = self._seconds = self._last = 0.0
+    def __init__(self, every_n_batches: int = 25) -> None:
+        self.every_n_batches = every_n_batches
+        check_options(self, every_n_batches="[0, inf)")
         self._failed = False
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock."""
-        self._began, self._seconds, self._last, self._failed = time.perf_counter(), 0.0, 0.0, False
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """Draw the batch, if it is due and there is time for it."""
-        if self._failed or not is_shown(trainer, self.every_n_batches):
+        """Show two rollouts of the batch, if it is due."""
+        if not self.every_n_batches or self._failed or not trainer.is_global_zero or fast_dev_run(trainer):
             return
-        loggers = [logger for logger in trainer.loggers if _takes_pictures(logger)]
-        output, start = output_of(outputs), time.perf_counter()
-        late = self._seconds + self._last > self.max_time_share * (start - self._began)
-        if not loggers or output.weights is None or (late and self.max_time_share < 1):
-            return
-        try:
-            self._draw(output, output.weights, loggers, module_of(pl_module).tokenizer, trainer.global_step)
-        except Exception as error:
-            self._failed = True
-            rank_zero_warn(f"No more pictures of the credit, because one could not be drawn: {error!r:.300}")
-        self._last = time.perf_counter() - start
-        self._seconds += self._last
+        if trainer.fit_loop.total_batch_idx % self.every_n_batches == 0:
+            try:
+                self._show(output_of(outputs), trainer, module_of(pl_module).tokenizer)
+            except Exception as error:
+                self._failed = True
+                rank_zero_warn(f"No more pictures of the credit, because one could not be drawn: {error!r:.300}")
 
-    def _draw(
-        self, output: StepOutput, weights: TokenWeights, loggers: list[Any], tokenizer: Decoder, step: int
-    ) -> None:
-        batch = rollouts_of(output)
-        weights_shown = effective_weights(batch, weights).detach().float().cpu()
+    def _show(self, output: StepOutput, trainer: Trainer, tokenizer: Decoder) -> None:
+        batch, step = output.batch, trainer.global_step
+        loggers: list[Any] = trainer.loggers
+        boards = [logger for logger in loggers if isinstance(logger, TensorBoardLogger)]
+        others = [logger for logger in loggers if logger not in boards and callable(getattr(logger, "log_image", None))]
+        if not boards and not others:
+            return
         pairs = _mixed_pairs(batch.correct.tolist(), batch.group.tolist())
-        order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(step)).tolist()
-        groups = [
-            (prompt_text(batch.prompts[pair[0]]), [_shown(output, row, weights_shown[row], tokenizer) for row in pair])
-            for pair in (pairs[place] for place in order[: self.num_groups])
-        ]
-        pictures = {"credit/rollouts": heatmap(groups, self.max_lines)}
-        live = (batch.wrong | (batch.advantages != 0)).cpu()
-        values, mask = weights_shown[live].numpy(), batch.response_mask.cpu()[live].numpy()
-        finite = values[mask & np.isfinite(values)]
-        if len(finite):
-            pictures["credit/weight_by_position"] = weight_curves(values, mask, batch.correct.cpu()[live].numpy())
-        for logger in loggers:
-            if not isinstance(logger, TensorBoardLogger):
-                for tag, picture in pictures.items():
-                    logger.log_image(tag, [picture], step=step)
-                continue
-            for tag, picture in pictures.items():
-                logger.experiment.add_image(tag, picture, step, dataformats="HWC")
-            if len(finite):  # TensorBoard's own bins would take a hundred times as long.
-                logger.experiment.add_histogram("credit/weights", finite.astype(np.float64), step, bins=40)
-
-
-def _takes_pictures(logger: object) -> bool:
-    """Whether it is TensorBoard's, or has Lightning's interface for pictures, as `WandbLogger` has."""
-    return isinstance(logger, TensorBoardLogger) or callable(getattr(logger, "log_image", None))
+        pair = pairs[int(torch.randint(len(pairs), (1,), generator=torch.Generator().manual_seed(step)))]
+        for board in boards:
+            board.experiment.add_text("train/rollouts", "\n\n".join(_text(output, row) for row in pair), step)
+        if output.weights is None:
+            return
+        weights = effective_weights(rollouts_of(output), output.weights).detach().float().cpu()
+        shown = [_shown(output, row, weights[row], tokenizer) for row in pair]
+        picture = heatmap(prompt_text(batch.prompts[pair[0]]), shown)
+        for board in boards:
+            board.experiment.add_image("credit/rollouts", picture, step, dataformats="HWC")
+        for logger in others:
+            logger.log_image("credit/rollouts", [picture], step=step)
 
 
 def _mixed_pairs(correct: list[bool], group: list[int]) -> list[tuple[int, int]]:
@@ -124,9 +90,44 @@ def _mixed_pairs(correct: list[bool], group: list[int]) -> list[tuple[int, int]]
     return mixed or [(rows[0], rows[-1]) for rows in groups.values()]
 
 
+def _facts(output: StepOutput, row: int) -> dict[str, str]:
+    """A rollout's verdict, reward, advantage (if it has one), length, and turns in an environment, for people."""
+    batch = output.batch
+    facts = {"verdict": re.sub(r"\W", " ", batch.verdicts[row].status), "reward": f"reward {batch.rewards[row]:.3g}"}
+    if output.advantages is not None:
+        facts["advantage"] = f"advantage {output.advantages[row]:+.3g}"
+    facts["length"] = f"{int(batch.response_lengths[row])} tokens"
+    if batch.episodes is not None:
+        episode = batch.episodes[row]
+        facts["turns"] = f"{len(episode.turns)} turns, {len(episode.calls)} calls, end: {episode.end}"
+    return facts
+
+
+def _text(output: StepOutput, row: int) -> str:
+    """A rollout as Markdown: its facts, prompt, response (in an environment all turns) and reference."""
+    batch, prompt = output.batch, output.batch.prompts[row]
+    response = batch.texts[row] if batch.episodes is None else transcript(batch.episodes[row])
+    texts = {"prompt": prompt_text(prompt), "response": response, "reference": prompt.reference}
+    blocks = [f"{name}\n\n{code_block(encodable(text))}" for name, text in texts.items()]
+    return "\n\n".join([f"### {', '.join(_facts(output, row).values())}", *blocks])
+
+
+def code_block(text: str) -> str:
+    """Any text as an indented Markdown code block that shows it unchanged.
+
+    Every line is indented by four spaces, so no line can end the block, whereas a text could close a fence.
+    Control characters, which TensorBoard's Markdown renderer uses as internal marks, are replaced by U+FFFD.
+    """
+    lines = [
+        "".join(c if c == "\t" or unicodedata.category(c)[0] != "C" else "\ufffd" for c in line)
+        for line in text.splitlines()
+    ]
+    return "\n".join(f"    {line}" for line in lines) if "".join(lines).strip() else "    (empty)"
+
+
 def _shown(output: StepOutput, row: int, weights: Tensor, tokenizer: Decoder) -> ShownRollout:
     batch, prompt = output.batch, output.batch.prompts[row]
-    facts, aligned = rollout_facts(output, row), align_rows(batch, tokenizer, [row])[0]
+    facts, aligned = _facts(output, row), align_rows(batch, tokenizer, [row])[0]
     answers, valid = prompt.task.answer_spans(aligned.text), batch.valid_mask[row].cpu()
     steps, whole, at = labelled_steps(aligned.text, prompt) or [], aligned, 0
     if batch.turn is not None:  # Answer and steps stand in the last turn, `at` which characters of the whole?

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
 from grail_lightning.batch import Sampling
-from grail_lightning.callbacks.hooks import callbacks_of, module_of, output_of, policy_of
-from grail_lightning.callbacks.requirements import check_run
-from grail_lightning.data.lengths import long_prompts
+from grail_lightning.callbacks.evaluation import Evaluation
+from grail_lightning.callbacks.hooks import callbacks_of, data_of, fast_dev_run, module_of, output_of
+from grail_lightning.data.lengths import PromptLimit, check_evaluated
+from grail_lightning.data.loaders import EvaluationLoader, TrainingLoader
+from grail_lightning.data.modules import PromptData
+from grail_lightning.engines import RolloutEngine
 from grail_lightning.functional.advantages import ROUNDING
+from grail_lightning.policy import check_policy
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import sum_by_name
+from grail_lightning.runtime.files import check_writable
+from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.loss import SAMPLER_GAP
 from grail_lightning.step.optimizer import explain_stuck_weights
-from grail_lightning.tasks.import_path import did_you_mean
 from grail_lightning.tasks.problem import Prompt
 
 if TYPE_CHECKING:
@@ -42,8 +47,10 @@ class Preflight(Callback):
 
     It detects groups without a difference in reward, responses that never end, verdicts that time out, a training
     sampler that differs from the policy (top-p, top-k, greedy, or other log-probabilities than the trainer's), weights
-    whose precision is too low for the learning rate, a learning rate of 0, more mini-batches than groups, rows longer
-    than the token budget, rewards outside the range of BNPO, and dropout where a step compares two policies.
+    whose precision is too low for the learning rate, a learning rate of 0, more mini-batches than groups, rewards
+    outside the range of BNPO, and dropout where a step compares two policies.
+
+    Before the model is loaded it checks that folders can be written and that the data fit the task and the model.
 
     Args:
         patience: The number of consecutive batches after which it warns.
@@ -55,14 +62,21 @@ class Preflight(Callback):
         self._start()
 
     def _start(self) -> None:
-        self._batches = 0
+        self._begun = False
         self._in_a_row: Counter[str] = Counter()  # The consecutive batches with each problem, until now.
         self._statuses: Counter[str] = Counter()  # Of the verdicts of the dead batches.
         self._warned: set[str] = set()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the settings and the data before the model is loaded, rather than let a run fail later."""
-        check_run(trainer, pl_module, stage)
+        """Check folders, data and the engine before the model is loaded, rather than let a run fail later."""
+        check_folders(trainer)
+        module, data = module_of(pl_module), data_of(trainer)
+        if isinstance(data, PromptData) and hasattr(module, "encode"):
+            _check_prompts(trainer, module, data, stage)
+        if isinstance(engine := getattr(module, "engine", None), RolloutEngine):  # Are its servers there, say.
+            engine.check(module.policy_name, module.loading)
+        if stage == "fit" and not trainer.enable_validation and trainer.limit_val_batches:
+            rank_zero_info("No dataset for validation: no accuracy is measured, and no best checkpoint is kept.")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check the sampler and dropout."""
@@ -81,18 +95,14 @@ class Preflight(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: list[Prompt], batch_idx: int
     ) -> None:
-        """Check the longest rows; before the first batch the steps, and before the second one the monitored metrics."""
+        """Check the optimiser steps before the first batch. A resumed optimiser has been restored by then."""
         module = module_of(pl_module)
-        if module.gradients is None:
+        if module.gradients is None or self._begun:
             return
-        self._check_budget(batch, module)
-        self._batches += 1
-        if self._batches == 1:  # A resumed optimiser has been restored by now.
-            if not module.execution.split_groups:
-                self._check_mini_batches(module.execution.mini_batches, len(batch))
-            self._check_steps(trainer.optimizers[0], module.gradients.weights)
-        elif self._batches == 2:
-            _check_monitors(trainer, pl_module)
+        self._begun = True
+        if not module.execution.split_groups:
+            self._check_mini_batches(module.execution.mini_batches, len(batch))
+        self._check_steps(trainer.optimizers[0], module.gradients.weights)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
@@ -175,19 +185,6 @@ class Preflight(Callback):
 
     # --- in each batch ----------------------------------------------------------------------------------------------
 
-    def _check_budget(self, prompts: list[Prompt], module: GrailModule) -> None:
-        budget, response = module.execution.token_budget, module.sampling.max_response_length
-        room = max(budget - response, 0)
-        if "budget" not in self._warned and (long := long_prompts(prompts, policy_of(module).encode, room)):
-            row = max(long.values()) + response
-            self._warn(
-                "budget",
-                f"`execution.token_budget` {budget} is less than one row: a prompt of {row - response} tokens and a "
-                f"response of `sampling.max_response_length` {response} are {row}. A row above the budget is run by "
-                f"itself, slowly, and needs the memory of its {row} tokens. Set it to {row} or more, or lower "
-                "`sampling.max_response_length`.",
-            )
-
     def _check_groups(self, figures: dict[str, float], verdicts: dict[str, float], *, train_equal: bool) -> None:
         dead = figures["frac_reward_zero_std"] >= 1 and not train_equal
         self._statuses = self._statuses + Counter(verdicts) if dead else Counter()
@@ -260,28 +257,38 @@ class Preflight(Callback):
             )
 
 
-def _check_monitors(trainer: Trainer, pl_module: LightningModule) -> None:
-    """Check that monitored metrics are logged: Lightning would find a misspelt one only at the next validation.
-
-    A class of the user's own may log any metric, and later. Beside one, only a name that is nearly that of a metric is
-    refused: one or two letters differ. What validation logs is known only after one.
-    """
-    names = [*trainer.callback_metrics, "epoch"]
-    validated = any(name.startswith("val/") for name in names)
-    classes = (type(each).__module__ for each in (pl_module, *callbacks_of(trainer)))
-    own = any(not module.startswith(("grail_lightning.", "lightning.")) for module in classes)
+def check_folders(trainer: Trainer) -> None:
+    """Check that the run can write to its folder and to those that callbacks name: hours later is too late."""
+    folder = RunFolder(trainer).path  # A broadcast: every rank must take part.
+    if not trainer.is_global_zero or fast_dev_run(trainer):
+        return
+    check_writable(folder, "`trainer.logger.save_dir`" if trainer.loggers else "`trainer.default_root_dir`")
     for callback in callbacks_of(trainer):
-        if not isinstance(callback, ModelCheckpoint | EarlyStopping) or callback.monitor in (None, *names):
+        for name in ("dirpath", "folder"):
+            if own := getattr(callback, name, None):
+                check_writable(Path(own), f"`{name}` of {type(callback).__name__}")
+
+
+def _check_prompts(trainer: Trainer, module: GrailModule, data: PromptData, stage: str) -> None:
+    """Make and encode prompts: the task must fit the rows, and all prompts of an evaluation the model."""
+    evaluation = next((c for c in callbacks_of(trainer) if isinstance(c, Evaluation)), None)
+    sampling = (evaluation and evaluation.sampling) or module.sampling
+    training: object = data.train_dataloader() if stage == "fit" else None
+    for part in training.sets if isinstance(training, TrainingLoader) else ():
+        if len(part.prompts):
+            module.encode(part.prompts[0].messages)
+    if stage == "fit" and not trainer.enable_validation:
+        return
+    loaders = {"predict": data.predict_dataloader, "test": data.test_dataloader}.get(stage, data.val_dataloader)()
+    for prompts in (loader.prompts for loader in loaders if isinstance(loader, EvaluationLoader)):
+        if not len(prompts):
             continue
-        if not validated and (trainer.enable_validation or isinstance(callback, ModelCheckpoint)):
-            continue
-        hint = did_you_mean(str(callback.monitor), names, cutoff=0.9 if own else 0.6)
-        if hint or not own:
-            hint = hint or f" Callbacks see {', '.join(names)}."
-            raise ValueError(
-                f"`monitor` of {type(callback).__name__} must be a metric that the run logs, but got "
-                f"{callback.monitor!r}.{hint}"
-            )
+        # Responses that `predict` is given are not sampled.
+        sampled = stage != "predict" or "response" not in prompts[0].columns
+        response = sampling.max_response_length if sampled else 0
+        check_policy(module.policy_name, module.loading, response)
+        option = "evaluation.sampling.max_response_length"
+        check_evaluated(prompts, module.encode, PromptLimit(None, module.context_length, response, option))
 
 
 @torch.no_grad()

@@ -1,27 +1,19 @@
-"""Rollouts as rows that people read and that files keep, and the callbacks that show and keep those of training.
-
-Text from a model is untrusted. It is escaped here so that it breaks neither a Markdown page nor a file.
-"""
+"""Rollouts as rows of Parquet files, and the callback that keeps those of training. Text from a model is untrusted."""
 
 from __future__ import annotations
 
 import json
-import re
-import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from grail_lightning.batch import SampledBatch
-from grail_lightning.callbacks.hooks import fast_dev_run, is_shown, output_of
-from grail_lightning.environments.transcript import episode_columns, episode_json, transcript
+from grail_lightning.callbacks.hooks import fast_dev_run, output_of
+from grail_lightning.environments.transcript import episode_columns, episode_json
 from grail_lightning.picture import as_text
-from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.files import whole_file
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.outputs import StepOutput
@@ -47,51 +39,6 @@ TURN_COLUMNS = {
     **dict.fromkeys(("end", "transcript", "episode"), "string"),
 }
 TRAINING_COLUMNS = {"step": "int64", "rank": "int32"} | ROLLOUT_COLUMNS | {"messages": "string", "columns": "string"}
-_SHOWN = ("rollout", "prompt", "response", "reference")
-
-
-class RolloutTable(Callback):
-    """Shows a few training rollouts as text: prompt, response, reference, verdict, reward, advantage.
-
-    TensorBoard shows them in its text panel, Weights & Biases as a table; other loggers are left alone.
-
-    Args:
-        every_n_batches: The number of batches between two panels; 0 shows none. The first batch is always shown.
-        num_rollouts: The number of rollouts, which are drawn at random from the batch of the first rank.
-        max_characters: The length above which the middle of a prompt or response is left out.
-    """
-
-    def __init__(self, every_n_batches: int = 10, num_rollouts: int = 4, max_characters: int = 4000) -> None:
-        self.every_n_batches, self.num_rollouts, self.max_characters = every_n_batches, num_rollouts, max_characters
-        check_options(self, every_n_batches="[0, inf)", num_rollouts="[1, inf)", max_characters="[1, inf)")
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
-    ) -> None:
-        """Write the panel."""
-        if not is_shown(trainer, self.every_n_batches):
-            return
-        step = trainer.global_step
-        table = self.table(output_of(outputs), step)
-        loggers: list[Any] = trainer.loggers
-        for logger in loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_text("train/rollouts", _markdown(table), step)
-            elif callable(getattr(logger, "log_table", None)):  # Lightning's interface for tables.
-                logger.log_table("train/rollouts", list(_SHOWN), table, step=step)
-
-    def table(self, output: StepOutput, step: int) -> list[list[str]]:
-        """Rollouts drawn at random, which depend only on the step: facts, prompt, response and reference of each."""
-        order = torch.randperm(len(output.batch), generator=torch.Generator().manual_seed(step))
-        table = []
-        for row in order[: self.num_rollouts].sort().values.tolist():
-            prompt = output.batch.prompts[row]
-            episodes = output.batch.episodes
-            response = output.batch.texts[row] if episodes is None else transcript(episodes[row])
-            texts = (prompt_text(prompt), response, prompt.reference)
-            shown = [_cut(encodable(text), self.max_characters) for text in texts]
-            table.append([", ".join(rollout_facts(output, row).values()), *shown])
-        return table
 
 
 class KeepRollouts(Callback):
@@ -146,52 +93,9 @@ def prompt_text(prompt: Prompt) -> str:
     return "\n".join(f"{message.get('role', '')}: {as_text(message.get('content', ''))}" for message in prompt.messages)
 
 
-def rollout_facts(output: StepOutput, row: int) -> dict[str, str]:
-    """A rollout's verdict, reward, advantage (if it has one), length, and turns in an environment, for people."""
-    batch = output.batch
-    facts = {"verdict": re.sub(r"\W", " ", batch.verdicts[row].status), "reward": f"reward {batch.rewards[row]:.3g}"}
-    if output.advantages is not None:
-        facts["advantage"] = f"advantage {output.advantages[row]:+.3g}"
-    facts["length"] = f"{int(batch.response_lengths[row])} tokens"
-    if batch.episodes is not None:
-        episode = batch.episodes[row]
-        facts["turns"] = f"{len(episode.turns)} turns, {len(episode.calls)} calls, end: {episode.end}"
-    return facts
-
-
 def encodable(text: str) -> str:
     """The text with lone surrogates replaced, which JSON can hold but UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _cut(text: str, max_characters: int) -> str:
-    """The text; if it is longer than `max_characters`, a line in place of its middle says how much was left out."""
-    if len(text) <= max_characters:
-        return text
-    half = max_characters // 2
-    return f"{text[:half]}\n[… {len(text) - 2 * half} characters left out …]\n{text[len(text) - half :]}"
-
-
-def _markdown(table: list[list[str]]) -> str:
-    """Rows of facts and texts as Markdown."""
-    sections = []
-    for facts, *texts in table:
-        blocks = [f"{name}\n\n{code_block(text)}" for name, text in zip(_SHOWN[1:], texts, strict=True)]
-        sections += [f"### {facts}", *blocks]
-    return "\n\n".join(sections)
-
-
-def code_block(text: str) -> str:
-    """Any text as an indented Markdown code block that shows it unchanged.
-
-    Every line is indented by four spaces, so no line can end the block, whereas a text could close a fence.
-    Control characters, which TensorBoard's Markdown renderer uses as internal marks, are replaced by U+FFFD.
-    """
-    lines = [
-        "".join(c if c == "\t" or unicodedata.category(c)[0] != "C" else "\ufffd" for c in line)
-        for line in text.splitlines()
-    ]
-    return "\n".join(f"    {line}" for line in lines) if "".join(lines).strip() else "    (empty)"
 
 
 def rollout_columns(output: StepOutput) -> dict[str, list[Any]]:

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, TQDMProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import ModelParallelStrategy
 
@@ -19,18 +18,15 @@ import grail_lightning.data
 import grail_lightning.engines  # noqa: F401  (imported so that short class names are known)
 from grail_lightning.callbacks import (
     CreditPictures,
-    Dashboard,
     Evaluation,
     ExportPolicy,
     LastCheckpoint,
     PredictionWriter,
     Preflight,
-    ProgressBar,
-    RolloutTable,
     Throughput,
 )
 from grail_lightning.callbacks.export import check_steps_left
-from grail_lightning.callbacks.requirements import check_callbacks, check_folders
+from grail_lightning.callbacks.preflight import check_folders
 from grail_lightning.cli.config_files import expand_configs, expand_methods, replace_lists
 from grail_lightning.cli.help import SUBCOMMANDS, answer
 from grail_lightning.cli.mistakes import mistakes_in_one_line, option_error
@@ -52,9 +48,7 @@ from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.answered import AnswerTask
 
 ALWAYS_ON = {
-    "dashboard": Dashboard,
     "evaluation": Evaluation,
-    "rollout_table": RolloutTable,
     "throughput": Throughput,
     "pictures": CreditPictures,  # Behind `throughput`, whose seconds are those of the batch alone.
     "preflight": Preflight,
@@ -116,17 +110,15 @@ class GrailCLI(LightningCLI):
         trainer.logger = given  # The config that is saved can be run again, for training, too.
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Build the Trainer, with a progress bar unless it is switched off, and with one folder for all checkpoints."""
+        """Build the Trainer, with one folder for all checkpoints."""
         options, config = (c[self.subcommand].trainer for c in (self.config, self.config_init))
         if isinstance(options.strategy, Namespace) and isinstance(config.strategy, ModelParallelStrategy):
             kwargs["strategy"] = type(config.strategy)(**fsdp2_options(options))
         callbacks = as_list(config.callbacks)
-        wanted = config.enable_progress_bar is not False
-        if wanted and not any(isinstance(callback, LightningProgressBar) for callback in callbacks):
-            kwargs["callbacks"] = [*callbacks, ProgressBar()]
+        if config.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
+            kwargs["callbacks"] = [*callbacks, TQDMProgressBar()]  # Rich's would be drawn again below the last line.
         trainer = super().instantiate_trainer(**kwargs)
         check_devices(trainer)
-        check_callbacks(trainer)
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = str(RunFolder(trainer).path / "checkpoints")  # Lightning would use the logger's.

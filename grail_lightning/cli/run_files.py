@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -39,7 +39,7 @@ class SaveRunConfig(SaveConfigCallback):
             super().setup(trainer, pl_module, "fit")
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write the file, and log the options that differ from those of an earlier one. For the first rank."""
+        """Write the file, and report the options that differ from those of an earlier one. For the first rank."""
         text = self.parser.dump(self.config, skip_none=False)
         if self._file.is_file():
             before, after = (dict(flat(yaml.safe_load(t) or {})) for t in (self._file.read_text("utf-8"), text))
@@ -52,6 +52,9 @@ class SaveRunConfig(SaveConfigCallback):
                 told = "; ".join(f"{name}: {before.get(name)} -> {after.get(name)}" for name in changed)
                 rank_zero_info(f"Other options than {earlier}: {told}")
         write_whole(self._file, text)
+        for logger in trainer.loggers if stage == "fit" else ():
+            if not isinstance(logger, TensorBoardLogger):  # Those of services show the options beside the curves.
+                logger.log_hyperparams(yaml.safe_load(text))
 
 
 @contextmanager

@@ -7,8 +7,7 @@ import lightning.pytorch as pl
 import pyarrow.parquet as pq
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
-from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from grail_lightning.batch import Sampling
@@ -19,8 +18,6 @@ from grail_lightning.callbacks import (
     LastCheckpoint,
     PredictionWriter,
     Preflight,
-    ProgressBar,
-    RolloutTable,
     default_callbacks,
 )
 from grail_lightning.data import ArithmeticData
@@ -40,9 +37,8 @@ def test_a_real_run_with_all_default_callbacks(tmp_path, capsys):
     )
     trainer.fit(module({"updates_per_batch": 2}), data)
     out = capsys.readouterr().out
-    assert out.strip().splitlines()[-1].startswith("held-out accuracy: 0.")
-    assert "accuracy=" in out
-    assert "reward=" in out
+    assert any(line.startswith("held-out accuracy: 0.") for line in out.splitlines())
+    assert "train/reward" in out
     found = scalars(tmp_path)
     for name in ("val/accuracy", "val/pass_at_2", "val/arithmetic/accuracy", "val/verdict/right"):
         assert [step for step, _ in found[name]] == [0, 4], name
@@ -86,7 +82,7 @@ def say(prompt, k, step):
 
 
 folder = sys.argv[1]
-callbacks = default_callbacks(num_samples=2, pass_at=(2,), keep_rollouts=True, progress_bar=False)
+callbacks = default_callbacks(num_samples=2, pass_at=(2,), keep_rollouts=True)
 trainer = run(4, *callbacks, logger=board(folder), enable_checkpointing=True, devices=2, strategy="ddp")
 # Dataset "odd" is seen by the second rank alone.
 held_out = [Shard(prompts(4, "all"), prompts(1, "all")), Shard([prompts(1, "even")[0], prompts(3, "odd")[2]])]
@@ -137,19 +133,13 @@ def test_two_ranks_agree_and_write_one_run(tmp_path, monkeypatch):
 
 def test_default_callbacks_pass_their_options_on():
     own = Sampling(max_response_length=9)
-    found = {type(callback).__name__: callback for callback in default_callbacks(3, own, (1, 3), progress_bar=False)}
+    found = {type(callback).__name__: callback for callback in default_callbacks(3, own, (1, 3))}
     assert isinstance(found["Evaluation"], Evaluation)
     assert (found["Evaluation"].num_samples, found["Evaluation"].sampling) == (3, own)
-    assert found["_CheckpointsAndBar"].bar is None
     assert "KeepRollouts" not in found
-    best = found["_CheckpointsAndBar"].best
+    best = found["DefaultCheckpoints"].best
     assert best.monitor == "val/accuracy"
     assert torch.isneginf(best.kth_value)
-
-
-def test_a_module_of_another_kind_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"need a `GrailModule`, but got BoringModel\. Remove them from the trainer"):
-        run(1, Evaluation()).fit(BoringModel())
 
 
 @pytest.mark.parametrize(
@@ -158,7 +148,7 @@ def test_a_module_of_another_kind_is_refused_by_name():
         (Evaluation, {"num_samples": 0}, r"`num_samples` must lie in \[1, inf\), but got 0"),
         (Evaluation, {"num_samples": 4, "pass_at": (1, 8)}, r"between 1 and `num_samples`, but got \[1, 8\] with 4"),
         (Evaluation, {"keep_samples": "some"}, "`keep_samples` must be one of test, all, none, but got 'some'"),
-        (CreditPictures, {"max_time_share": 0.0}, r"`max_time_share` must lie in \(0, 1\], but got 0.0"),
+        (CreditPictures, {"every_n_batches": -1}, r"`every_n_batches` must lie in"),
         (ExportPolicy, {"which": "first"}, "`which` must be one of last, best, but got 'first'"),
         (LastCheckpoint, {"every_n_batches": -1}, "`every_n_batches` must lie in"),
         (
@@ -167,7 +157,6 @@ def test_a_module_of_another_kind_is_refused_by_name():
             r"`predictions\.file` must not have the name of the page, but got x\.html",
         ),
         (Preflight, {"patience": 0}, "`patience` must lie in"),
-        (RolloutTable, {"num_rollouts": 0}, "`num_rollouts` must lie in"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused(callback, options, message):
@@ -204,11 +193,8 @@ def test_the_default_callbacks_go_with_any_flags(flags, tmp_path, monkeypatch):
         trainer.predict(trained, data, return_predictions=False)
     kinds = [type(callback) for callback in trainer.callbacks]
     saves = not flags.get("barebones") and flags.get("enable_checkpointing", True)
-    shows = not flags.get("barebones") and flags.get("enable_progress_bar", True)
     assert kinds.count(LastCheckpoint) == saves
     assert kinds.count(ModelCheckpoint) == (saves and flags.get("limit_val_batches", 1))
-    assert kinds.count(ProgressBar) == shows
-    assert not {RichProgressBar, TQDMProgressBar} & {*kinds}
     written = {file.name for file in Path().rglob("*.ckpt")}
     trains = saves and flags.get("max_steps", 1) != 0 and not flags.get("fast_dev_run")
     expected = {"last.ckpt", "best.ckpt"} if "limit_val_batches" not in flags else {"last.ckpt"}
@@ -221,9 +207,8 @@ def test_the_default_callbacks_go_with_any_flags(flags, tmp_path, monkeypatch):
 def test_callbacks_that_a_user_adds_stay(tmp_path):
     own = ModelCheckpoint(dirpath=tmp_path / "own", every_n_epochs=1, save_top_k=-1)
     options = {"max_steps": 1, "max_epochs": -1, "accelerator": "cpu", "logger": CSVLogger(tmp_path, "run", "")}
-    bar = RichProgressBar()
-    trainer = pl.Trainer(callbacks=[*default_callbacks(progress_bar=False), own, bar], **options)
+    trainer = pl.Trainer(callbacks=[*default_callbacks(), own], **options)
     trainer.fit(module(), ArithmeticData(num_train=2, num_val=2, prompts_per_batch=2))
-    assert {own, bar} <= {*trainer.callbacks}
+    assert own in trainer.callbacks
     assert len(list((tmp_path / "own").iterdir())) == 1
     assert {file.name for file in (tmp_path / "run" / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}

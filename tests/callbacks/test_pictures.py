@@ -1,15 +1,14 @@
-"""Pictures of credit in a real run: what is drawn when, at which cost, and that training does not notice."""
+"""Pictures of credit in a real run: what is drawn when, and that training does not notice."""
 
 import random
 import warnings
 
 import numpy as np
-import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from grail_lightning.callbacks import CreditPictures, RolloutTable
+from grail_lightning.callbacks import CreditPictures
 from grail_lightning.credit import GRAIL, UCAS
 from grail_lightning.credit.base import TokenWeights, token_advantages
 from grail_lightning.module import GrailModule
@@ -20,30 +19,20 @@ from grail_lightning.views.pictures import heatmap
 from tests.callbacks.scripted import board
 from tests.runs import SAMPLING, Watch, batches, module, trainer, weights
 
-IMAGES = ["credit/rollouts", "credit/weight_by_position"]
-
-
-def always(**options):
-    """Pictures of every batch, whatever they cost."""
-    return CreditPictures(**{"every_n_batches": 1, "max_time_share": 1.0} | options)
-
 
 def events_of(folder):
-    return EventAccumulator(str(folder), size_guidance={"images": 0, "histograms": 0}).Reload()
+    return EventAccumulator(str(folder), size_guidance={"images": 0}).Reload()
 
 
 class Board(CSVLogger):
-    """Has Lightning's interface for pictures and tables, as `WandbLogger` has."""
+    """Has Lightning's interface for pictures, as `WandbLogger` has."""
 
     def __init__(self, folder):
         super().__init__(folder)
-        self.pictures, self.tables = [], []
+        self.pictures = []
 
     def log_image(self, key, images, step=None):
         self.pictures.append((key, step, images[0].shape[2]))
-
-    def log_table(self, key, columns, data, step=None):
-        self.tables.append((key, step, columns, len(data)))
 
 
 def _state(policy):
@@ -55,10 +44,9 @@ def _state(policy):
 def test_loggers_get_pictures_when_they_are_due_and_training_is_the_same_bit_for_bit(tmp_path, monkeypatch):
     watch, groups, logger, ends = Watch(), [], Board(tmp_path / "theirs"), []
     monkeypatch.setattr(
-        "grail_lightning.callbacks.pictures.heatmap", lambda shown, most: groups.extend(shown) or heatmap(shown, most)
+        "grail_lightning.callbacks.pictures.heatmap", lambda *shown: groups.append(shown) or heatmap(*shown)
     )
-    pictures, table = always(every_n_batches=2), RolloutTable(every_n_batches=2, num_rollouts=3)
-    for callbacks in ([], [pictures, table, watch]):
+    for callbacks in ([], [CreditPictures(every_n_batches=2), watch]):
         torch.manual_seed(5)
         random.seed(5)
         np.random.seed(5)
@@ -68,9 +56,7 @@ def test_loggers_get_pictures_when_they_are_due_and_training_is_the_same_bit_for
         trainer(3, *callbacks, logger=loggers).fit(ours, batches(3, size=8))
         ends.append(_state(ours))
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
-    assert logger.pictures == [(name, step, 3) for step in (1, 3) for name in IMAGES]
-    columns = ["rollout", "prompt", "response", "reference"]
-    assert logger.tables == [("train/rollouts", step, columns, 3) for step in (1, 3)]
+    assert logger.pictures == [("credit/rollouts", step, 3) for step in (1, 3)]
     # A right and a wrong rollout of a group that has both.
     for (prompt, pair), output in zip(groups, watch.outputs[::2], strict=True):
         rows = [row for row, of in enumerate(output.batch.prompts) if of.messages == prompt]
@@ -79,29 +65,12 @@ def test_loggers_get_pictures_when_they_are_due_and_training_is_the_same_bit_for
             ("right", texts[True].rstrip()),
             ("wrong", texts[False].rstrip()),
         ]
-    events = events_of(tmp_path / "ours3")
-    assert events.Tags()["images"] == IMAGES
-    for name in IMAGES:
-        assert [image.step for image in events.Images(name)] == [1, 3]
-        assert all(image.width >= 576 and image.height > 300 for image in events.Images(name))
-        assert all(len(image.encoded_image_string) < 150_000 for image in events.Images(name))
-    # The histogram is that of the rollouts with an advantage.
-    for event, output in zip(events.Histograms("credit/weights"), watch.outputs[::2], strict=True):
-        batch = output.batch
-        values = output.weights.values[(batch.advantages != 0)[:, None] & batch.response_mask]
-        told = event.histogram_value
-        assert told.num == sum(told.bucket) == len(values) > 0
-        assert told.sum == pytest.approx(values.double().sum().item(), rel=1e-9)
-        assert (told.min, told.max) == (values.min().item(), values.max().item())
-
-
-def test_pictures_wait_until_they_take_no_more_than_their_share(tmp_path):
-    """The first one is drawn; a second one would be more than a thousandth of the time."""
-    pictures, off = CreditPictures(every_n_batches=1, max_time_share=0.001), CreditPictures(every_n_batches=0)
-    for folder, callback, steps in (("on", pictures, [1]), ("off", off, [])):
-        trainer(3, callback, logger=board(tmp_path / folder)).fit(module(credit=GRAIL()), batches(3))
-        events = events_of(tmp_path / folder)
-        assert [event.step for name in events.Tags()["images"][:1] for event in events.Images(name)] == steps
+    events = events_of(tmp_path / "ours2")
+    assert events.Tags()["images"] == ["credit/rollouts"]
+    images = events.Images("credit/rollouts")
+    assert [image.step for image in images] == [1, 3]
+    assert all(image.width == 832 and image.height > 300 for image in images)
+    assert all(len(image.encoded_image_string) < 150_000 for image in images)
 
 
 def test_a_task_that_labels_wrongly_is_one_warning_and_no_end(tmp_path):
@@ -111,7 +80,7 @@ def test_a_task_that_labels_wrongly_is_one_warning_and_no_end(tmp_path):
 
     prompts = [Mislabels().prompt({"problem": f"1+{k}+2"}) for k in range(4)]
     loader = torch.utils.data.DataLoader([prompts] * 3, batch_size=None)
-    run = trainer(3, always(), logger=board(tmp_path))
+    run = trainer(3, CreditPictures(1), logger=board(tmp_path))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run.fit(module(), loader)  # Uniform credit has no scores, so the step itself asks for no labels.
@@ -132,10 +101,8 @@ def test_groups_without_a_difference_are_shown_if_there_are_no_others(tmp_path):
             wrong = {"correct": torch.zeros_like(made.batch.correct), "advantages": torch.zeros(len(made.batch))}
             return {"output": StepOutput(made.batch.replace(**wrong), made.weights, made.metrics)}
 
-    trainer(1, always(), logger=board(tmp_path)).fit(Dead("arithmetic", SAMPLING, credit=GRAIL()), batches(1))
-    tags = events_of(tmp_path).Tags()
-    assert tags["images"] == ["credit/rollouts"], "no token has an advantage, so there is no distribution"
-    assert tags["histograms"] == []
+    trainer(1, CreditPictures(1), logger=board(tmp_path)).fit(Dead("arithmetic", SAMPLING, credit=GRAIL()), batches(1))
+    assert events_of(tmp_path).Tags()["images"] == ["credit/rollouts"]
 
 
 def test_an_additive_stage_is_counted_into_the_weight():

@@ -64,9 +64,6 @@ class Penalised(Scripted):
         return batch.replace(rewards=batch.rewards - 0.25 * batch.correct.logical_not())
 
 
-ROW = len(Scripted(_mixed).policy.encode(prompts(1)[0].messages)) + LIMIT
-
-
 @pytest.mark.parametrize(
     ("say", "options", "parts"),
     [
@@ -103,13 +100,7 @@ ROW = len(Scripted(_mixed).policy.encode(prompts(1)[0].messages)) + LIMIT
             [["`execution.mini_batches` 8 are more than the 2 groups", "6 of 8 optimiser steps have no rows"]],
             id="mini-batches",
         ),
-        pytest.param(
-            _mixed,
-            {"objective": {"token_budget": ROW - 1}},
-            [[f"`execution.token_budget` {ROW - 1} is less than one row", f"Set it to {ROW} or more"]],
-            id="a budget below one row",
-        ),
-        pytest.param(_mixed, {"objective": {"token_budget": ROW, "mini_batches": 2}}, [], id="just enough of both"),
+        pytest.param(_mixed, {"objective": {"mini_batches": 2}}, [], id="just enough of them"),
         pytest.param(
             _mixed,
             {"objective": {"scale_rewards": "bnpo"}, "make": Penalised},

@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 
-from grail_lightning.callbacks import KeepRollouts, RolloutTable
+from grail_lightning.callbacks import CreditPictures, KeepRollouts
+from grail_lightning.callbacks.pictures import code_block
 from grail_lightning.callbacks.rollouts import (
     arrow_table,
-    code_block,
     encodable,
     prompt_text,
     rollout_columns,
@@ -35,34 +35,21 @@ def _half_right(prompt, k, step):
     return box(prompt.reference if k == 0 else "0")
 
 
-def test_the_panel_shows_prompt_response_reward_advantage_and_verdict(tmp_path):
+def test_the_panel_shows_a_right_and_a_wrong_rollout_with_its_figures(tmp_path):
     loggers = [board(tmp_path), CSVLogger(tmp_path)]  # The second one takes no text.
-    tables = [RolloutTable(every_n_batches=2, num_rollouts=3), RolloutTable(every_n_batches=0)]
-    run(10, *tables, logger=loggers).fit(Scripted(_half_right), loader(*[prompts(2)] * 5))
+    pictures = [CreditPictures(every_n_batches=2), CreditPictures(every_n_batches=0)]
+    run(10, *pictures, logger=loggers).fit(Scripted(_half_right), loader(*[prompts(2)] * 5))
     pages = panels(tmp_path)["train/rollouts"]
     # Batches 1, 3 and 5 of two optimiser steps each.
     assert [step for step, _ in pages] == [2, 6, 10]
     shown = markdown_to_safe_html(pages[0][1])
     heads = re.findall(r"<h3>(.*?)</h3>", shown)
-    assert len(heads) == 3
-    wanted = r"right, reward 1, advantage \+0.5, \d+ tokens|wrong, reward 0, advantage -0.5, \d+ tokens"
-    assert all(re.fullmatch(wanted, head) for head in heads)
+    for head, wanted in zip(heads, ("right, reward 1, advantage +0.5", "wrong, reward 0, advantage -0.5"), strict=True):
+        assert re.fullmatch(rf"{re.escape(wanted)}, \d+ tokens", head)
     blocks = re.findall(r"<pre><code>(.*?)\n</code></pre>", shown)
-    assert len(blocks) == 9
-    for place in range(3):
-        prompt, response, reference = blocks[3 * place : 3 * place + 3]
-        assert prompt == f"Compute {int(reference) - 1}+1."
-        assert response == box(reference if heads[place].startswith("right") else "0")
-
-
-def test_other_steps_show_other_rollouts_and_long_texts_lose_their_middle():
-    output = StepOutput(Scripted(_half_right).rollouts(prompts(8), 2))
-    table = RolloutTable(num_rollouts=3, max_characters=6)
-    assert table.table(output, 1) == table.table(output, 1) != table.table(output, 2)
-    prompt, response = output.batch.prompts[0].messages, output.batch.texts[0]
-    row = RolloutTable(num_rollouts=99, max_characters=6).table(output, 1)[0]
-    left_out = [f"{text[:3]}\n[… {len(text) - 6} characters left out …]\n{text[-3:]}" for text in (prompt, response)]
-    assert row[1:] == [*left_out, "1"]
+    reference = blocks[2]
+    prompt = f"Compute {int(reference) - 1}+1."
+    assert blocks == [prompt, box(reference), reference, prompt, box("0"), reference]
 
 
 # --- text from a model is untrusted -----------------------------------------------------------------------------------

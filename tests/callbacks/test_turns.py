@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from grail_lightning.callbacks import KeepRollouts, PredictionWriter, RolloutTable
-from grail_lightning.callbacks.pictures import _shown
+from grail_lightning.callbacks import KeepRollouts, PredictionWriter
+from grail_lightning.callbacks.pictures import _shown, _text
 from grail_lightning.callbacks.predictions import prediction_types
 from grail_lightning.callbacks.rollouts import TRAINING_COLUMNS, TURN_COLUMNS
 from grail_lightning.callbacks.samples import samples_of
@@ -125,10 +125,11 @@ def test_predictions_and_their_page_show_each_turn_with_its_credit(tmp_path):
 
 def test_the_panel_shows_the_transcript_and_says_how_it_ended():
     output = StepOutput(Talks().rollouts(prompts(2), 1))
-    facts, _, response, _ = RolloutTable(num_rollouts=9).table(output, 1)[0]
-    assert facts.endswith(" tokens, 3 turns, 2 calls, end: answered")
-    assert response == transcript(output.batch.episodes[0])
-    assert f"    {box(7)} " in response.splitlines()
+    shown = _text(output, 0)
+    assert shown.partition("\n")[0].endswith(" tokens, 3 turns, 2 calls, end: answered")
+    told = transcript(output.batch.episodes[0])
+    assert f"    {box(7)} " in told.splitlines()
+    assert "\n".join(f"    {line}" for line in told.splitlines()) in shown
 
 
 def test_samples_have_their_turns_and_lines_of_others_stay_as_they_are(tmp_path):

@@ -1,10 +1,8 @@
 """Pictures of token credit: what they show, and that no text can break them."""
 
-import sys
 from importlib import resources
 
 import numpy as np
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -13,14 +11,12 @@ from grail_lightning.views.pictures import (
     COLUMNS,
     HEIGHT,
     LARGEST,
-    STEP_STYLES,
+    STEP_COLOURS,
     WIDTH,
     ShownRollout,
     colour_of,
     heatmap,
-    profile,
     visible,
-    weight_curves,
 )
 from tests.views.test_page import HOSTILE
 
@@ -31,8 +27,8 @@ def rollout(text, weights=None, **more):
     return ShownRollout(title="right", text=text, tokens=tokens, weights=weights or [1.0] * len(tokens), **more)
 
 
-def picture(*rollouts, prompt="Compute 1+1.", **options):
-    return heatmap([(prompt, rollouts)], **options)
+def picture(*rollouts, prompt="Compute 1+1."):
+    return heatmap(prompt, rollouts)
 
 
 def pixels(image, colour):
@@ -56,7 +52,7 @@ def test_the_background_of_a_token_is_the_colour_of_its_weight():
 def test_steps_are_underlined_and_the_answer_is_framed_with_a_legend_of_what_occurs():
     text = "\n".join(["7+5=12"] * 5)
     plain = picture(rollout(text))
-    for place, (kind, (colour, _)) in enumerate(STEP_STYLES.items()):
+    for place, (kind, colour) in enumerate(STEP_COLOURS.items()):
         marked = pixels(picture(rollout(text, steps=[Step(start=7 * place, stop=7 * place + 6, kind=kind)])), colour)
         assert marked.sum() > pixels(plain, colour).sum() + 50
         assert abs(marked.any(1).nonzero()[0] - (3 + place + 1.5) * HEIGHT).min() < 6, "below the line of its step"
@@ -105,7 +101,6 @@ def test_a_long_text_loses_the_lines_in_its_middle_and_can_be_read_in_a_thumbnai
     image = picture(*[rollout("We need to find the value. " * 99)] * 2, prompt="We need it. " * 99)
     assert WIDTH * 360 / image.shape[1] >= 6.9, "pixels of a character's width, which is 0.6 of the size of the font"
     assert image.shape[0] < 1.6 * image.shape[1], "a taller thumbnail would be made smaller"
-    assert picture(rollout("a\n" * 99), max_lines=2).shape[0] < image.shape[0] / 2
 
 
 _DRAWN = [
@@ -149,44 +144,3 @@ def test_every_character_has_its_cell_and_what_cannot_be_drawn_is_a_box():
         assert changed.min() >= (column + 1) * WIDTH - 2, "only the cell of the last character"
         assert changed.max() <= (column + 2) * WIDTH + 2
         assert one.shape[0] == (7 + lines) * HEIGHT
-
-
-def test_a_picture_needs_no_pyplot_and_settings_of_the_user_do_not_matter():
-    import matplotlib
-
-    before, backend = dict(matplotlib.rcParams), matplotlib.get_backend()
-    plain = picture(rollout("abc$"))
-    assert (dict(matplotlib.rcParams), matplotlib.get_backend()) == (before, backend)
-    if "matplotlib.pyplot" in sys.modules:
-        assert not sys.modules["matplotlib.pyplot"].get_fignums(), "no figure stays in memory"
-    with matplotlib.rc_context({"text.usetex": True, "savefig.dpi": 7, "figure.autolayout": True}):
-        assert np.array_equal(picture(rollout("abc$")), plain)
-
-
-# --- weights by position ----------------------------------------------------------------------------------------------
-
-
-def _batch(lengths, width):
-    return np.arange(width)[None] < np.array(lengths)[:, None]
-
-
-def test_a_profile_is_the_mean_and_the_quantiles_of_the_tokens_of_each_part():
-    # 40 tokens: two in each of the 20 parts. 20 tokens: one in each.
-    weights = np.where(np.arange(2)[:, None] == 0, np.arange(40)[None], 100 + np.arange(40)[None]).astype(np.float32)
-    parts = np.array([[2 * part, 2 * part + 1, 100 + part] for part in range(20)], dtype=np.float32)
-    expected = [parts.mean(1), *np.quantile(parts, (0.1, 0.9), axis=1)]
-    assert profile(weights, _batch([40, 20], 40)) == pytest.approx(np.array(expected), rel=1e-6)
-    # Three tokens stand at 1/6, 3/6 and 5/6: in the parts 3, 10 and 16. Padding does not count.
-    mean = profile(np.array([[1.0, 2.0, 3.0, 99.0]], dtype=np.float32), _batch([3], 4))[0]
-    assert {part: mean[part] for part in (3, 10, 16)} == {3: 1.0, 10: 2.0, 16: 3.0}
-    assert np.isnan(mean).sum() == 17
-
-
-@pytest.mark.parametrize("values", [1.0, -3.0, 1e6, np.nan])
-def test_any_weights_can_be_drawn_without_a_warning_and_right_and_wrong_have_curves_of_their_own(values):
-    mask = _batch([30, 20], 30)
-    weights = np.where(mask, np.float32(values), np.float32(0))
-    weights[:, 0] = 1.5
-    images = [weight_curves(weights, mask, np.array(right)) for right in ([True, False], [True, True])]
-    assert [image.shape for image in images] == [(600, 800, 3)] * 2
-    assert [pixels(image, "#D55E00").sum() > 50 for image in images] == [True, False]
