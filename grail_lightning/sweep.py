@@ -30,8 +30,8 @@ import torch
 from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
 from grail_lightning.evaluate.curves import CURVE
 from grail_lightning.evaluate.runs import CHOICE
-from grail_lightning.runtime.command_folder import mark_if_new
 from grail_lightning.runtime.files import LOCK, held, write_whole
+from grail_lightning.runtime.run_folder import mark_if_new
 from grail_lightning.sweep_file import Run, described, read_sweep, safe
 
 _NO_STEP = "no step is left"  # What `fit` says of a resume after the last step.

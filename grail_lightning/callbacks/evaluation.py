@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from grail_lightning.answers.records import STATUSES
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, tell_policy
-from grail_lightning.callbacks.samples import Batches, KeptSamples, evaluated_batches, samples_of
+from grail_lightning.callbacks.samples import KeptSamples, samples_of, tested_batches
 from grail_lightning.data.sources import metric_name, metric_names
 from grail_lightning.evaluate.records import Problem, problems_of
 from grail_lightning.evaluate.table import TableOptions, by_column, evaluation_table
@@ -30,7 +30,6 @@ from grail_lightning.tasks.problem import Prompt
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
 
-_KEEP = Literal["test", "all", "none"]
 # What the names of the figures of each dataset begin with; the others are logged for all datasets together.
 _OF_EACH_DATASET = ("accuracy", "pass_at", "maj_at", "completions/mean_length", "completions/clipped_ratio")
 
@@ -46,10 +45,10 @@ class Evaluation(Callback):
     The callback validates once before the first training step. Lightning's own sanity check logs nothing and is
     ignored. The random numbers of training do not depend on validation.
 
-    `test` keeps its samples in ``test/samples`` of the run's folder. A test that was interrupted is continued by the
-    same command: what is there is not sampled again, and the table is that of an undisturbed test. An evaluation of
-    another model, or of other problems, sampling options or seed, is never continued; it is kept as ``samples.1``.
-    Samples are kept if the problems come from a data module of grail_lightning.
+    `test` keeps its samples in ``test/samples`` of the run's folder, if the problems come from a data module of
+    grail_lightning. A test that was interrupted is continued by the same command: what is there is not sampled again,
+    and the table is that of an undisturbed test. One of another model, or of other problems, sampling options or seed,
+    is never continued; it is kept as ``samples.1``.
 
     Args:
         num_samples: The number of responses to each problem.
@@ -57,8 +56,6 @@ class Evaluation(Callback):
         pass_at: The k of each pass@k (unbiased estimate); at most `num_samples`.
         maj_at: The k of each maj@k, a majority vote over k samples (unbiased estimate); at most `num_samples`.
         by: Columns of the data, such as `level` and `subject`, by whose values the figures are shown, too.
-        keep_samples: The evaluations that keep their samples: those of `test`, all (the validations of a fit, too, in
-            ``validation/step_…/samples``), or none.
         at_start: Whether to validate before training.
         at_end: Whether to validate after the last training step, unless that step has been validated already.
     """
@@ -70,7 +67,6 @@ class Evaluation(Callback):
         pass_at: tuple[int, ...] = (1,),
         maj_at: tuple[int, ...] = (),
         by: tuple[str, ...] = (),
-        keep_samples: _KEEP = "test",
         at_start: bool = True,
         at_end: bool = True,
     ) -> None:
@@ -81,8 +77,7 @@ class Evaluation(Callback):
                     f"Every k of `{name}` must lie between 1 and `num_samples`, but got {list(wanted)} "
                     f"with {num_samples}. Raise `num_samples`, or ask for a smaller k."
                 )
-        check_option("keep_samples", keep_samples, _KEEP)
-        self.num_samples, self.sampling, self.keep_samples = num_samples, sampling, keep_samples
+        self.num_samples, self.sampling = num_samples, sampling
         self.pass_at, self.maj_at, self.by = tuple(pass_at), tuple(maj_at), tuple(by)
         self.at_start, self.at_end = at_start, at_end
         self.first: dict[str, Any] = {}
@@ -160,9 +155,8 @@ class Evaluation(Callback):
             return
         module, stage = module_of(pl_module), trainer.state.fn
         step = trainer.global_step if stage == "fit" else tell_policy(trainer, pl_module, self._loaded)
-        keep = self.keep_samples == "all" or (self.keep_samples == "test" and stage == "test")
         shown = TableOptions(pass_at=self.pass_at, maj_at=self.maj_at, by=self.by)
-        self._running = _Running(trainer, module, shown, step, keep=keep and not fast_dev_run(trainer))
+        self._running = _Running(trainer, module, shown, step)
         module.evaluation = replace(module.evaluation, done=self._running.done)
 
     on_test_start = on_validation_start
@@ -216,22 +210,21 @@ class Evaluation(Callback):
 
 
 class _Running:
-    """An evaluation from its first batch to its figures: its problems, and the samples that it keeps.
+    """An evaluation from its first batch to its figures: its problems, and the samples that a test keeps.
 
-    Every rank must call the constructor, `log` and `finish`. The samples are kept if `keep`, and the problems are known
-    beforehand. `step` is the number of optimiser steps of the policy.
+    Every rank must call the constructor, `log` and `finish`. `step` is the number of optimiser steps of the policy.
     """
 
-    def __init__(self, trainer: Trainer, module: GrailModule, shown: TableOptions, step: int, *, keep: bool) -> None:
+    def __init__(self, trainer: Trainer, module: GrailModule, shown: TableOptions, step: int) -> None:
         self._trainer, self._plan, self._step = trainer, module.evaluation, step
         self.shown = shown
         self.problems: list[Problem] = []  # Those of this rank, and in the end those of all ranks.
         self.kept: KeptSamples | None = None
         self._digest = self._counted = 0
-        batches: Batches | None = evaluated_batches(trainer) if keep or trainer.state.fn == "test" else None
-        if batches is not None:
+        tests = trainer.state.fn == "test" and not fast_dev_run(trainer)
+        if tests and (batches := tested_batches(trainer)) is not None:
             self.shown = replace(shown, first=batches.first_rows())
-            self.kept = KeptSamples(trainer, module, batches, step, self.shown) if keep else None
+            self.kept = KeptSamples(trainer, module, batches, step, self.shown)
 
     @property
     def done(self) -> frozenset[tuple[int, int]]:

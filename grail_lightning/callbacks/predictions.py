@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import inspect
-from collections import Counter
+import io
+import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +19,6 @@ from torch import Tensor
 from grail_lightning.answers import Alignment, align
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.callbacks.hooks import module_of, output_of, policy_of, rollouts_of, tell_policy
-from grail_lightning.callbacks.picture_credit import picture_column
 from grail_lightning.callbacks.rollouts import (
     ROLLOUT_COLUMNS,
     TURN_COLUMNS,
@@ -28,9 +29,12 @@ from grail_lightning.callbacks.rollouts import (
     write_tables,
 )
 from grail_lightning.credit import TokenCredit, TokenWeights
+from grail_lightning.credit.saliency import picture_saliency
+from grail_lightning.distributed.sharding import gathered
 from grail_lightning.grading import align_rows, labelled_steps
-from grail_lightning.picture import FIRST_PICTURE_ID, PLACE
-from grail_lightning.runtime.run_folder import RunFolder, unused
+from grail_lightning.picture import FIRST_PICTURE_ID, PLACE, Picture, pictures_in
+from grail_lightning.policy import Policy
+from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.assign import token_weights
 from grail_lightning.step.outputs import StepOutput
@@ -40,6 +44,7 @@ from grail_lightning.views.page import pieces_of
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
 
+_LONGEST_SIDE = 256  # Pixels of a picture in a file.
 _OF_A_METHOD = {"weights": "list<float32>", "scores": "list<float32>", "fallback": "bool"}
 _COLUMNS = {
     **ROLLOUT_COLUMNS,
@@ -60,32 +65,12 @@ class PredictionWriter(Callback):
     """Writes the results of `predict`: a Parquet file with one row for each rollout, and a page (HTML) of it.
 
     It is not a `BasePredictionWriter`, because Lightning would then require batch indices, which loaders of prompts do
-    not have.
-
-    Columns: those of `KeepRollouts` without step and rank, and for each rollout
-
-    - ``token_ids``, ``tokens`` (each decoded by itself), ``token_starts`` and ``token_stops`` (the characters of
-      `response` that a token carries; an emoji may be shared by several; none before the last turn), ``weights``,
-      ``scores`` (null if the credit has none): lists as long as the response;
-    - ``method``: the name of the credit method of `weights` and `scores`;
-    - ``fallback``: whether the credit method should have weighted the rollout but could not;
-    - ``weights.NAME``, ``scores.NAME``, ``fallback.NAME``: the same of each method of `compare`;
-    - ``box_start``, ``box_stop``: characters of the located answer, with what marks it; ``box_first_token`` and
-      ``box_last_token``: its tokens, both included; null without an answer;
-    - ``step_starts``, ``step_stops``, ``step_kinds``: characters and kind of each step that the task labels; null if it
-      labels none.
-
-    With pictures there is the column ``pictures``: those of each rollout as JSON, with the saliency of their tokens for
-    the located answer, which the page shows over them. In an environment the further columns of `KeepRollouts` are
-    there, too. Tokens that the policy did not sample have no weight (null), and the tokens of all turns together are
-    the text of the rollout.
-
-    The page shows the first 200 rollouts, or fewer if they need more than 5 MB. ``python -m grail_lightning.views``
-    makes a page of more of them, or of several files.
+    not have. ``docs/files.md`` lists the columns. The page shows the first 200 rollouts, or fewer if they need more
+    than 5 MB; ``python -m grail_lightning.views`` makes a page of more of them.
 
     Args:
         file: The file to write; default ``predictions.parquet`` in the folder of the run. It holds the rows of the
-            ranks one after the other. An earlier file is kept under a number, ``predictions.1.parquet``.
+            ranks one after the other.
         compare: Further credit methods for the same rollouts. `predict` with `--model.credit` given several times
             fills it in. A control applies to them, too.
         page: Whether to write the page, beside the file and under its name: ``predictions.html``.
@@ -166,16 +151,10 @@ class PredictionWriter(Callback):
         self._writer.close()
         trainer.strategy.barrier("predictions")
         if trainer.is_global_zero:
-            page = self._path.with_suffix(".html")
-            if self._path.exists():
-                earlier = self._path.rename(unused(self._path))
-                if page.exists():
-                    page.replace(earlier.with_suffix(".html"))
-                rank_zero_info(f"The predictions that were in {self._path} are now in {earlier}.")
             rows = _join([self._part(rank) for rank in range(trainer.world_size)], self._path)
             rank_zero_info(f"Wrote {rows} predictions to {self._path}.")
             if self.page and rows:
-                rank_zero_info(write_page([self._path], page))
+                rank_zero_info(write_page(self._path, self._path.with_suffix(".html")))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the partial file."""
@@ -255,24 +234,15 @@ def _columns(
 
 
 def _method_names(methods: Sequence[TokenCredit]) -> list[str]:
-    """A name for each method: its class, with the options in which methods of one class differ.
-
-    ``["GRAIL w_max=5.0", "GRAIL w_max=3.0", "HighEntropy"]``. Methods whose options cannot be read back are numbered.
-    """
-    options = [
-        {name: vars(method)[name] for name in inspect.signature(type(method)).parameters if name in vars(method)}
-        for method in methods
-    ]
-    seen: Counter[str] = Counter()
-    names = []
-    for method, own in zip(methods, options, strict=True):
-        others = [other for of, other in zip(methods, options, strict=True) if type(of) is type(method)]
-        differing = [
-            f"{name}={value}" for name, value in own.items() if any(other.get(name) != value for other in others)
-        ]
+    """A name for each method: its class, with the options in which methods of one class differ; numbered if none do."""
+    names: list[str] = []
+    for method in methods:
+        others = [vars(other) for other in methods if type(other) is type(method)]
+        options = {name: vars(method).get(name) for name in inspect.signature(type(method)).parameters}
+        differing = [f"{k}={v}" for k, v in options.items() if any(other.get(k) != v for other in others)]
         name = " ".join([type(method).__name__, *differing])
-        seen[name] += 1
-        names.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+        number = sum(other == name or other.startswith(f"{name} (") for other in names) + 1
+        names.append(name if number == 1 else f"{name} ({number})")
     return names
 
 
@@ -294,3 +264,41 @@ def _box(output: StepOutput, row: int, aligned: Alignment) -> tuple[int | None, 
     answers = output.batch.prompts[row].task.answer_spans(aligned.text)
     marked = [(a.start, a.stop) for a in answers if aligned.overlapping(a.start, a.stop) == tokens]
     return *(marked[-1] if marked else (None, None)), tokens[0], tokens[-1]
+
+
+@torch.inference_mode(False)
+def picture_column(policy: Policy, batch: RolloutBatch, explained: Tensor, token_budget: int) -> list[str | None]:
+    """JSON of the pictures of each row, those of its prompt first; None for a row without any.
+
+    Each has `src`, a data URL of the picture at most 256 pixels wide and high, `layers` of grids as
+    `grail_lightning.policy.pictures.PictureTokens.layers` says, and `scores`, the saliency of its tokens for the tokens
+    ``explained [B, T]``; null if none is explained. A collective where weights are sharded.
+    """
+    assert policy.vision is not None
+    with gathered(policy):
+        scores = picture_saliency(policy, batch, explained, token_budget=token_budget)
+    column: list[str | None] = []
+    for row, (prompt, own) in enumerate(zip(batch.prompts, scores, strict=True)):
+        shown = pictures_in(prompt.messages)
+        shown += [] if batch.episodes is None else [p for call in batch.episodes[row].calls for p in call.pictures]
+        made, begun, tokens = [], 0, policy.vision.pictures
+        left = int((batch.input_ids[row] >= FIRST_PICTURE_ID).sum())
+        for picture in shown:
+            stop = begun + len(tokens.hold(picture))
+            if stop > left:  # Those of the last turn's calls, if no turn followed.
+                break
+            made.append({"src": _url(picture), "layers": tokens.layers(picture), "scores": own[begun:stop] or None})
+            begun = stop
+        column.append(json.dumps(made) if made else None)
+    return column
+
+
+def _url(picture: Picture) -> str:
+    """A data URL in the shorter one of two formats."""
+    image, written = picture.open(), []
+    image.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
+    for kind in ("PNG", "JPEG"):
+        file = io.BytesIO()
+        image.save(file, kind)
+        written.append(f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}")
+    return min(written, key=len)

@@ -1,4 +1,4 @@
-"""What an evaluation evaluates, and its samples on disk: written as batches end, and read if it is continued."""
+"""The problems of a test and its samples on disk: written as batches end, and read if the test is continued."""
 
 from __future__ import annotations
 
@@ -48,21 +48,17 @@ if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
 
 _LONGEST_COLUMN = 100
-Place = tuple[str, int]
-"""Where a problem stands: the name of its dataset, and its number there, from 0."""
+Place = tuple[str, int]  # The name of a problem's dataset, and its number there, from 0.
 _NO_COLUMNS = ("problem", "answer", "solution", "response", "reference")
 
 
 @dataclass(frozen=True)
 class Batches:
-    """The problems of an evaluation, of the batches that are evaluated. A batch has the numbers of loader and batch."""
+    """The problems of a test, of the batches that are evaluated. A batch has the numbers of loader and batch."""
 
-    loaders: list[EvaluationLoader]
-    """The loaders, one for each dataset."""
-    ids: dict[Place, str]
-    """The identity of each problem by its place."""
-    places: dict[tuple[int, int], list[Place]]
-    """The places of each batch, those of all ranks."""
+    loaders: list[EvaluationLoader]  # One for each dataset.
+    ids: dict[Place, str]  # The identity of each problem.
+    places: dict[tuple[int, int], list[Place]]  # The problems of each batch, those of all ranks.
 
     def of_rank(self, batch: tuple[int, int], trainer: Trainer) -> list[Place]:
         """The places of the prompts that this rank gets of a batch."""
@@ -89,18 +85,13 @@ class Batches:
         return first
 
 
-def evaluated_batches(trainer: Trainer) -> Batches | None:
-    """The problems of the present evaluation; None if a loader is not one of `grail_lightning.data`.
+def tested_batches(trainer: Trainer) -> Batches | None:
+    """The problems of a test; None if a loader is not one of `grail_lightning.data`, or two have problems of one name.
 
-    Only those loaders are known to give the same problems in the same order when an evaluation is continued. None, too,
-    if two of them have problems of one name, which their places would not tell apart. A test warns of problems that are
-    there twice.
+    Only those loaders are known to give the same problems in the same order when a test is continued.
     """
-    loops = {"fit": trainer.fit_loop.epoch_loop.val_loop, "test": trainer.test_loop}
-    loop = loops.get(trainer.state.fn or "", trainer.validate_loop)
-    combined = loop._combined_loader  # Lightning's own properties give another loop's after a fit.
-    batches = Batches([], {}, {})
-    loaders = [] if combined is None else combined.flattened
+    loop, batches = trainer.test_loop, Batches([], {}, {})
+    loaders = [] if loop._combined_loader is None else loop._combined_loader.flattened
     for number, (loader, limit) in enumerate(zip(loaders, loop.max_batches, strict=True)):
         if not isinstance(loader, EvaluationLoader):
             return None
@@ -113,12 +104,11 @@ def evaluated_batches(trainer: Trainer) -> Batches | None:
                 return None
             batches.ids.update(ids)
             batches.places[number, batch] = [*ids]
-    for name, problems in batches.datasets().items() if trainer.state.fn == "test" else ():
+    for name, problems in batches.datasets().items():
         if repeated := len(problems) - len(set(problems)):
             rank_zero_warn(
                 f"{repeated} of the {len(problems)} problems of {name or 'the data'} repeat an earlier one. They get "
-                "the same responses and are counted again, so the intervals are too narrow. Remove the rows, or keep "
-                "this in mind."
+                "the same responses and are counted again, so the intervals are too narrow."
             )
     return batches if batches.ids else None
 
@@ -153,10 +143,7 @@ def _facts(trainer: Trainer, module: GrailModule, batches: Batches, step: int, t
         "sampling": dataclasses.asdict(plan.sampling) | {"stop": list(plan.sampling.stop)},
         "num_samples": plan.num_samples,
         "seed": run_seed(),
-        # A test's random numbers belong to a problem; a validation's to a batch and a rank.
-        "streams": "problem"
-        if trainer.state.fn == "test"
-        else {"prompts_per_batch": [loader.prompts_per_batch for loader in loaders], "ranks": trainer.world_size},
+        "streams": "problem",  # What random numbers belong to; part of the format.
         "grading": {prompt.dataset: _grading(prompt.task) for prompt in prompts},
         "datasets": {
             name: {
@@ -193,18 +180,16 @@ def _now() -> str:
 
 
 class KeptSamples:
-    """The samples of one evaluation, in its folder.
+    """The samples of one test, in its folder.
 
-    If the folder holds an interrupted evaluation of the same model, problems, sampling and seed, its whole batches are
-    taken over (`done`, the same on all ranks); the rest is sampled again. Any other evaluation that is there is kept
-    under a number. Every rank must call the constructor, `finish` and `close`.
+    If the folder holds an interrupted test of the same model, problems, sampling and seed, its whole batches are
+    taken over (`done`, the same on all ranks); the rest is sampled again. Any other one that is there is kept under a
+    number. Every rank must call the constructor, `finish` and `close`.
     """
 
     def __init__(self, trainer: Trainer, module: GrailModule, batches: Batches, step: int, table: TableOptions) -> None:
         self._trainer, self.batches, self._lock = trainer, batches, ExitStack()
-        stage = trainer.state.fn and trainer.state.fn.value
-        part = f"validation/step_{trainer.global_step:08d}" if stage == "fit" else f"{stage}"
-        self.folder = RunFolder(trainer).path / part / "samples"
+        self.folder = RunFolder(trainer).path / "test" / "samples"
         self._facts = _facts(trainer, module, batches, step, table)
         refused = ""
         if trainer.is_global_zero:
@@ -244,7 +229,7 @@ class KeptSamples:
 
     def close(self, exception: BaseException | None) -> None:
         """Close the file and unlock the folder of an evaluation that was broken off, perhaps by an exception."""
-        if isinstance(exception, KeyboardInterrupt | SIGTERMException) and self._trainer.state.fn != "fit":
+        if isinstance(exception, KeyboardInterrupt | SIGTERMException):
             rank_zero_info(
                 f"The samples of whole batches are kept in {self.folder}; the same command goes on with them."
             )

@@ -42,7 +42,6 @@ from grail_lightning.cli.trainer_options import (
 from grail_lightning.distributed.checkpoint_io import read_state
 from grail_lightning.module import GrailModule
 from grail_lightning.policy.options import check_dtype, check_precision
-from grail_lightning.runtime.command_folder import CommandFolder
 from grail_lightning.runtime.console import leave_out_messages
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.answered import AnswerTask
@@ -145,7 +144,7 @@ class GrailCLI(LightningCLI):
     @contextmanager
     def _folder(self, checkpoint: str | None) -> Iterator[None]:
         """The folder of the subcommand: an empty one for a new run, that of the checkpoint's run, or a shared one."""
-        folder = CommandFolder(self.trainer)
+        folder = RunFolder(self.trainer)
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             yield
         elif self.subcommand == "fit":

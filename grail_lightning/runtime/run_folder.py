@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.utilities import rank_zero_info
+
+from grail_lightning._version import __version__
+from grail_lightning.runtime.files import LOCK, held
+
+MARKER = "grail_lightning.json"
+"""The file by which a folder is known as one that was created for a run. No other folder is ever moved."""
+_RUN = ("config.yaml", "checkpoints")
+_WRITTEN = (*_RUN, "export", "rollouts", "metrics.csv")  # What a run would overwrite or append to.
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Finds the run's folder, and files in it.
+    """The run's folder, and files in it.
 
     The folder is that of the first logger that has one (TensorBoard, CSV); else a folder of the logger's name in its
     `save_dir`. Without a logger it is the Trainer's `default_root_dir`, or ``runs/unnamed`` if that is the working
     folder, so that a run's files are never mixed with those of a project.
-
-    `CommandFolder` takes it for one run.
     """
 
     trainer: Trainer
@@ -32,7 +43,7 @@ class RunFolder:
         return Path(self.trainer.strategy.broadcast(str(_folder(self.trainer))))
 
     def checkpoint(self, wanted: str | None) -> str | None:
-        """The checkpoint file for `last`, `best` or a path. Without one Lightning would take an untrained policy."""
+        """The file for `last`, `best` or a path. Without one Lightning would take an untrained policy."""
         if wanted is None:
             return None
         file = self.path / "checkpoints" / f"{wanted}.ckpt" if wanted in ("last", "best") else Path(wanted)
@@ -44,6 +55,56 @@ class RunFolder:
                 "Train first with the same `trainer.logger`, or give the file."
             )
         return str(file)
+
+    @contextmanager
+    def taken(self, checkpoint: str | None = None) -> Iterator[None]:
+        """The folder of a `fit` for itself alone: that of the checkpoint's run, or an empty one.
+
+        For a new run an earlier one is moved aside. Lightning opens the files of loggers before it calls any check, so
+        a run takes its folder before all of them. A `ValueError` if another fit is using the folder, or it holds files
+        that may not be a run's.
+        """
+        folder = self.path
+        if checkpoint is None or not Path(checkpoint).resolve().is_relative_to(folder.resolve()):
+            _check_ours(folder)
+        if not self.trainer.is_global_zero:
+            yield
+            return
+        with held(folder):
+            if checkpoint is None and any((folder / name).exists() for name in _RUN):
+                aside = unused(folder)
+                folder.rename(aside)
+                (aside / LOCK).unlink()
+                rank_zero_info(f"{folder} held an earlier run, which is now in {aside}.")
+        with held(folder):
+            mark_if_new(folder)
+            yield
+
+    def shared(self) -> None:
+        """The folder for commands that do not train. It is created if needed, and not locked: a fit may be using it."""
+        folder = self.path
+        if self.trainer.is_global_zero:
+            folder.mkdir(parents=True, exist_ok=True)
+            mark_if_new(folder)
+
+
+def _check_ours(folder: Path) -> None:
+    marked = (folder / MARKER).exists()  # Asked first: the first rank may be moving an earlier run aside.
+    there = [name for name in _WRITTEN if (folder / name).exists()]
+    if there and not marked:
+        raise ValueError(
+            f"The folder of a run must be new or an earlier run's, but {folder} holds {', '.join(there)} and no "
+            f"{MARKER}, which each run leaves in its folder. It was left alone. Rename it, or give this run another: "
+            "`trainer.logger.init_args.name`, or `trainer.default_root_dir` without a logger. If it is a run of an "
+            f"older version: `touch {folder / MARKER}`."
+        )
+
+
+def mark_if_new(folder: Path) -> None:
+    """Write the marker file into a new folder. A folder with other files gets none, so it is never moved."""
+    if all(entry.name == LOCK for entry in folder.iterdir()):
+        created = datetime.now().astimezone().isoformat(timespec="seconds")
+        (folder / MARKER).write_text(json.dumps({"grail_lightning": __version__, "created": created}) + "\n")
 
 
 def check_last_found(trainer: Trainer) -> None:

@@ -1,7 +1,4 @@
-"""Make a page of predictions: `python -m grail_lightning.views FILE.parquet [FILE2.parquet ...]`. No model is loaded.
-
-The same rollouts in several files are shown once, with the methods of all files side by side.
-"""
+"""Make a page of predictions: `python -m grail_lightning.views FILE.parquet`. No model is loaded."""
 
 import sys
 from pathlib import Path
@@ -15,16 +12,16 @@ __all__ = ["main"]
 def main(arguments: list[str] | None = None) -> int:
     """Run the program; returns 0, or 2 for a user's mistake, which is one line on stderr."""
     parser = Parser(prog="python -m grail_lightning.views", description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="Parquet that `predict` wrote")
-    parser.add_argument("--output", type=Path, help="the page to write (default: the first file's name with .html)")
+    parser.add_argument("file", type=Path, metavar="FILE", help="Parquet that `predict` wrote")
+    parser.add_argument("--output", type=Path, help="the page to write (default: the file's name with .html)")
     parser.add_argument("--max_rollouts", type=int, default=MAX_ROLLOUTS, help="default: %(default)s")
-    parser.add_argument("--title", help="the heading (default: the first file's path)")
+    parser.add_argument("--title", help="the heading (default: the file's path)")
     try:
         options = parser.parse_args(arguments)
-        page = options.output or options.files[0].with_suffix(".html")
-        if page in options.files:
+        page = options.output or options.file.with_suffix(".html")
+        if page == options.file:
             raise ValueError(f"`--output` must be a file of its own, but got {page}. Name another one.")
-        print(write_page(options.files, page, options.max_rollouts, options.title))
+        print(write_page(options.file, page, options.max_rollouts, options.title))
     except (ValueError, OSError) as error:
         return refused("grail_lightning.views", error, choose="file")
     return 0

@@ -29,36 +29,30 @@ _CUT = 300  # Characters of a call's name and of its result, whose whole text is
 _MAX_BYTES = 4_500_000  # Of the data, so that the page stays below 5 MB.
 
 
-def write_page(files: Sequence[Path], page: Path, max_rollouts: int = MAX_ROLLOUTS, title: str | None = None) -> str:
-    """Write the page of one or several Parquet files of predictions.
+def write_page(file: Path, page: Path, max_rollouts: int = MAX_ROLLOUTS, title: str | None = None) -> str:
+    """Write the page of a Parquet file of predictions. It appears when it is complete.
 
     Args:
-        files: Files that `PredictionWriter` wrote. The same rollouts in several files are shown with all methods.
-        page: The file to write. It appears when it is complete.
+        file: A file that `PredictionWriter` wrote.
+        page: The file to write.
         max_rollouts: The largest number of rollouts. Fewer are shown if they need more than 5 MB.
-        title: The heading; default the path of the first file.
+        title: The heading; default the path of the file.
 
     Returns:
         One sentence that says what was written, and how to see what was left out.
     """
-    rollouts, rows = read_rollouts(files, max_rollouts)
-    content, shown = render(rollouts, title or str(files[0]), rows)
+    rollouts, rows = read_rollouts(file, max_rollouts)
+    content, shown = _render(rollouts, title or str(file), rows)
     write_whole(page, content)
     said = f"Wrote a page of {shown} rollouts to {page}."
     if shown == rows:
         return said
-    more = f"python -m grail_lightning.views {' '.join(map(str, files))} --max_rollouts {rows}"
+    more = f"python -m grail_lightning.views {file} --max_rollouts {rows}"
     return f"{said} It leaves out {rows - shown}: `{more}` shows more of them, up to 5 MB."
 
 
-def render(rollouts: Sequence[Rollout], title: str, num_rows: int) -> tuple[str, int]:
-    """The page as HTML, and the number of rollouts that it shows.
-
-    Args:
-        rollouts: The rollouts. Those of one problem form a group.
-        title: The heading of the page.
-        num_rows: The number of rollouts that there are.
-    """
+def _render(rollouts: Sequence[Rollout], title: str, num_rows: int) -> tuple[str, int]:
+    """The page as HTML, and the number of rollouts that it shows, of `num_rows` that there are."""
     import jinja2
     from markupsafe import Markup
 
@@ -244,13 +238,10 @@ def show_credit(file: str | Path, max_rollouts: int = 6) -> _Html:
     Args:
         file: A file that `predict` wrote, such as ``predictions.parquet``.
         max_rollouts: The largest number of rollouts.
-
-    Raises:
-        ValueError: If the file holds no predictions.
     """
     scale = [_token(f"{weight:.3g}", weight) for weight in (0.0, 0.5, 1.0, 2.0, LARGEST)]
     blocks = [f"<p>weight (1 is GRPO's): {' '.join(scale)}</p>"]
-    for rollout in read_rollouts([Path(file)], max_rollouts)[0]:
+    for rollout in read_rollouts(Path(file), max_rollouts)[0]:
         pieces, wrong = _pieces(rollout.row)[0], set[int]()
         for first, last, kind in _token_steps(rollout.row):
             wrong |= set(range(first, last + 1)) if kind in ("slip", "misconception") else set()

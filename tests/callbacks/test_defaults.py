@@ -147,7 +147,6 @@ def test_default_callbacks_pass_their_options_on():
     [
         (Evaluation, {"num_samples": 0}, r"`num_samples` must lie in \[1, inf\), but got 0"),
         (Evaluation, {"num_samples": 4, "pass_at": (1, 8)}, r"between 1 and `num_samples`, but got \[1, 8\] with 4"),
-        (Evaluation, {"keep_samples": "some"}, "`keep_samples` must be one of test, all, none, but got 'some'"),
         (CreditPictures, {"every_n_batches": -1}, r"`every_n_batches` must lie in"),
         (ExportPolicy, {"which": "first"}, "`which` must be one of last, best, but got 'first'"),
         (LastCheckpoint, {"every_n_batches": -1}, "`every_n_batches` must lie in"),

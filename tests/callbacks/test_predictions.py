@@ -6,7 +6,6 @@ import pytest
 from grail_lightning.callbacks import PredictionWriter
 from grail_lightning.credit import DGPO, HighEntropy, Uniform
 from tests.callbacks.scripted import Scripted, box, loader, prompts, run
-from tests.views.test_page import data_of
 
 
 def _say(prompt, k, step):
@@ -89,17 +88,3 @@ def test_a_method_that_needs_the_reference_has_to_be_the_first_one(tmp_path):
     message = "`DGPO` needs the frozen reference.* --model.credit=DGPO --model.credit=Uniform"
     with pytest.raises(ValueError, match=message):
         _predict(tmp_path, PredictionWriter(compare=[DGPO()]), prompts(2))
-
-
-def _shown(page):
-    return sum(len(group["rollouts"]) for group in data_of(page.read_text(encoding="utf-8"))["groups"])
-
-
-def test_earlier_predictions_are_kept_under_a_number(tmp_path, caplog):
-    for number in (1, 2, 3):
-        _predict(tmp_path, PredictionWriter(), prompts(number))
-    kept = {path.name: pq.read_metadata(path).num_rows for path in tmp_path.glob("*.parquet")}
-    assert kept == {"predictions.parquet": 3, "predictions.1.parquet": 1, "predictions.2.parquet": 2}
-    pages = {path.name: _shown(path) for path in tmp_path.glob("*.html")}
-    assert pages == {"predictions.html": 3, "predictions.1.html": 1, "predictions.2.html": 2}
-    assert f"are now in {tmp_path / 'predictions.2.parquet'}." in caplog.text

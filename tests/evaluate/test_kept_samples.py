@@ -13,13 +13,11 @@ from lightning.pytorch import Callback, seed_everything
 import grail_lightning
 from grail_lightning import callbacks
 from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import Evaluation
-from grail_lightning.data import ArithmeticData
 from grail_lightning.evaluate import problem_id, read_evaluation, read_samples, sample_seed
 from grail_lightning.evaluate.records import prune
 from tests.evaluate.tested import rows_of, run_test
 from tests.processes import run_script
-from tests.runs import module, problems, trainer
+from tests.runs import module, problems
 from tests.shell import SHORT, main
 
 SAMPLES = Path("test/samples")
@@ -79,7 +77,7 @@ def test_the_folder_says_what_was_evaluated(undisturbed):
     assert (facts["num_samples"], facts["seed"]) == (3, 0)
     assert facts["sampling"]["max_response_length"] == 40
     (found,) = facts["datasets"].values()
-    assert (found["problems"], found["source"], found["first"]) == (7, "ArithmeticData", None)
+    assert (found["problems"], found["source"], found["first"]) == (7, "arithmetic", None)
     assert facts["finished"]
 
 
@@ -230,37 +228,13 @@ def test_a_test_of_two_ranks_is_continued_by_one(undisturbed, tmp_path):
     assert rows_of(folder) == rows_of(undisturbed[0] / SAMPLES)
 
 
-def test_validations_keep_their_samples_if_that_is_asked_for(tmp_path):
-    evaluation = Evaluation(num_samples=2, keep_samples="all", by=("nothing",))
-    data = ArithmeticData(num_train=8, num_val=5, prompts_per_batch=4, eval_prompts_per_batch=3)
-    ours = module()
-    run = trainer(1, evaluation, default_root_dir=str(tmp_path), num_sanity_val_steps=1)
-    run.fit(ours, data)
-    folders = [tmp_path / "validation" / f"step_{step:08d}" / "samples" for step in (0, 1)]
-    (before, after) = (read_evaluation(folder) for folder in folders)
-    assert before["model"]["digest"] != after["model"]["digest"]
-    assert [facts["model"]["step"] for facts in (before, after)] == [0, 1]
-    assert before["finished"]
-    assert before["streams"] == {"prompts_per_batch": [3], "ranks": 1}
-    for folder, accuracy in zip(folders, (evaluation.first["accuracy"], evaluation.last["accuracy"]), strict=True):
-        samples = list(read_samples(folder))
-        assert len(samples) == 10
-        assert sum(s.correct for s in samples) / 10 == pytest.approx(accuracy)
-        assert len({s.seed for s in samples}) == 2, "a seed for each batch"
-    (validated,) = run.validate(ours, data, verbose=False)
-    assert validated["val/accuracy"] == evaluation.last["accuracy"]
-    kept = [(s.response, s.seed) for s in read_samples(tmp_path / "validate" / "samples")]
-    assert kept == [(s.response, s.seed) for s in read_samples(folders[1])]
-
-
-@pytest.mark.parametrize("kept", ["test", "none"])
-def test_an_interrupted_test_says_that_its_samples_are_kept_if_they_are(kept, caplog, tmp_path, monkeypatch):
+def test_an_interrupted_test_says_that_its_samples_are_kept(caplog, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     handler = signal.getsignal(signal.SIGINT)  # Lightning ignores the signal from then on.
     with pytest.raises(SystemExit) as stop:
-        main([*TEST, f"--evaluation.keep_samples={kept}"])
+        main(TEST)
     signal.signal(signal.SIGINT, handler)
     assert stop.value.code == 130
     folder = Path("runs/quickstart/test/samples")
-    assert (f"are kept in {folder}; the same command goes on with them." in caplog.text) == (kept == "test")
-    assert len(list(read_samples(folder))) == 4 if kept == "test" else not folder.exists()
+    assert f"are kept in {folder}; the same command goes on with them." in caplog.text
+    assert len(list(read_samples(folder))) == 4

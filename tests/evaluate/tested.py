@@ -35,7 +35,7 @@ class Interrupts(Callback):
 def run_test(folder, *callbacks, ours=None, data=None, sampling=SAMPLING, num_problems=7, **changes):
     """Test, and return the logged figures."""
     options = {"num_samples": 3, "sampling": sampling, "pass_at": (1, 2, 3), "maj_at": (2, 3)}
-    kept = {name: changes.pop(name) for name in list(changes) if name in ("keep_samples", "by", *options)}
+    kept = {name: changes.pop(name) for name in list(changes) if name in ("by", *options)}
     evaluation = Evaluation(**(options | kept))
     data = data or ArithmeticData(num_test=num_problems, eval_prompts_per_batch=3)
     run = trainer(-1, evaluation, *callbacks, default_root_dir=str(folder), **changes)

@@ -45,7 +45,7 @@ def show(chromium, tmp_path):
 
     def opened(rows, width=1200, height=900, scheme="light", compared=()):
         page = tmp_path / "page.html"
-        write_page([write(tmp_path / "p.parquet", rows, compared)], page)
+        write_page(write(tmp_path / "p.parquet", rows, compared), page)
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         wanted = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from grail_lightning.environments.episode import Call, Episode, Turn
-from grail_lightning.views import read_rollouts, show_credit, write_page
+from grail_lightning.views import show_credit, write_page
 from grail_lightning.views.__main__ import main
 from tests.views.made import in_turns, rollout, write
 
@@ -53,7 +53,7 @@ def data_of(page):
 
 def _page(tmp_path, rows, compared=(), **options):
     page = tmp_path / "page.html"
-    said = write_page([write(tmp_path / "p.parquet", rows, compared)], page, **options)
+    said = write_page(write(tmp_path / "p.parquet", rows, compared), page, **options)
     return page.read_text(encoding="utf-8"), said
 
 
@@ -160,22 +160,6 @@ def test_a_notebook_greys_what_was_not_sampled(tmp_path):
     told = [(attrs, text) for tag, attrs, text in _Elements(shown).found if attrs.get("title") == "not sampled"]
     assert [text for _, text in told] == ["<i>", "!"]
     assert {attrs["style"] for attrs, _ in told} == {"background-color:rgb(226,226,226);color:black"}
-
-
-def test_the_same_rollouts_in_two_files_are_joined(tmp_path):
-    rows = [rollout(["a", "b"]), rollout(["a", "b"], weights=[9.0, 9.0]), rollout(["c"], correct=True)]
-    one = write(tmp_path / "one.parquet", rows)
-    # Another order, another method, one rollout more and one less. Equal rollouts keep their order.
-    other = [rollout(["d"]), rollout(["a", "b"], weights=[2.0, 2.0]), rollout(["a", "b"], weights=[3.0, 3.0])]
-    two = write(tmp_path / "two.parquet", [row | {"method": "OARGradient"} for row in other])
-    found, rows = read_rollouts([one, two], 10)
-    weights = [{name: credit["weights"][0] for name, credit in r.methods.items()} for r in found]
-    assert weights == [{"GRAIL": 1, "OARGradient": 2}, {"GRAIL": 9, "OARGradient": 3}, {"GRAIL": 1}, {"OARGradient": 1}]
-    assert rows == 4
-    # A method of one name in both files keeps apart by the file.
-    third = write(tmp_path / "three.parquet", [rollout(["c"], weights=[4.0])])
-    (both,) = [r for r in read_rollouts([one, third], 10)[0] if len(r.methods) == 2]
-    assert {name: credit["weights"] for name, credit in both.methods.items()} == {"GRAIL": [1], "GRAIL (three)": [4]}
 
 
 def test_a_page_has_whole_groups_and_says_what_it_leaves_out(tmp_path):
