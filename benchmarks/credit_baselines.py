@@ -173,7 +173,7 @@ class ResampledChoices(TokenCredit):
         for row, column in chosen.nonzero().tolist():
             places.setdefault(int(states[row, column]), Place(row, column))
         outcomes, spent = context.continuations.draw(batch, [*places.values()], self.continuations, _BUDGET)
-        found = {s: sum(o.rewards) / self.continuations for s, o in zip(places, outcomes, strict=True) if o is not None}
+        found = {s: sum(o) / self.continuations for s, o in zip(places, outcomes, strict=True) if o is not None}
         assert len(found) == len(places)
         after = batch.rewards.clone()
         additive = torch.zeros(mask.shape)

@@ -68,7 +68,7 @@ from torch import Tensor
 from grail_lightning.answers import Verifier
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import RLSD, CreditContext, TokenCredit
-from grail_lightning.credit.base import Continuations, Outcomes, Place, TokenWeights, token_advantages
+from grail_lightning.credit.base import Continuations, Place, TokenWeights, token_advantages
 from grail_lightning.credit.distillation import SENTENCE, with_shown_answers
 from grail_lightning.engines import HFEngine
 from grail_lightning.functional import group_advantages
@@ -136,7 +136,7 @@ class Counted(SampledContinuations):
 
     def draw(
         self, batch: RolloutBatch, places: Sequence[Place], number: int, budget: int
-    ) -> tuple[list[Outcomes | None], int]:
+    ) -> tuple[list[list[float] | None], int]:
         found, tokens = super().draw(batch, places, number, budget)
         drawn = sum(one is not None for one in found)
         self.places, self.continuations = self.places + drawn, self.continuations + drawn * number

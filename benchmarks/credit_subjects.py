@@ -281,7 +281,7 @@ def tree_subjects() -> list[Subject]:
         return TreeAdvantage(**options)
 
     def resampled(number: int, search: Any) -> Resampled:
-        return Resampled(number, search=search, outcome="correctness", budget=10**9)
+        return Resampled(number, search=search, budget=10**9)
 
     return [
         Subject(name="TreeAdvantage", method=tree()),

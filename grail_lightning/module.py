@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -319,7 +318,7 @@ class GrailModule(pl.LightningModule):
             if number:
                 self._log(figures)  # The caller logs the last step's, with those of the batch.
                 if update.refreshed:
-                    update.reweigh(self._weigh(update.batch, earlier=update.token_weights()))
+                    update.reweigh(self._weigh(update.batch))
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 figures = update.accumulate(number, partial(self._backward, gradients), in_place=gradients.in_place)
@@ -377,9 +376,8 @@ class GrailModule(pl.LightningModule):
         sampler = self._sampler(PhaseClock(self.device), self.execution.group_size, self.sampling)
         return SampledContinuations(sampler, self.global_step)
 
-    def _weigh(self, batch: RolloutBatch, earlier: TokenWeights | None = None) -> TokenWeights:
-        context = replace(self.credit_context(), earlier=earlier)
-        return token_weights(self.credit, self.control, self._policy, batch, context)
+    def _weigh(self, batch: RolloutBatch) -> TokenWeights:
+        return token_weights(self.credit, self.control, self._policy, batch, self.credit_context())
 
     def _log(self, figures: dict[str, float]) -> None:
         """Log at the optimiser step; Lightning's own axis counts batches."""

@@ -5,7 +5,7 @@ import torch
 
 from grail_lightning.batch import AnswerMasks, Sampling
 from grail_lightning.credit import GRAIL, RLSD, Uniform
-from grail_lightning.credit.shown_answer import SENTENCE, with_shown_answers
+from grail_lightning.credit.distillation import SENTENCE, with_shown_answers
 from grail_lightning.policy import load_policy
 from grail_lightning.policy.micro_batch import MIN_COMMON_TOKENS
 from grail_lightning.step.options import Distillation

@@ -60,7 +60,7 @@ def test_the_oracle_blames_the_operator_or_the_result_that_is_wrong_first(words,
 
 
 def test_a_line_has_a_border_behind_its_operator_and_one_behind_its_end(words, group):
-    (places,) = find_borders(words, group, context_for(words), torch.tensor([1]), "steps", 9)
+    (places,) = find_borders(words, group, [1])
     ids = group.response_ids[1].tolist()
     pieces = [words.tokenizer.decode(ids[a:b]) for a, b in zip([0, *places], places, strict=False)]
     assert pieces == ["Anna has 8+", "5=13 coins.", "\nBen has 13-", "4=9 coins."]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from grail_lightning.functional.tokens import masked_sum
 from grail_lightning.policy import Policy
 from grail_lightning.policy.micro_batch import MicroBatch
 from grail_lightning.policy.reference import Reference
+from grail_lightning.runtime.checks import Claim, check_claims, check_tensor
 
 if TYPE_CHECKING:
     from grail_lightning.credit.saliency import SaliencyCredit
@@ -59,7 +61,6 @@ class TokenWeights:
         answer: The answer's tokens as the method located them; None if it used those of the batch.
         metrics: Further figures to log under ``credit/``. A number is a mean over this rank's rows, or a figure that is
             equal on all ranks; a mean over anything else, such as tokens, is a `Mean`. NaN is left out.
-        parts: The weights of the inner methods of a composed method (`weigh_part`).
     """
 
     values: Tensor
@@ -68,12 +69,16 @@ class TokenWeights:
     additive: Tensor | None = None
     answer: AnswerMasks | None = None
     metrics: Mapping[str, float | Mean] = field(default_factory=dict)
-    parts: tuple[TokenWeights, ...] = ()
 
     def __post_init__(self) -> None:
         missing: object = self.fallback
         if missing is None:
             object.__setattr__(self, "fallback", self.values.new_zeros(len(self.values), dtype=torch.bool))
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> TokenWeights:
+        """The weights with a function applied to `values` and to the additive stage if there is one."""
+        additive = None if self.additive is None else change(self.additive)
+        return replace(self, values=change(self.values), additive=additive)
 
 
 def token_advantages(advantages: Tensor, weights: TokenWeights) -> Tensor:
@@ -85,6 +90,17 @@ def token_advantages(advantages: Tensor, weights: TokenWeights) -> Tensor:
 def uniform_weights(batch: RolloutBatch) -> TokenWeights:
     """Weight 1 on the valid tokens."""
     return TokenWeights(values=batch.response_mask.float())
+
+
+def toward_outcome(added: Tensor, batch: RolloutBatch) -> Tensor:
+    """``[B, T]``: scores toward the outcome: what was given to a right response, or taken from a wrong one."""
+    return (2 * batch.correct.to(added) - 1)[:, None] * added
+
+
+def rows_by_group(batch: RolloutBatch) -> list[Tensor]:
+    """The rows of each group, in the order of their identities, so that the order in the batch does not matter."""
+    order = batch.row.argsort()
+    return [order[batch.group[order] == group] for group in sorted(set(batch.group.tolist()))]
 
 
 def one_elsewhere(values: Tensor, weighed: Tensor, mask: Tensor) -> Tensor:
@@ -154,28 +170,21 @@ class Place(NamedTuple):
     length: int  # The number of its response tokens that are kept.
 
 
-class Outcomes(NamedTuple):
-    """The outcomes of the continuations from a place, each of the whole response, kept tokens included."""
-
-    rewards: list[float]
-    correct: list[bool]
-
-
 class Continuations(ABC):
     """A source of continuations by the policy with its present weights, graded like rollouts."""
 
     @abstractmethod
     def draw(
         self, batch: RolloutBatch, places: Sequence[Place], number: int, budget: int
-    ) -> tuple[list[Outcomes | None], int]:
+    ) -> tuple[list[list[float] | None], int]:
         """Continue from places in rollouts. A collective: every rank must call it, also without a place.
 
         A continuation depends on the run's seed, the step, the row's identity (`RolloutBatch.row`), the place and its
         number, not on the other places. It ends where the rollout would have: at the same limit in tokens.
 
         `places` are of this rank's rollouts, each before the rollout's end, `number` the continuations of each, and
-        `budget` the most tokens that all of them may have on this rank. Returns the outcomes from each place, None
-        where the budget did not suffice; and the number of sampled tokens.
+        `budget` the most tokens that all of them may have on this rank. Returns the rewards of the whole responses
+        from each place, None where the budget did not suffice; and the number of sampled tokens.
         """
 
 
@@ -192,8 +201,6 @@ class CreditContext:
         reference: The frozen policy before training; None unless the run has one (`Needs.reference`).
         continuations: What samples continuations of rollouts; None outside of a run.
         second: The model that the run trains for the method (`Needs.training`); None outside of `fit`.
-        earlier: The weights of the previous call for this batch, if the method is called again before a further
-            optimiser step; None in the first call for a batch.
     """
 
     step: int
@@ -203,7 +210,6 @@ class CreditContext:
     reference: Reference | None = None
     continuations: Continuations | None = None
     second: SecondModel | None = None
-    earlier: TokenWeights | None = None
 
     def row_generator(self, row: int) -> torch.Generator:
         """A generator for one row, keyed by the row's identity in the step (`RolloutBatch.row`)."""
@@ -215,30 +221,13 @@ class CreditContext:
 # --- methods and controls -----------------------------------------------------------------------------------------
 
 
-_OLD_ATTRIBUTES = {
-    "refresh",
-    "needs_reference",
-    "needs_continuations",
-    "training",
-    "fuse_saliency",
-    "as_saliency_credit",
-}
-
-
 class TokenCredit(ABC):
     """A method that distributes a rollout's advantage over its tokens.
 
     A subclass implements `__call__`. If its weights are a function of saliency, it is a subclass of `SaliencyCredit`
-    instead, which has a `__call__` already. `grail_lightning.credit.weigh.check_weights` lists what it may return. The
-    arguments of its constructor become options: ``--model.credit=package.module.Name --model.credit.option=value``.
+    instead, which has a `__call__` already. `check_weights` lists what it may return. The arguments of its constructor
+    become options: ``--model.credit=package.module.Name --model.credit.option=value``.
     """
-
-    def __init_subclass__(cls, **options: object) -> None:
-        super().__init_subclass__(**options)
-        if old := _OLD_ATTRIBUTES & vars(cls).keys():  # They would have no effect, and the run would end well.
-            raise TypeError(
-                f"`{cls.__name__}` must say what it needs in `needs()`, but it sets {', '.join(sorted(old))}."
-            )
 
     @abstractmethod
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
@@ -273,7 +262,48 @@ class Uniform(TokenCredit):
         return uniform_weights(batch)
 
 
-# --- what methods check -------------------------------------------------------------------------------------------
+# --- checks -------------------------------------------------------------------------------------------------------
+
+
+def weigh(credit: TokenCredit, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+    """The weights of a method, checked by `check_weights`."""
+    weights = credit(policy, batch, context)
+    check_weights(credit, weights, batch)
+    return weights
+
+
+def check_weights(giver: TokenCredit | CreditControl, weights: object, batch: RolloutBatch) -> None:
+    """Raise a ValueError for what a method or control must not return for `batch`.
+
+    That is no `TokenWeights`; a tensor in it of the wrong dtype, shape or device, that requires a gradient or is not
+    finite; negative `values`; `values` or an `additive` stage outside the response mask; a metric that is no number.
+    """
+    name, mask = f"`{type(giver).__name__}`", batch.response_mask
+    if not isinstance(weights, TokenWeights):
+        raise ValueError(
+            f"{name} must return a `TokenWeights`, but got {type(weights).__name__}. "
+            "Return `TokenWeights(values=…)`, of grail_lightning.credit."
+        )
+    tensors: dict[str, Tensor] = {"values": weights.values}
+    optional = {"scores": weights.scores, "additive": weights.additive}
+    tensors |= {part: tensor for part, tensor in optional.items() if tensor is not None}
+    for part, tensor in tensors.items():
+        check_tensor(f"{name} must return `{part}`", tensor, "floating-point", mask.shape, mask.device)
+    check_tensor(f"{name} must return `fallback`", weights.fallback, "bool", mask.shape[:1], mask.device)
+    claims = [Claim(f"{name} must return finite `{f}`", ~tensor.isfinite(), tensor) for f, tensor in tensors.items()]
+    claims.append(Claim(f"{name} must return `values` of at least 0", weights.values < 0, weights.values))
+    claims += [
+        Claim(f"{name} must return `{f}` that are 0 outside `batch.response_mask`", (tensor != 0) & ~mask, tensor)
+        for f, tensor in tensors.items()
+        if f != "scores"
+    ]
+    check_claims(claims, "See `batch.texts` of that row; `.masked_fill(~batch.response_mask, 0)` clears padding.")
+    for metric, value in weights.metrics.items():
+        if not isinstance(value, (Mean, Real)):
+            raise ValueError(
+                f"{name} must return `metrics` that are numbers or `Mean(total, size)`, but got {type(value).__name__} "
+                f"for `{metric}`. Call `.item()` of a tensor."
+            )
 
 
 def given(method: TokenCredit, value: _Value | None, name: str) -> _Value:

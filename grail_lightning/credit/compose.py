@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Needs, TokenCredit, TokenWeights
+from grail_lightning.credit.base import CreditContext, Needs, TokenCredit, TokenWeights, rows_by_group, weigh
 from grail_lightning.credit.saliency import SaliencyCredit, SaliencyTarget
-from grail_lightning.credit.weigh import weigh_part
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
 
@@ -54,17 +53,17 @@ class WarmUp(_Around):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The inner method's weights, interpolated with 1."""
-        return self.fade(weigh_part(self.inner, policy, batch, context), batch, context)
+        return self.fade(weigh(self.inner, policy, batch, context), batch, context)
 
     def fade(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The given weights of the inner method, interpolated with 1."""
         strength = min(context.step / self.steps, 1.0)
         metrics = {**weights.metrics, "strength": strength}
         if strength == 1:
-            return replace(weights, metrics=metrics, parts=(weights,))
+            return replace(weights, metrics=metrics)
         values = (1 + strength * (weights.values - 1)).masked_fill(~batch.response_mask, 0)
         additive = None if weights.additive is None else strength * weights.additive
-        return replace(weights, values=values, additive=additive, metrics=metrics, parts=(weights,))
+        return replace(weights, values=values, additive=additive, metrics=metrics)
 
     def needs(self) -> Needs:
         """What the inner method needs, also of saliency: the transition uses only a token's own weight."""
@@ -93,8 +92,7 @@ class Product(TokenCredit):
     .. math:: w_t = w^{first}_t w^{second}_t, \qquad A_t = A\, w_t + a^{first}_t + a^{second}_t
 
     A row counts as a fallback if either method fell back; the weights of the other method still apply. The combination
-    has no scores. Each method keeps its own `refresh`: one may compute weights before every optimiser step, while the
-    other keeps those of the first step.
+    has no scores. Both methods must have the same `refresh`.
 
     Args:
         first: The first method.
@@ -105,12 +103,17 @@ class Product(TokenCredit):
         self.first, self.second = first, second
         if first.needs().training is not None and second.needs().training is not None:
             raise ValueError("Only one of `first` and `second` may train a model, but got two. Replace one of them.")
+        if first.needs().refresh != second.needs().refresh:
+            raise ValueError(
+                f"`first` and `second` must have the same `refresh`, but got {first.needs().refresh} and "
+                f"{second.needs().refresh}. Set `saliency.refresh` of `GRAIL` to rollout."
+            )
 
     def needs(self) -> Needs:
         """What either method needs, but no saliency: the product is computed as a whole."""
         one, two = self.first.needs(), self.second.needs()
         return Needs(
-            refresh="update" if "update" in (one.refresh, two.refresh) else "rollout",
+            refresh=one.refresh,
             reference=one.reference or two.reference,
             continuations=one.continuations or two.continuations,
             training=one.training or two.training,
@@ -118,7 +121,7 @@ class Product(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The product of both methods' weights."""
-        one, two = (weigh_part(m, policy, batch, context, k) for k, m in enumerate((self.first, self.second)))
+        one, two = (weigh(method, policy, batch, context) for method in (self.first, self.second))
         metrics = {f"first/{name}": value for name, value in one.metrics.items()}
         metrics |= {f"second/{name}": value for name, value in two.metrics.items()}
         return TokenWeights(
@@ -126,7 +129,6 @@ class Product(TokenCredit):
             fallback=one.fallback | two.fallback,
             additive=_sum(one.additive, two.additive),
             metrics=metrics,
-            parts=(one, two),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -160,17 +162,15 @@ class PermutedRewards(_Around):
         """The inner method's weights of the batch with permuted rewards and verdicts."""
         order, rewards = torch.arange(len(batch)), batch.rewards.cpu().clone()
         correct = batch.correct.cpu().clone()
-        for group in sorted({*batch.group.tolist()}):
-            rows = (batch.group == group).nonzero().flatten().cpu()
-            rows = rows[batch.row.cpu()[rows].argsort()]  # Their order in the batch must not matter.
+        for rows in (rows.cpu() for rows in rows_by_group(batch)):
             generator = context.row_generator(int(batch.row[rows[0]]))
             order[rows] = rows[torch.randperm(len(rows), generator=generator)]
             if self.mirrored and torch.rand(1, generator=generator) < 0.5:
                 rewards[rows] = rewards[rows].max() + rewards[rows].min() - rewards[rows]
                 correct[rows] = ~correct[rows]
         permuted = {"rewards": rewards[order].to(batch.rewards.device), "correct": correct[order].to(batch.correct)}
-        weights = weigh_part(self.inner, policy, batch.replace(**permuted), context)
-        return replace(weights, parts=(weights,))
+        weights = weigh(self.inner, policy, batch.replace(**permuted), context)
+        return replace(weights)
 
 
 def _sum(one: Tensor | None, two: Tensor | None) -> Tensor | None:

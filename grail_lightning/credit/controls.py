@@ -36,8 +36,7 @@ class Shuffled(CreditControl):
             places = free[k].nonzero().flatten()
             source[k, places] = places[torch.randperm(len(places), generator=context.row_generator(row))]
         source = source.to(weights.values.device)
-        additive = None if weights.additive is None else weights.additive.gather(1, source)
-        return replace(weights, values=weights.values.gather(1, source), additive=additive)
+        return weights.changed(lambda tensor: tensor.gather(1, source))
 
 
 @dataclass(eq=False)
@@ -107,8 +106,7 @@ class SameMagnitude(CreditControl):
         uniform, total = all_reduce(sums, "sum").tolist()
         if uniform == 0 or total == 0:
             return weights
-        additive = None if weights.additive is None else weights.additive * (uniform / total)
-        return replace(weights, values=weights.values * (uniform / total), additive=additive)
+        return weights.changed(lambda tensor: tensor * (uniform / total))
 
 
 class Balanced(CreditControl):
@@ -134,13 +132,8 @@ class Balanced(CreditControl):
         possible = (wanted * total > 0) & (total.abs() > _CANCELLED * absolute)
         factors = torch.where(possible, wanted / torch.where(possible, total, 1), 1)
         factor = torch.where(batch.correct, factors[0], factors[1])[:, None]
-        additive = None if weights.additive is None else weights.additive * factor.to(weights.additive)
-        return replace(
-            weights,
-            values=weights.values * factor.to(weights.values),
-            additive=additive,
-            metrics={**weights.metrics, "unbalanced": float((~possible).sum())},
-        )
+        scaled = weights.changed(lambda tensor: tensor * factor.to(tensor))
+        return replace(scaled, metrics={**weights.metrics, "unbalanced": float((~possible).sum())})
 
 
 @dataclass(eq=False)

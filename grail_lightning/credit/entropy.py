@@ -20,6 +20,7 @@ from grail_lightning.credit.base import (
     TokenWeights,
     given,
     one_elsewhere,
+    rows_by_group,
 )
 from grail_lightning.credit.measure import entropies, logprobs, measure_logits, measure_rows
 from grail_lightning.functional.certainty import group_zscore, hellinger, in_chunks, quantile_of_all, self_certainty
@@ -122,8 +123,9 @@ class LESS(TokenCredit):
         live = torch.isin(batch.group, batch.group[batch.advantages != 0])
         entropy = entropies(policy, batch, context, live.nonzero().flatten())
         values = mask.to(entropy.dtype)
-        for group in sorted(set(batch.group[live].tolist())):
-            rows = (batch.group == group).nonzero().flatten()
+        for rows in rows_by_group(batch):
+            if not live[rows[0]]:
+                continue
             texts = batch.response_ids[rows], entropy[rows], mask[rows], batch.correct[rows]
             values[rows] = segment_weights(*texts, share=self.share, min_length=self.min_length)
         return TokenWeights(

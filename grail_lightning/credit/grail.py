@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import AnswerMasks, RolloutBatch
-from grail_lightning.credit.base import (
-    CreditContext,
-    Mean,
-    Needs,
-    Refresh,
-    TokenWeights,
-    one_elsewhere,
-)
+from grail_lightning.credit.base import CreditContext, Mean, Needs, Refresh, TokenWeights, one_elsewhere
 from grail_lightning.credit.saliency import Leaf, SaliencyCredit, SaliencyTarget
 from grail_lightning.functional import answer_overwrite, grail_map, mean_one
 from grail_lightning.grading import WhichBox, align_rows, answer_masks
@@ -27,6 +20,12 @@ from grail_lightning.runtime.checks import check_options
 Gate = Literal["negative", "positive", "all"]
 Overwrite = Literal["always", "gated", "never"]
 Normalise = Literal["none", "mean_one"]
+
+
+def in_gate(gate: Gate, advantages: Tensor) -> Tensor:
+    """``[B]`` bool: the rows that a gate lets through, by the sign of their advantage."""
+    right = advantages > 0
+    return right if gate == "positive" else ~right if gate == "negative" else torch.ones_like(right)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,14 +96,14 @@ class GRAIL(SaliencyCredit):
     def target(self, policy: Policy, batch: RolloutBatch) -> SaliencyTarget:
         """The likelihood of the answer, in the rows inside the gate."""
         answer = self._answer(policy, batch)
-        rows = self.in_gate(batch.advantages) & answer.whole.any(1) & (batch.advantages != 0)
+        rows = in_gate(self.gate, batch.advantages) & answer.whole.any(1) & (batch.advantages != 0)
         leaf, alignment = self.saliency.leaf, self.saliency.alignment
         return SaliencyTarget(explained=answer.whole, rows=rows, leaf=leaf, alignment=alignment)
 
     def weights_from(self, scores: Tensor, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights ``[B, T]`` from saliency ``[B, T]``."""
         answer, mask = self._answer(policy, batch), batch.response_mask
-        gated, boxed = self.in_gate(batch.advantages), answer.whole.any(1)
+        gated, boxed = in_gate(self.gate, batch.advantages), answer.whole.any(1)
         eligible = gated & boxed & (batch.advantages != 0)
         values = one_elsewhere(self.map(scores, mask), eligible[:, None], mask)
         if self.answer_overwrite != "never":
@@ -124,16 +123,6 @@ class GRAIL(SaliencyCredit):
     def map(self, scores: Tensor, mask: Tensor) -> Tensor:
         """The weights ``[B, T]`` of rows with these scores ``[B, T]``, before answer tokens are overwritten."""
         return grail_map(scores, mask, mean=self.mean, std=self.std, w_min=self.w_min, w_max=self.w_max)
-
-    def in_gate(self, advantages: Tensor) -> Tensor:
-        """``[B]`` bool: rows that the method reweights."""
-        match self.gate:
-            case "negative":
-                return advantages <= 0
-            case "positive":
-                return advantages > 0
-            case _:
-                return torch.ones_like(advantages, dtype=torch.bool)
 
     def _answer(self, policy: Policy, batch: RolloutBatch) -> AnswerMasks:
         if self.saliency.box == "last":

@@ -213,16 +213,15 @@ class OARPerturbation(TokenCredit):
 
     This is the costly original that OAR-G approximates. It needs one forward pass for each reasoning token (those
     before the answer), in rows with a box and an advantage. The tokens before the replaced one are run once for all of
-    these passes. Perturbed sequences are batched within the token budget, so that memory does not grow with the
-    response. There is no gate by sign; rows without a box or an advantage have weight 1.
+    these passes; models with recurrent states run every sequence whole. Perturbed sequences are batched within the
+    token budget, so that memory does not grow with the response. There is no gate by sign; rows without a box or an
+    advantage have weight 1.
 
     Args:
         distribution: The distribution of the answer: answer_mean is the softmax of the mean logits that predict its
             tokens, last is the softmax at the last token before it, and answer_joint uses the decrease of its mean
             log-likelihood instead (a negative decrease counts as zero in the weights).
         at_temperature: Whether logits are divided by the sampling temperature; the published code does not.
-        share_prefix: Whether keys and values of the tokens before the replaced one are reused from the unperturbed
-            pass. Models with recurrent states cannot reuse them. False runs every sequence whole, as published.
         bilevel: Options of the map from scores to weights.
 
     Source: arXiv 2601.07408; the functions for answer_mean and answer_joint are those of OAR-G's published scorer.
@@ -230,7 +229,6 @@ class OARPerturbation(TokenCredit):
 
     distribution: AnswerDistribution = "answer_mean"
     at_temperature: bool = False
-    share_prefix: bool = True
     bilevel: BilevelOptions = BilevelOptions()
 
     def __post_init__(self) -> None:
@@ -247,7 +245,7 @@ class OARPerturbation(TokenCredit):
         costs = torch.stack([batch.prompt_lengths, ends], 1)
         scores = zero_table(policy, batch)
         rows = (_eligible(batch) & scope.any(1)).nonzero().flatten()
-        share = self.share_prefix and policy.supports_kv_continuation
+        share = policy.supports_kv_continuation
         with explaining(policy):
             policy.eval()  # `explaining` leaves checkpointed blocks in training mode, in which they refuse a cache.
             for part in micro_batches(costs, context.token_budget, rows):

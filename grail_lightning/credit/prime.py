@@ -21,6 +21,7 @@ from grail_lightning.credit.base import (
     TokenWeights,
     Training,
     given,
+    toward_outcome,
 )
 from grail_lightning.credit.measure import logprobs
 from grail_lightning.functional import TokenStats
@@ -106,8 +107,7 @@ class PRIME(TokenCredit):
         return TokenWeights(
             values=torch.zeros_like(mask, dtype=dtype),
             additive=_whiten(advantages, mask & used[:, None]).to(dtype),
-            # In the direction of the outcome: what a token gave to a right response, or took from a wrong one.
-            scores=((2 * batch.correct.double() - 1)[:, None] * rewards).to(dtype),
+            scores=toward_outcome(rewards, batch).to(dtype),
             metrics=metrics,
         )
 

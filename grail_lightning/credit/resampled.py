@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import (
@@ -23,45 +22,37 @@ from grail_lightning.credit.base import (
     TokenWeights,
     check_one_turn,
     given,
+    toward_outcome,
 )
-from grail_lightning.credit.measure import entropies
-from grail_lightning.functional.attribution import top_tokens
+from grail_lightning.credit.grail import Gate, in_gate
 from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce
 
-Borders = Literal["steps", "lines", "entropy"]
 Search = Literal["bisection", "everywhere"]
-Outcome = Literal["reward", "correctness"]
-Gate = Literal["negative", "positive", "all"]
 
 
 @dataclass
 class _Row:
-    """A rollout that is divided by borders, and the values that are known so far.
-
-    Attributes:
-        places: Its borders, the beginning (0) and the end of the response included.
-        values: The value at a border, by the border's index: the mean outcome of responses that continue from it.
-        lost: Whether the budget did not suffice.
-    """
+    """A rollout that is divided by borders, and the values that are known so far."""
 
     row: int
-    places: list[int]
-    values: dict[int, float] = field(default_factory=dict)
-    lost: bool = False
+    places: list[int]  # Its borders, the beginning (0) and the end of the response included.
+    values: dict[int, float] = field(default_factory=dict)  # By the border's index.
+    lost: bool = False  # Whether the budget did not suffice.
 
 
 @dataclass(eq=False)
 class Resampled(TokenCredit):
-    r"""Adds the change of value over each step, where a value is the mean outcome of continuations by the policy.
+    r"""Adds the change of value over each step, where a value is the mean reward of continuations by the policy.
 
     .. math:: A_{it} = A_i + c\,\bigl(V(s_{k+1}) - V(s_k)\bigr) \text{ for the tokens of step } k, \qquad
               V(s) = \frac{1}{K} \sum_{j=1}^{K} r(\text{continuation } j \text{ from } s)
 
-    ``V`` of the beginning is the mean outcome of the group, and that of the end is the rollout's own outcome. So the
-    changes of a rollout sum to its outcome less the group's mean.
+    ``V`` of the beginning is the mean reward of the group, and that of the end is the rollout's own reward. So the
+    changes of a rollout sum to its reward less the group's mean. Steps end behind those that the task labels, or behind
+    lines where it labels none.
 
     *Everywhere* draws from each border. *Bisection* looks for the first border behind which the outcome is decided: the
     value there is nearer to the rollout's own outcome than to the group's mean. It draws from ``log2`` of the number of
@@ -75,12 +66,8 @@ class Resampled(TokenCredit):
 
     Args:
         continuations: K.
-        borders: Where steps begin: behind the steps that the task labels (behind lines where it labels none), behind
-            lines, or at the tokens of highest entropy, which takes a forward pass.
-        num_borders: The number of borders of a rollout, for `borders: entropy`.
         search: bisection or everywhere.
         gate: Which rollouts are divided, by the sign of their advantage: negative, positive or all.
-        outcome: The outcomes ``r``: the rewards, or 1 for a right response and 0 for a wrong one.
         scale: c, the factor of the changes.
         advantage: Whether the group's advantage ``A_i`` is kept; without it the changes are the whole advantage, as in
             VinePPO.
@@ -92,18 +79,14 @@ class Resampled(TokenCredit):
     """
 
     continuations: int = 8
-    borders: Borders = "steps"
-    num_borders: int = 8
     search: Search = "bisection"
     gate: Gate = "negative"
-    outcome: Outcome = "reward"
     scale: float = 1.0
     advantage: bool = True
     budget: int = 262_144
 
     def __post_init__(self) -> None:
-        check_options(self, borders=Borders, search=Search, gate=Gate, outcome=Outcome, scale="[0, inf)")
-        check_options(self, continuations="[1, inf)", num_borders="[1, inf)", budget="[1, inf)")
+        check_options(self, search=Search, gate=Gate, scale="[0, inf)", continuations="[1, inf)", budget="[1, inf)")
 
     def needs(self) -> Needs:
         """Continuations of rollouts."""
@@ -113,7 +96,7 @@ class Resampled(TokenCredit):
         """Weights of 1 (0 in divided rollouts without the group's advantage), and the changes as an additive stage."""
         check_one_turn(self, batch, "continues rollouts from places within them", "Set another `model.credit`.")
         source = given(self, context.continuations, "continuations")
-        rows = self._rows(policy, batch, context)
+        rows = self._rows(policy, batch)
         spent = self._measure(rows, batch, source)
         mask, advantages = batch.response_mask, batch.advantages
         values, additive = mask.to(advantages.dtype), torch.zeros(mask.shape, dtype=torch.float64)
@@ -132,8 +115,7 @@ class Resampled(TokenCredit):
         divided = sum(not row.lost for row in rows)
         return TokenWeights(
             values=values,
-            # In the direction of the outcome: what a step took from a wrong response, or gave to a right one.
-            scores=(2 * batch.correct.to(advantages) - 1)[:, None] * added,
+            scores=toward_outcome(added, batch),
             additive=added,
             fallback=fallback.to(mask.device),
             metrics={
@@ -142,17 +124,14 @@ class Resampled(TokenCredit):
             },
         )
 
-    def _rows(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> list[_Row]:
+    def _rows(self, policy: Policy, batch: RolloutBatch) -> list[_Row]:
         """The rollouts inside the gate with their borders, the beginning, the end, and the values of both."""
-        sign = {"negative": batch.advantages < 0, "positive": batch.advantages > 0, "all": batch.advantages != 0}
-        inside = sign[self.gate].nonzero().flatten()
-        borders = find_borders(policy, batch, context, inside, self.borders, self.num_borders)
-        outcomes = (batch.rewards if self.outcome == "reward" else batch.correct).cpu().double()
-        group, lengths = batch.group.cpu(), batch.response_lengths.tolist()
+        inside = (in_gate(self.gate, batch.advantages) & (batch.advantages != 0)).nonzero().flatten().tolist()
+        rewards, group, lengths = batch.rewards.cpu().double(), batch.group.cpu(), batch.response_lengths.tolist()
         rows = []
-        for row, places in zip(inside.tolist(), borders, strict=True):
+        for row, places in zip(inside, find_borders(policy, batch, inside), strict=True):
             if places:
-                ends = {0: float(outcomes[group == group[row]].mean()), len(places) + 1: float(outcomes[row])}
+                ends = {0: float(rewards[group == group[row]].mean()), len(places) + 1: float(rewards[row])}
                 rows.append(_Row(row, [0, *places, lengths[row]], ends))
         return rows
 
@@ -167,12 +146,11 @@ class Resampled(TokenCredit):
             places = [Place(row.row, row.places[k]) for row, k in asked]
             drawn, tokens = source.draw(batch, places, self.continuations, self.budget - spent)
             spent += tokens
-            for (row, k), ends in zip(asked, drawn, strict=True):
-                if ends is None:
+            for (row, k), rewards in zip(asked, drawn, strict=True):
+                if rewards is None:
                     row.lost = True
-                    continue
-                outcomes = ends.rewards if self.outcome == "reward" else [float(right) for right in ends.correct]
-                row.values[k] = sum(outcomes) / len(outcomes)
+                else:
+                    row.values[k] = sum(rewards) / len(rewards)
 
     def _unknown(self, row: _Row) -> list[int]:
         """The borders whose values are needed next."""
@@ -193,28 +171,15 @@ class Resampled(TokenCredit):
         return low, low
 
 
-def find_borders(
-    policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor, borders: Borders, most: int
-) -> list[list[int]]:
-    """The borders of some rows, each as the number of response tokens before it, in rising order.
+def find_borders(policy: Policy, batch: RolloutBatch, rows: list[int]) -> list[list[int]]:
+    """The borders between the steps of some rows, each as the number of response tokens before it, in rising order.
 
-    A border behind a piece of text is the one behind the token that holds its last character. Rows whose steps the
-    task cannot label are divided behind lines. `most` is the largest number of borders by entropy.
+    A border behind a piece of text is the one behind the token that holds its last character.
     """
-    if borders == "entropy":
-        mask = batch.response_mask.clone()
-        mask[:, 0] = False  # A border before the first token divides nothing.
-        number = torch.full((len(mask),), most, device=mask.device)
-        chosen = top_tokens(entropies(policy, batch, context, rows), mask, number)
-        return [chosen[row].nonzero().flatten().tolist() for row in rows.tolist()]
-    some = batch.select(rows.cpu())
-    of_rows = []
-    for aligned, prompt, length in zip(
-        align_rows(some, policy.tokenizer), some.prompts, some.response_lengths.tolist(), strict=True
-    ):
-        steps = labelled_steps(aligned.text, prompt) if borders == "steps" else None
-        ends = [step.stop for step in steps or []]
+    lengths, of_rows = batch.response_lengths.tolist(), []
+    for row, aligned in zip(rows, align_rows(batch, policy.tokenizer, rows) if rows else [], strict=True):
+        ends = [step.stop for step in labelled_steps(aligned.text, batch.prompts[row]) or []]
         ends = ends or [place + 1 for place, character in enumerate(aligned.text) if character == "\n"]
         behind = {max(tokens) + 1 for end in ends if end and (tokens := aligned.overlapping(end - 1, end))}
-        of_rows.append(sorted(place for place in behind if 0 < place < length))
+        of_rows.append(sorted(place for place in behind if 0 < place < lengths[row]))
     return of_rows

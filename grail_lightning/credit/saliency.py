@@ -166,8 +166,8 @@ def forward_with_saliency(
     def saliency() -> Tensor:
         # Checkpointed blocks run once more in here, which must be in the mode of the first time.
         with mode(), torch.enable_grad():
-            states, activation = forward
-            return _explain(policy, layout, target, states, activation, temperature, keep=not frozen)
+            effects = _effects(policy, layout, target, forward[0], forward[1], temperature, keep=not frozen)
+            return layout.read(effects, target.alignment)
 
     return stats, saliency
 
@@ -196,7 +196,7 @@ def picture_saliency(
 
     It is that of the token's own embedding; see `input_saliency`. A row without an explained token has none.
     """
-    found: list[list[float]] = [[] for _ in range(len(batch))]
+    by_row: list[list[float]] = [[] for _ in range(len(batch))]
     rows = explained.any(1)
     with explaining(policy):
         for micro in cut_rows(policy, batch, rows.nonzero().flatten(), token_budget, share=False):
@@ -208,8 +208,8 @@ def picture_saliency(
                 forward = _forward_from_leaf(policy, layout, target.leaf, cut_off=True)
                 effects = _effects(policy, layout, target, *forward, temperature)
             for row, ids, values in zip(micro.rows.tolist(), layout.ids, effects, strict=True):
-                found[row] = values[ids >= FIRST_PICTURE_ID].tolist()
-    return found
+                by_row[row] = values[ids >= FIRST_PICTURE_ID].tolist()
+    return by_row
 
 
 def block_number(leaf: Leaf | int, num_blocks: int) -> int:
@@ -249,19 +249,6 @@ def _forward_from_leaf(
     return states, caught[0]
 
 
-def _explain(
-    policy: Policy,
-    layout: TokenLayout,
-    target: SaliencyTarget,
-    states: Tensor,
-    activation: Tensor,
-    temperature: float,
-    keep: bool = False,
-) -> Tensor:
-    """``[b, t]``: gradient times activation at each response token. `keep` retains the graph for a backward pass."""
-    return layout.read(_effects(policy, layout, target, states, activation, temperature, keep), target.alignment)
-
-
 def _effects(
     policy: Policy,
     layout: TokenLayout,
@@ -271,7 +258,7 @@ def _effects(
     temperature: float,
     keep: bool = False,
 ) -> Tensor:
-    """``[R, N]``: the same at each token that was run."""
+    """``[R, N]``: gradient times activation at each token that was run. `keep` retains the graph."""
     explained = layout.from_rows(target.explained)
     answer = token_logprobs(
         states.flatten(0, 1)[layout.predictors[explained]],
@@ -289,8 +276,8 @@ def _effects(
 def _saliency(policy: Policy, layout: TokenLayout, target: SaliencyTarget, temperature: float) -> Tensor:
     """``[b, t]``: the saliency of the rows of a layout, from a forward pass of its own."""
     with torch.enable_grad():
-        states, activation = _forward_from_leaf(policy, layout, target.leaf, cut_off=True)
-        return _explain(policy, layout, target, states, activation, temperature)
+        forward = _forward_from_leaf(policy, layout, target.leaf, cut_off=True)
+        return layout.read(_effects(policy, layout, target, *forward, temperature), target.alignment)
 
 
 @contextmanager

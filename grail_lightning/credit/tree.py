@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch, SampledBatch
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, check_one_turn
+from grail_lightning.credit.base import (
+    CreditContext,
+    Mean,
+    TokenCredit,
+    TokenWeights,
+    check_one_turn,
+    rows_by_group,
+    toward_outcome,
+)
 from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.credit.turns import turn_states, turn_table
 from grail_lightning.functional.advantages import EQUAL_REWARDS, group_std, group_sums, state_values, value_changes
@@ -25,13 +31,9 @@ from grail_lightning.grading import align_rows
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import group_nodes
 from grail_lightning.runtime.checks import check_options
-from grail_lightning.tasks.import_path import import_function
 
-Outcome = Literal["reward", "correctness"]
-Tail = Literal["zero", "own"]
+State = Literal["prefix", "numbers", "turns"]
 Unit = Literal["token", "turn"]
-Marks = Sequence[tuple[int, str]]
-"""Where a text reaches a new state: the number of characters after which it does, and the key of the state."""
 
 _EPS = 1e-8
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
@@ -41,7 +43,7 @@ _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 class TreeAdvantage(TokenCredit):
     r"""Adds to each token's advantage the change of value from the state before it to the state after it.
 
-    The responses of a group form a prefix tree. The value of a state is the mean outcome of the group's rows that reach
+    The responses of a group form a prefix tree. The value of a state is the mean reward of the group's rows that reach
     it, so the values need no model and no further sampling:
 
     .. math:: A_{it} = A_i + c\,\bigl(V(s_t) - V(s_{t-1})\bigr), \qquad
@@ -51,82 +53,70 @@ class TreeAdvantage(TokenCredit):
 
     .. math:: V_{-i}(s_t) = \frac{\sum_{j \ne i} r_j + \kappa V_{-i}(s_{t-1})}{n_{s_t} - 1 + \kappa}
 
-    Rows in one state have one gradient at its token while the policy is the one that sampled, and ``V(s_t)`` is their
-    mean outcome: the terms are then the same estimate as ``c (r_i - V(s_{t-1}))``, a baseline by state.
-
     The terms of a row that is alone in its states are 0, so the method becomes GRPO where texts part early: `in_tree`
-    is the share of tokens that are in a state with another row. The last change of a row that leaves the tree includes
-    its own outcome, unless `own_row` is off. A group whose outcomes are all equal has no terms, and its rows are
-    not run. Truncated rollouts count in the values.
-
-    In rollouts of several turns what an environment answers is part of the prefix. A change of value over it is the
-    environment's chance, which no token is credited with.
+    is the share of tokens that are in a state with another row. A group whose rewards are all equal has no terms, and
+    its rows are not run. In rollouts of several turns what an environment answers is part of the prefix. A change of
+    value over it is the environment's chance, which no token is credited with.
 
     Args:
-        outcome: The outcomes ``r``: the rewards, or 1 for a right response and 0 for a wrong one.
         own_row: Whether a row counts in its own values.
-        shrinkage: κ, the number of outcomes that the value of the state before stands for; used if `own_row` is off.
+        shrinkage: κ, the number of rewards that the value of the state before stands for; used if `own_row` is off.
         scale: c, the factor of the terms.
-        standardise: Whether the terms are divided by the unbiased standard deviation of the group's outcomes + 1e-4,
+        standardise: Whether the terms are divided by the unbiased standard deviation of the group's rewards + 1e-4,
             which goes with `objective.scale_rewards: group`. Without a deviation they are 0.
         advantage: Whether the group's advantage ``A_i`` is kept; without it the terms are the whole advantage.
-        state: The state: `prefix`, the tokens so far; `numbers`, the set of numbers completed so far; or the import
-            path of a function from a text to pairs (number of characters after which a state is reached, its key as a
-            string). All tokens from one state to the next get the change between them, those after the last state
-            the outcome less its value. `turns`: the states in which turns begin, by the environment's `state_key`, else
-            the ids so far; `in_tree` is then the share of turns.
+        state: The state: `prefix`, the tokens so far; or `numbers`, the set of numbers completed so far, where all
+            tokens from one state to the next get the change between them, those after the last state the reward less
+            its value; or `turns`, the states in which turns begin, by the environment's `state_key`, else the ids so
+            far, where `in_tree` is the share of turns.
 
     Source: TEMPO, arXiv 2509.18314, and its published code, which keeps the row, divides by the standard deviation +
     1e-6 or not at all, and has no scale; states: Numca, arXiv 2605.29782; `own_row: false` is ours.
     """
 
-    outcome: Outcome = "reward"
     own_row: bool = True
     shrinkage: float = 1.0
     scale: float = 1.0
     standardise: bool = False
     advantage: bool = True
-    state: str = "prefix"
+    state: State = "prefix"
 
     def __post_init__(self) -> None:
-        check_options(self, outcome=Outcome, shrinkage="[0, inf)", scale="[0, inf)")
-        known: dict[str, Any] = {"prefix": None, "turns": None, "numbers": numbers}
-        self._marks_of: Callable[[str], Marks] | None = import_function(self.state, known, "`state`", "mypkg.lemmas")
+        check_options(self, shrinkage="[0, inf)", scale="[0, inf)", state=State)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 1 (0 without the group's advantage), and the terms as an additive stage."""
         mask, advantages = batch.response_mask, batch.advantages
-        outcomes = (batch.rewards if self.outcome == "reward" else batch.correct).cpu().double()
-        changes, shared = self._changes(policy, batch, outcomes)
+        rewards = batch.rewards.cpu().double()
+        changes, shared = self._changes(policy, batch, rewards)
         # A rounding error is no change.
         terms = self.scale * changes.masked_fill(changes.abs() <= EQUAL_REWARDS, 0)
         if self.standardise:
-            terms = terms * _inverse_std(outcomes, batch.group.cpu())[:, None]
+            std = group_std(rewards, batch.group.cpu())
+            terms = terms * torch.where(std > EQUAL_REWARDS, 1 / (std + 1e-4), 0)[:, None]
         additive = terms.to(advantages).masked_fill(~mask, 0)
         return TokenWeights(
-            # Without the group's advantage the terms are all there is.
             values=(mask & self.advantage).to(advantages.dtype),
-            # In the direction of the outcome: what a token took from a wrong response, or gave to a right one.
-            scores=(2 * batch.correct.to(advantages) - 1)[:, None] * additive,
+            scores=toward_outcome(additive, batch),
             additive=additive,
             metrics={"in_tree": Mean.share(shared)},
         )
 
-    def _changes(self, policy: Policy, batch: RolloutBatch, outcomes: Tensor) -> tuple[Tensor, Tensor]:
+    def _changes(self, policy: Policy, batch: RolloutBatch, rewards: Tensor) -> tuple[Tensor, Tensor]:
         """``[B, T]``: the change of value that each token belongs to; and which states are those of several rows."""
         options: dict[str, Any] = {"own_row": self.own_row, "shrinkage": self.shrinkage}
         if self.state == "turns":
             turns = turn_table(batch)
             exists, states = turns.exists.cpu(), turn_states(batch, turns)
-            values, reached = state_values(states, outcomes, **options)
-            changes = turn_changes(values, outcomes, exists)
+            values, reached = state_values(states, rewards, **options)
+            changes = turn_changes(values, rewards, exists)
             return spread_turns(changes, turns.numbers.cpu()), reached[exists] > 1
-        if self._marks_of is not None:
-            why = f"reads states (`state: {self.state}`) from the text of one response"
+        if self.state == "numbers":
+            why = "reads states (`state: numbers`) from the text of one response"
             check_one_turn(self, batch, why, "Set `state: prefix` or `state: turns`.")
-        path = prefix_path(batch) if self._marks_of is None else _marked_path(batch, policy, self._marks_of)
-        values, reached = state_values(path, outcomes, **options)
-        return value_changes(path, outcomes, values), reached[:, 1:][batch.response_mask.cpu()] > 1
+        path = prefix_path(batch) if self.state == "prefix" else _numbers_path(batch, policy)
+        values, reached = state_values(path, rewards, **options)
+        return value_changes(path, rewards, values), reached[:, 1:][batch.response_mask.cpu()] > 1
 
 
 class PrefixWeights(TokenCredit):
@@ -156,12 +146,10 @@ class OptimalBaseline(TokenCredit):
     over the rows ``j`` of the group that have a token ``t``, of an environment's answer, too, whose tokens have no
     summand. ``π`` is the policy at the sampling temperature. The
     summand is the squared norm of the gradient of a token's log-probability with respect to its logits. The whole
-    advantage is the additive stage, so `objective.scale_rewards` does not act. Groups without an advantage have none
-    and need no forward pass.
+    advantage is the additive stage, so `objective.scale_rewards` does not act. Positions that one row alone reaches
+    have the baseline 0. Groups without an advantage have none and need no forward pass.
 
     Args:
-        tail: The baseline of tokens at positions that only the group's longest row reaches: 0, or the row's own reward,
-            so that these tokens have no advantage. Published is zero.
         unit: What has a baseline: each position (`token`, as published), or each number of a `turn`, whose ``W`` is
             summed up to the turn's end.
 
@@ -169,11 +157,10 @@ class OptimalBaseline(TokenCredit):
     denominator alone; here to each ``W``, so that the baseline of certain tokens is the mean reward, not 0.
     """
 
-    tail: Tail = "zero"
     unit: Unit = "token"
 
     def __post_init__(self) -> None:
-        check_options(self, tail=Tail, unit=Unit)
+        check_options(self, unit=Unit)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 0, and the advantage as an additive stage."""
@@ -187,12 +174,12 @@ class OptimalBaseline(TokenCredit):
             exists = turns.exists
             by_unit = sum_by_turn(energy, turns.numbers, exists.shape[1])
         additive = torch.zeros(exists.shape, dtype=torch.float64, device=mask.device)
-        for group in sorted(set(batch.group[live].tolist())):
-            rows = batch.group == group
+        for rows in rows_by_group(batch):
+            if not live[rows[0]]:
+                continue
             weight = (by_unit[rows].cumsum(1) + _EPS) * exists[rows]
             baseline = (weight * rewards[rows, None]).sum(0) / weight.sum(0).clamp(min=_EPS)
-            if self.tail == "zero":
-                baseline = torch.where(exists[rows].sum(0) > 1, baseline, 0)
+            baseline = torch.where(exists[rows].sum(0) > 1, baseline, 0)
             additive[rows] = (rewards[rows, None] - baseline) * exists[rows]
         additive = spread_turns(additive, turns.numbers) if self.unit == "turn" else additive * mask
         return TokenWeights(
@@ -202,14 +189,8 @@ class OptimalBaseline(TokenCredit):
         )
 
 
-def _inverse_std(outcomes: Tensor, group: Tensor) -> Tensor:
-    """``[B]``: 1 over the unbiased standard deviation of each row's group + 1e-4; 0 without a deviation."""
-    std = group_std(outcomes, group)
-    return torch.where(std > EQUAL_REWARDS, 1 / (std + 1e-4), 0)
-
-
-def numbers(text: str) -> Marks:
-    """The states of a text by the set of numbers that it has completed, in any order.
+def numbers(text: str) -> list[tuple[int, str]]:
+    """Where a text completes a new number: the characters until then, and a key of the set of numbers so far.
 
     A number is complete when the character after it has been read. Numbers have no sign, since ``12-3`` is no −3.
 
@@ -238,10 +219,10 @@ def prefix_path(batch: SampledBatch) -> Tensor:
     return torch.cat([start + roots[:, None], nodes], 1)
 
 
-def _marked_path(batch: RolloutBatch, policy: Policy, marks_of: Callable[[str], Marks]) -> Tensor:
-    """``[B, T + 1]``: the states that a function reads from each text; groups have none in common.
+def _numbers_path(batch: RolloutBatch, policy: Policy) -> Tensor:
+    """``[B, T + 1]``: the sets of `numbers` as states, of each group by itself; a row begins with the empty set.
 
-    A token that covers the last character of a mark reaches its state. The first state of a row has the empty key.
+    A token that covers the character at which a state is reached belongs to it.
     """
     known: dict[tuple[int, str], int] = {}
     path = torch.full((len(batch), batch.response_mask.shape[1] + 1), -1, dtype=torch.long)
@@ -249,25 +230,8 @@ def _marked_path(batch: RolloutBatch, policy: Policy, marks_of: Callable[[str], 
         length = len(aligned.stops)
         path[row, : length + 1] = known.setdefault((group, ""), len(known))
         token = 0
-        for stop, key in _marks(marks_of, aligned.text):
+        for stop, key in numbers(aligned.text):
             while token < length - 1 and aligned.stops[token] < stop:
                 token += 1
             path[row, token + 1 : length + 1] = known.setdefault((group, key), len(known))
     return path
-
-
-def _marks(marks_of: Callable[[str], Marks], text: str) -> list[tuple[int, str]]:
-    """The marks of a text. They are checked, because the function may be the user's own."""
-    name = f"`state` ({getattr(marks_of, '__name__', marks_of)})"
-    wanted = f"{name} must return pairs (number of characters, key as a string), ascending, up to {len(text)},"
-    try:
-        marks = [(stop, key) for stop, key in marks_of(text)]
-    except Exception as error:
-        raise ValueError(
-            f"{wanted} but it raised {type(error).__name__}: {error}. Call it by hand on {text[-200:]!r}."
-        ) from error
-    stops = [0, *(stop for stop, _ in marks)]
-    typed = all(isinstance(stop, int) for stop in stops) and all(isinstance(key, str) for _, key in marks)
-    if not typed or any(later < earlier for earlier, later in pairwise(stops)) or stops[-1] > len(text):
-        raise ValueError(f"{wanted} but got {str(marks)[:200]}.")
-    return marks

@@ -106,21 +106,10 @@ def energy_baselines(
     .. math:: b_{group} = \frac{\sum_j \bar W(r_j)\, r_j}{\sum_j \bar W(r_j)}, \qquad
               \bar W(r) = \text{mean of } W_k \text{ over the pooled rows with } r_k = r
 
-    The sums run over the counted rows of the group. ``W`` is the squared norm of the gradient of a row's
-    log-probability. The variance of ``(r_j - b) g_j`` is least at ``b = E[W r] / E[W]``. For rewards of 0 and 1 this is
-    ``p ρ / (p ρ + 1 - p)`` with the group's share of right rows ``p`` and ``ρ`` the ratio of the mean energies of right
-    and wrong rows. The row itself is in ``p``, a bias of the order of one over the group. It is in ``ρ`` with a weight
-    of one over the pooled rows of its reward, so that rewards that nearly all differ weigh each row by itself.
-
-    Args:
-        rewards: ``[N]``, rows of one group next to each other.
-        counted: ``[N]`` bool, rows that have a gradient.
-        group_size: The number of rollouts of a group.
-        pooled_rewards: ``[K]``, the rewards of the rows that are pooled, over all ranks.
-        pooled_energies: ``[K]``, their energies ``W``, of any unit.
-
-    Returns:
-        ``[M]`` float64; the group's mean where a reward of the group is not among the pooled ones.
+    The sums run over the rows of the group that are `counted` ``[N]``. ``W`` is the squared norm of the gradient of a
+    row's log-probability; `pooled_energies` ``[K]`` are those of rows with the `pooled_rewards`, over all ranks. The
+    variance of ``(r_j - b) g_j`` is least at ``b = E[W r] / E[W]``. ``[M]`` float64; the group's mean where a reward of
+    the group is not among the pooled ones.
 
     Source: the optimal constant baseline of Greensmith et al., JMLR 5 (2004), section 4; pooling is ours.
     """

@@ -61,8 +61,7 @@ def forks(nodes: Tensor, group: Tensor, flawed: Tensor, sound: Tensor) -> Forks:
     """
     before = torch.cat([-2 - group[:, None], nodes[:, :-1]], 1)
 
-    def ends(results: Tensor) -> list[list[int]]:
-        """Row, token, its node and the node before, of the tokens of results and of the token right after each."""
+    def ends(results: Tensor) -> list[list[int]]:  # Row, token, its node and the node before.
         after = torch.nn.functional.pad(results[:, :-1], (1, 0))
         row, token = torch.nonzero((results | after) & (nodes >= 0)).unbind(1)
         found: list[list[int]] = torch.stack([row, token, nodes[row, token], before[row, token]], 1).tolist()
@@ -128,11 +127,6 @@ def top_share(scores: Tensor, mask: Tensor, share: float) -> Tensor:
 
     Of equal scores the earlier tokens are taken.
     """
-    return top_tokens(scores, mask, _count_share(mask.sum(1), share))
-
-
-def top_tokens(scores: Tensor, mask: Tensor, number: Tensor) -> Tensor:
-    """``[B, T]`` bool: the `number` ``[B]`` valid tokens of each row with the largest scores; see `top_share`."""
     order = scores.masked_fill(~mask, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-    taken = torch.arange(scores.shape[1], device=scores.device) < number[:, None]
+    taken = torch.arange(scores.shape[1], device=scores.device) < _count_share(mask.sum(1), share)[:, None]
     return torch.zeros_like(mask).scatter(1, order, taken) & mask

@@ -6,7 +6,7 @@ Shapes: ``B`` rows, ``T`` response tokens. All statistics are per row, over its 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,31 +47,13 @@ def grail_map(
     return (mean + std * z).clamp(w_min, w_max).masked_fill(~mask, 0)
 
 
-class _AnswerRegions(Protocol):
-    """The positions of an answer: ``[B, T]`` bool masks. `grail_lightning.batch.AnswerMasks` is an example."""
-
-    @property
-    def content(self) -> Tensor:
-        """Tokens between the braces."""
-
-    @property
-    def marker(self) -> Tensor:
-        r"""Tokens of the ``\boxed{`` and the closing brace."""
-
-    @property
-    def after(self) -> Tensor:
-        """Valid tokens after the box."""
-
-
-def answer_overwrite(
-    weights: Tensor, answer: _AnswerRegions, mask: Tensor, *, content: float = 5.0, rest: float = 1.0
-) -> Tensor:
+def answer_overwrite(weights: Tensor, answer: Any, mask: Tensor, *, content: float = 5.0, rest: float = 1.0) -> Tensor:
     """Set the weights of the answer's tokens: one weight for its content, one for marker, brace and what follows.
 
     A token that overlaps both a brace and the content has the marker's weight, as published.
 
-    `content` is the weight of the content, `rest` that of marker, closing brace and the valid tokens after the box. The
-    result is zero outside the mask.
+    `answer` has the masks ``[B, T]`` `content`, `marker` and `after`, as `grail_lightning.batch.AnswerMasks`; `content`
+    and `rest` are the two weights. The result is zero outside the mask.
 
     Source: GRAIL, arXiv 2606.04889, published trainer ("the boundary wins").
     """
@@ -152,7 +134,7 @@ def _row_quantile(values: Tensor, mask: Tensor, quantile: float, interpolate: bo
     return torch.where(count > 0, mixed, 0.0)
 
 
-def _low_entropy_tokens(entropy: Tensor, mask: Tensor, share: float = 0.8) -> tuple[Tensor, Tensor]:
+def _low_entropy_tokens(entropy: Tensor, mask: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """Tokens at or below their row's entropy threshold, and strictly below it; ``[B, T]`` bool each.
 
     The threshold is the entropy at rank ``min(round(share · n), n − 1)`` of the row's ``n`` valid tokens.

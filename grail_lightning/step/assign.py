@@ -19,9 +19,10 @@ from grail_lightning.credit.base import (
     TokenCredit,
     TokenWeights,
     Uniform,
+    check_weights,
     uniform_weights,
+    weigh,
 )
-from grail_lightning.credit.weigh import controlled, weigh
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.engines.base import build_batch
 from grail_lightning.policy.model import Policy
@@ -84,7 +85,8 @@ def token_weights(
     with whole, nullcontext() if frozen is None or frozen.has_adapters else gathered(frozen.policy):
         weights = weigh(credit, policy, rows, context)
     if control is not None:
-        weights = controlled(control, weights, rows, context)
+        weights = control(weights, rows, context)
+        check_weights(control, weights, rows)
     return weights if len(batch) else uniform_weights(batch)
 
 

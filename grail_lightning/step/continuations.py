@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from grail_lightning.batch import GradedBatch, RolloutBatch
-from grail_lightning.credit.base import Continuations, Outcomes, Place, check_one_turn
+from grail_lightning.credit.base import Continuations, Place, check_one_turn
 from grail_lightning.engines.base import build_batch
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.runtime.collectives import all_reduce
@@ -27,10 +27,10 @@ class SampledContinuations(Continuations):
     @torch.no_grad()
     def draw(
         self, batch: RolloutBatch, places: Sequence[Place], number: int, budget: int
-    ) -> tuple[list[Outcomes | None], int]:
+    ) -> tuple[list[list[float] | None], int]:
         """See `Continuations.draw`. Calls of the engine are filled from the earliest place on."""
         check_one_turn(self, batch, "continues rollouts from places within them", "Set another `model.credit`.")
-        outcomes: list[Outcomes | None] = [None] * len(places)
+        outcomes: list[list[float] | None] = [None] * len(places)
         keys = batch.row.tolist()
         waiting = sorted(range(len(places)), key=lambda k: (places[k].length, keys[places[k].row]))
         spent = 0
@@ -42,9 +42,9 @@ class SampledContinuations(Continuations):
             drawn, waiting = waiting[:fitting], waiting[fitting:]
             graded, tokens = self._call(batch, [places[k] for k in drawn], number)
             spent += tokens
-            rewards, correct = graded.rewards.tolist(), graded.correct.tolist()
+            rewards = graded.rewards.tolist()
             for start, k in zip(range(0, len(rewards), number), drawn, strict=True):
-                outcomes[k] = Outcomes(rewards[start : start + number], correct[start : start + number])
+                outcomes[k] = rewards[start : start + number]
 
     def _fitting(self, batch: RolloutBatch, places: list[Place], number: int, budget: int) -> int:
         """How many of the places, whose lengths rise, fit into one call and the budget."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.shown_answer import SENTENCE, check_sentence, with_shown_answers
+from grail_lightning.credit.distillation import SENTENCE, check_sentence, with_shown_answers
 from grail_lightning.policy.layout import TokenLayout, gather_rows
 from grail_lightning.policy.micro_batch import MicroBatch
 from grail_lightning.policy.model import Policy

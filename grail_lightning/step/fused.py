@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, CreditControl, Needs, TokenWeights
+from grail_lightning.credit.base import CreditContext, CreditControl, Needs, TokenWeights, check_weights
 from grail_lightning.credit.saliency import SaliencyCredit, forward_with_saliency, saliency_of_rows
-from grail_lightning.credit.weigh import check_weights
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from grail_lightning.credit import CreditContext
-from grail_lightning.credit.base import Continuations, Outcomes, Training
+from grail_lightning.credit.base import Continuations, Training
 from grail_lightning.policy.reference import Reference
 from grail_lightning.step.second_model import TrainedModel
 from grail_lightning.tasks import ArithmeticTask
@@ -22,7 +22,7 @@ class ByText(Continuations):
         found = []
         for row, length in places:
             right = int(batch.response_ids[row, :length].sum()) % (number + 1)
-            found.append(Outcomes([1.0] * right + [0.0] * (number - right), [k < right for k in range(number)]))
+            found.append([1.0] * right + [0.0] * (number - right))
         return found, number * len(places)
 
 

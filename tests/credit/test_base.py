@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from grail_lightning.credit import CreditControl, Mean, Shuffled, TokenCredit, Uniform, WarmUp
-from grail_lightning.credit.base import uniform_weights
+from grail_lightning.credit.base import uniform_weights, weigh
 from grail_lightning.credit.saliency import SaliencyCredit, SaliencyTarget
-from grail_lightning.credit.weigh import weigh
 from tests.credit.rollouts import context, in_groups
 from tests.runs import batches, module, trainer
 

@@ -1,7 +1,5 @@
 """Schedules and products of methods, and their names on the command line."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -9,23 +7,19 @@ from grail_lightning.credit import (
     DGPO,
     GRAIL,
     PRIME,
-    RLSD,
     UCAS,
     AdvantageReweighting,
-    HighEntropy,
     Needs,
     OARGradient,
     PermutedRewards,
     Product,
     Resampled,
     SaliencyOptions,
-    Shuffled,
     TokenCredit,
     Uniform,
     WarmUp,
 )
 from tests.credit.rollouts import context, in_groups
-from tests.runs import batches, module, trainer
 from tests.shell import built
 from tests.tolerance import near
 
@@ -81,12 +75,13 @@ def _pairs(rewards, correct):
 def test_composed_methods_need_what_their_parts_need():
     anew, prime = GRAIL(saliency=SaliencyOptions(refresh="update")), PRIME()
     for composed in (WarmUp, PermutedRewards, lambda inner: Product(inner, UCAS()), lambda i: Product(Uniform(), i)):
-        assert composed(anew).needs().refresh == "update"
         assert composed(GRAIL()).needs().refresh == "rollout"
         assert composed(DGPO()).needs().reference
         assert composed(Resampled()).needs().continuations
         assert composed(prime).needs().training is prime.needs().training
         assert (composed(GRAIL()).needs().saliency is None) == (composed is not WarmUp)
+    for composed in (WarmUp, PermutedRewards, lambda inner: Product(inner, inner)):
+        assert composed(anew).needs().refresh == "update"
     assert Product(Uniform(), Uniform()).needs() == Needs()
 
 
@@ -105,55 +100,6 @@ def test_a_product_multiplies_weights_and_adds_what_is_additive(golden_policy, g
     assert torch.equal(found.fallback, one.fallback)
     assert found.fallback.any()
     assert found.metrics["first/first/eligible"] == one.metrics["eligible"]
-
-
-class Watched(TokenCredit):
-    """Another method, and what it gave for each step."""
-
-    def __init__(self, inner):
-        self.inner, self.found = inner, []
-
-    def needs(self):
-        return Needs(refresh=self.inner.needs().refresh)
-
-    def __call__(self, policy, batch, context):
-        self.found.append((context.step, self.inner(policy, batch, context)))
-        return self.found[-1][1]
-
-
-@pytest.mark.parametrize(
-    ("once", "inside", "control"),
-    [
-        (HighEntropy(), "product", Shuffled()),
-        (RLSD(), "product of products", None),
-        (AdvantageReweighting(), "warm-up", None),
-    ],
-    ids=["threshold and control", "teacher", "warm-up"],
-)
-def test_each_part_of_a_composed_method_keeps_its_own_refresh(once, inside, control):
-    """Two batches of two optimiser steps: one method weighs each batch once, the other each step."""
-    once, anew = Watched(once), Watched(GRAIL(saliency=SaliencyOptions(refresh="update")))
-    product = Product(anew, once) if inside != "product of products" else Product(Product(once, Uniform()), anew)
-    whole = Watched(WarmUp(product, steps=1) if inside == "warm-up" else product)
-    fast = {"optimizer": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.0)}
-    trainer(4).fit(module({"updates_per_batch": 2}, credit=whole, control=control, **fast), batches(2))
-    assert [step for step, _ in anew.found] == [step for step, _ in whole.found] == [0, 1, 2, 3]
-    assert [step for step, _ in once.found] == [0, 2]
-    for number, ((_, found), (_, fresh)) in enumerate(zip(whole.found, anew.found, strict=True)):
-        kept = once.found[number // 2][1]
-        if not (inside == "warm-up" and number == 0):  # At strength 0 every weight is 1.
-            assert torch.equal(found.values, fresh.values * kept.values)
-    assert not torch.equal(anew.found[1][1].values, anew.found[0][1].values), "the policy must have moved"
-
-
-def test_inner_methods_are_computed_again_if_a_composed_method_keeps_no_parts(golden_policy, golden_batch):
-    """A user's own composed method may return no `parts`."""
-    batch = in_groups(golden_batch)
-    anew = Product(GRAIL(saliency=SaliencyOptions(refresh="update")), UCAS())
-    first = anew(golden_policy, batch, context())
-    without = replace(first, parts=())
-    again = anew(golden_policy, batch, replace(context(), earlier=without))
-    assert torch.equal(again.values, first.values)
 
 
 def test_a_product_is_composed_in_a_file_by_short_names(tmp_path):

@@ -43,8 +43,7 @@ from grail_lightning.credit import (
     Uniform,
     WarmUp,
 )
-from grail_lightning.credit.base import token_advantages
-from grail_lightning.credit.weigh import check_weights
+from grail_lightning.credit.base import check_weights, token_advantages
 from grail_lightning.environments.episode import Episode, Turn
 from grail_lightning.step.assign import token_weights
 from grail_lightning.step.report import Tally, add_credit
@@ -115,10 +114,10 @@ METHODS = {
     "LESS": lambda: LESS(min_length=1),
     "UCAS": UCAS,
     "RLSD": RLSD,
-    "TreeAdvantage": lambda: TreeAdvantage(outcome="correctness"),
-    "TreeAdvantage-left_out": lambda: TreeAdvantage(outcome="correctness", own_row=False, advantage=False),
-    "TreeAdvantage-numbers": lambda: TreeAdvantage(outcome="correctness", state="numbers"),
-    "TreeAdvantage-turns": lambda: InTurns(TreeAdvantage(outcome="correctness", state="turns")),
+    "TreeAdvantage": lambda: TreeAdvantage(),
+    "TreeAdvantage-left_out": lambda: TreeAdvantage(own_row=False, advantage=False),
+    "TreeAdvantage-numbers": lambda: TreeAdvantage(state="numbers"),
+    "TreeAdvantage-turns": lambda: InTurns(TreeAdvantage(state="turns")),
     "PrefixWeights": PrefixWeights,
     "RandomSubset": RandomSubset,
     "OptimalBaseline": OptimalBaseline,
@@ -139,10 +138,10 @@ METHODS = {
     "Oracle": lambda: Oracle("balanced"),
     "AttentionRhythm": AttentionRhythm,
     "AttentionRhythm-pre_plan": lambda: AttentionRhythm("pre_plan"),
-    "Resampled": lambda: Resampled(borders="lines", search="everywhere", gate="all"),
-    "Resampled-entropy": lambda: Resampled(borders="entropy", gate="all"),
+    "Resampled": lambda: Resampled(gate="all"),
+    "Resampled-everywhere": lambda: Resampled(search="everywhere", gate="all"),
     "DGPO": lambda: DGPO(temperature=0.05),
-    "PermutedRewards": lambda: PermutedRewards(TreeAdvantage(outcome="correctness"), mirrored=True),
+    "PermutedRewards": lambda: PermutedRewards(TreeAdvantage(), mirrored=True),
     "PRIME": lambda: PRIME(double_forward=True),
     "PRIME-every_group": lambda: PRIME(accuracy=(0.0, 1.0), normalise=False, discount=0.9),
     "WarmUp": lambda: WarmUp(Product(GRAIL(), UCAS()), steps=20),

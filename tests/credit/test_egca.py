@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from grail_lightning.credit import EGCA, GRAIL, ExecutedMask
-from grail_lightning.credit.base import token_advantages
-from grail_lightning.credit.weigh import check_weights
+from grail_lightning.credit.base import check_weights, token_advantages
 from grail_lightning.engines import build_batch
 from grail_lightning.grading import align_rows, answer_masks
 from grail_lightning.tasks import CodeTask

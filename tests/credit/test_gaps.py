@@ -15,10 +15,9 @@ from grail_lightning.credit import (
     TreeAdvantage,
     input_saliency,
 )
-from grail_lightning.credit.base import Place, token_advantages
+from grail_lightning.credit.base import Place, check_weights, token_advantages
 from grail_lightning.credit.controls import Random, Shuffled
 from grail_lightning.credit.measure import gradient_energies
-from grail_lightning.credit.weigh import check_weights, controlled
 from grail_lightning.policy import load_policy
 from grail_lightning.step.continuations import SampledContinuations
 from grail_lightning.step.fused import SaliencyForward
@@ -28,10 +27,11 @@ from tests.steps import FEWER, gap, steps, update_of
 from tests.tolerance import assert_near
 from tests.turns import alone, trained
 
+CONTINUES = r"`Resampled` continues rollouts from places within them, but got rollouts of several turns"
 REFUSED = {
     "TreeAdvantage-numbers": r"`TreeAdvantage` reads states \(`state: numbers`\).*several turns.* Set `state: prefix`",
-    "Resampled": r"`Resampled` continues rollouts from places within them, but got rollouts of several turns",
-    "Resampled-entropy": r"`Resampled` continues rollouts from places within them, but got rollouts of several turns",
+    "Resampled": CONTINUES,
+    "Resampled-everywhere": CONTINUES,
 }
 
 # Programs of several turns are in test_egca.py.
@@ -74,7 +74,7 @@ def test_weights_are_finite_and_zero_where_the_policy_sampled_nothing(name, poli
     if name not in ("Uniform", "LESS"):
         assert any(row[mask].unique().numel() > 1 for row, mask in zip(credit, batch.response_mask, strict=True))
     for control in (Random(), Shuffled()):
-        check_weights(control, controlled(control, weights, batch, given_by(policy, frozen)), batch)
+        check_weights(control, control(weights, batch, given_by(policy, frozen)), batch)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in REFUSED])
@@ -160,7 +160,7 @@ def test_the_last_distribution_of_a_perturbation_is_read_before_the_answer_not_b
 
 def test_values_of_states_follow_the_tree_with_what_environments_answered(policy, batch):
     """The first three rows share tokens, whoever wrote them; a third of them is right, and a quarter of the group."""
-    weights = TreeAdvantage(outcome="correctness")(policy, batch, given_by(policy, None))
+    weights = TreeAdvantage()(policy, batch, given_by(policy, None))
     lengths = [[*policy.tokenizer(text)["input_ids"]] for text in ("7+5=", "12\n12-3=9\n\\boxed{17}\n9+8=1", "7")]
     parts = len(lengths[0]) + len(lengths[1])
     assert weights.additive[0].nonzero().flatten().tolist() == [len(lengths[0]), parts]
@@ -178,7 +178,7 @@ def test_chance_of_an_environment_is_no_credit(policy, batch):
     told = (batch.valid_mask & ~batch.response_mask)[1].nonzero().flatten()
     ids[1, told] = (ids[1, told] + 1) % 400 + 3
     lucky = batch.replace(response_ids=ids, input_ids=torch.cat([batch.input_ids[:, : batch.prompt_width], ids], 1))
-    additive = TreeAdvantage(outcome="correctness")(policy, lucky, given_by(policy, None)).additive
+    additive = TreeAdvantage()(policy, lucky, given_by(policy, None)).additive
     behind = torch.arange(ids.shape[1]) > int(told[0])
     assert not (additive[1] * behind).any()
     assert not additive[1][told].any()

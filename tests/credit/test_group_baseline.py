@@ -7,9 +7,8 @@ import torch
 
 import grail_lightning.credit as credits
 from grail_lightning.credit import Balanced, CreditContext, OptimalBaseline, RandomSubset, TokenWeights, Uniform
-from grail_lightning.credit.base import token_advantages
+from grail_lightning.credit.base import check_weights, token_advantages
 from grail_lightning.credit.measure import gradient_energies
-from grail_lightning.credit.weigh import check_weights
 from grail_lightning.functional import group_advantages
 from grail_lightning.functional.advantages import energy_baselines
 from grail_lightning.step.advantages import with_advantages

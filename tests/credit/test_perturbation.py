@@ -30,8 +30,9 @@ def exact_batch(golden_batch):
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_scores_and_weights_equal_the_golden_tensors(share, golden, golden_policy, exact_batch):
-    weights = OARPerturbation(share_prefix=share)(golden_policy, exact_batch, _context())
+def test_scores_and_weights_equal_the_golden_tensors(share, golden, golden_policy, exact_batch, monkeypatch):
+    monkeypatch.setitem(vars(golden_policy), "supports_kv_continuation", share)
+    weights = OARPerturbation()(golden_policy, exact_batch, _context())
     mask = exact_batch.response_mask
     boxed = exact_batch.answer.whole.any(1)
     assert golden_error(weights.scores[boxed], golden["oar_p.answer_mean.scores"][boxed], mask[boxed]) < roundings(
@@ -70,9 +71,12 @@ def _by_hand(policy, batch, row, token, distribution):
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("distribution", ["answer_mean", "last", "answer_joint"])
-def test_each_score_equals_that_of_a_separate_forward_pass(distribution, share, golden_policy, exact_batch):
+def test_each_score_equals_that_of_a_separate_forward_pass(
+    distribution, share, golden_policy, exact_batch, monkeypatch
+):
+    monkeypatch.setitem(vars(golden_policy), "supports_kv_continuation", share)
     two = torch.tensor([0.0, -1.0, 1.0, 0.0, 0.0, 0.0])
-    credit = OARPerturbation(distribution, share_prefix=share)
+    credit = OARPerturbation(distribution)
     found = credit(golden_policy, exact_batch.replace(advantages=two), _context(900)).scores
     for row in (1, 2):
         first = exact_batch.answer.whole[row].nonzero()[0].item()
@@ -92,13 +96,15 @@ def test_a_negative_perturbation_score_gets_the_weight_of_no_change(golden_polic
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_only_rows_with_a_box_and_an_advantage_run_and_no_pass_exceeds_the_budget(share, golden_policy, exact_batch):
+def test_only_rows_with_a_box_and_an_advantage_run_and_no_pass_exceeds_the_budget(
+    share, golden_policy, exact_batch, monkeypatch
+):
+    monkeypatch.setitem(vars(golden_policy), "supports_kv_continuation", share)
     advantages = torch.zeros(6)
     advantages[[1, 4]] = -1.0  # row 4 has no box
     shapes = []
-    assert golden_policy.supports_kv_continuation  # It tries that once, with passes of its own.
     hook = golden_policy.decoder.register_forward_hook(lambda _m, _i, out: shapes.append(out.last_hidden_state.shape))
-    credit = OARPerturbation(share_prefix=share)
+    credit = OARPerturbation()
     weights = credit(golden_policy, exact_batch.replace(advantages=advantages), _context(budget=700))
     hook.remove()
     answer = exact_batch.answer.whole[1].nonzero().flatten().tolist()

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from grail_lightning.answers import Verifier
-from grail_lightning.batch.rows import cut_responses
 from grail_lightning.credit import Resampled
-from grail_lightning.credit.base import Continuations, Outcomes, Place
+from grail_lightning.credit.base import Continuations, Place
 from grail_lightning.credit.resampled import find_borders
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import load_policy
@@ -17,7 +16,7 @@ from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.step.continuations import SampledContinuations
 from grail_lightning.step.sampler import Sampler
 from tests.batches import rollouts
-from tests.credit.rollouts import context, row_logits
+from tests.credit.rollouts import context
 from tests.runs import SAMPLING, Watch, batches, module, problems, sampled, trainer, weights
 
 
@@ -36,8 +35,7 @@ class Table(Continuations):
                 continue
             spent += self.tokens * number
             right = round(self.values(place) * number)
-            outcomes = [1.0] * right + [0.0] * (number - right)
-            found.append(Outcomes(outcomes, [o > 0 for o in outcomes]))
+            found.append([1.0] * right + [0.0] * (number - right))
         return found, spent
 
 
@@ -69,15 +67,15 @@ def _lines(batch, policy, row):
     return ends
 
 
-def test_lines_end_where_the_decoded_text_has_one_more(policy, batch):
-    rows = torch.arange(len(batch))
-    found = find_borders(policy, batch, context(), rows, "lines", 0)
-    assert found == [_lines(batch, policy, row) for row in range(len(batch))]
+def test_lines_divide_where_the_task_labels_no_steps(policy, batch, monkeypatch):
+    monkeypatch.setattr(type(batch.prompts[0].task), "label_steps", lambda *_: None)
+    found = find_borders(policy, batch, [5, 0, 2])
+    assert found == [_lines(batch, policy, row) for row in (5, 0, 2)]
     assert all(found)
 
 
 def test_steps_are_those_that_the_task_labels(policy, batch):
-    found = find_borders(policy, batch, context(), torch.arange(len(batch)), "steps", 0)
+    found = _borders(policy, batch)
     for row, places in enumerate(found):
         prompt = batch.prompts[row]
         ids = batch.response_ids[row].tolist()
@@ -87,25 +85,16 @@ def test_steps_are_those_that_the_task_labels(policy, batch):
         assert len(texts) >= len(steps) - 1
 
 
-def test_choices_are_the_tokens_of_highest_entropy(policy, batch):
-    rows, batch = torch.arange(len(batch)), cut_responses(batch, torch.full((len(batch),), 14))
-    entropies = [
-        [torch.distributions.Categorical(logits=z).entropy().item() for z in row_logits(policy, batch, row)]
-        for row in rows.tolist()
-    ]
-    for most in range(1, 15):
-        found = find_borders(policy, batch, context(), rows, "entropy", most)
-        for places, own in zip(found, entropies, strict=True):
-            ranked = sorted(range(1, len(own)), key=lambda t: -own[t])
-            assert places == sorted(ranked[:most])
+def _borders(policy, batch):
+    return find_borders(policy, batch, list(range(len(batch))))
 
 
 def test_everywhere_adds_the_change_of_each_step(policy, batch):
     """Row 1 is wrong; its group has 1 of 4 right. The value at a border is 1 over the number of kept tokens."""
     source = Table(lambda place: 1 / place.length)
-    made = Resampled(512, borders="lines", search="everywhere")(policy, batch, given(source))
+    made = Resampled(512, search="everywhere")(policy, batch, given(source))
     for row in (1, 2, 3, 5, 6, 7):
-        places = _lines(batch, policy, row)
+        places = _borders(policy, batch)[row]
         values = [0.25, *(round(512 / p) / 512 for p in places), 0.0]
         borders = [0, *places, int(batch.response_lengths[row])]
         expected = []
@@ -121,11 +110,11 @@ def test_everywhere_adds_the_change_of_each_step(policy, batch):
 @pytest.mark.parametrize("right", [False, True])
 def test_bisection_finds_the_first_border_behind_which_the_outcome_is_decided(right, fatal, policy, batch):
     """In wrong rollouts success is lost there, in right ones it is sure; the group's mean is 1/4."""
-    places = {row: _lines(batch, policy, row) for row in range(len(batch))}
+    places = _borders(policy, batch)
     decided, change = (1.0, 0.75) if right else (0.0, -0.25)
     source = Table(lambda place: 0.25 if place.length < places[place.row][fatal - 1] else decided)
     gate = "positive" if right else "negative"
-    made = Resampled(8, borders="lines", advantage=False, gate=gate)(policy, batch, given(source))
+    made = Resampled(8, advantage=False, gate=gate)(policy, batch, given(source))
     inside = (0, 4) if right else (1, 2, 3, 5, 6, 7)
     for row in inside:
         borders = [0, *places[row], int(batch.response_lengths[row])]
@@ -140,7 +129,7 @@ def test_bisection_finds_the_first_border_behind_which_the_outcome_is_decided(ri
 
 def test_rollouts_that_the_budget_does_not_reach_fall_back(policy, batch):
     source = Table(lambda place: 0.0, tokens=10)
-    made = Resampled(8, borders="lines", search="everywhere", budget=1000)(policy, batch, given(source))
+    made = Resampled(8, search="everywhere", budget=1000)(policy, batch, given(source))
     assert made.fallback.any()
     assert not made.fallback.all()
     assert (made.additive[made.fallback] == 0).all()
@@ -175,7 +164,7 @@ def test_a_continuation_depends_on_no_other_place_and_on_no_order(source, batch)
     order = torch.tensor([7, 5, 2, 1, 0])
     moved = [Place(order.tolist().index(row), length) for row, length in PLACES]
     assert source().draw(batch.select(order), moved, 4, 10_000)[0] == whole
-    assert {len(one.rewards) for one in whole} == {4}
+    assert {len(one) for one in whole} == {4}
 
 
 def test_continuations_begin_with_the_kept_tokens_and_end_at_the_limit(policy, batch, source, monkeypatch):
@@ -197,8 +186,7 @@ def test_continuations_begin_with_the_kept_tokens_and_end_at_the_limit(policy, b
     # Graded as whole responses: the boxed answer of the text, compared with the row's reference.
     texts = [policy.tokenizer.decode(made.response_ids[k, : made.response_lengths[k]]) for k in range(4)]
     right = [f"boxed{{{batch.prompts[1].reference}}}" in text for text in texts]
-    assert found[0].correct == right
-    assert found[0].rewards == [float(r) for r in right]
+    assert found[0] == [float(r) for r in right]
 
 
 def test_the_budget_is_never_exceeded_and_the_latest_places_are_left_out(source, batch):

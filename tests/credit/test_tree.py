@@ -30,15 +30,12 @@ def _values(batch, row, outcomes, own_row, shrinkage):
     return values
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"own_row": False}, {"own_row": False, "shrinkage": 0.5, "scale": 2.0}, {"outcome": "correctness"}]
-)
+@pytest.mark.parametrize("options", [{}, {"own_row": False}, {"own_row": False, "shrinkage": 0.5, "scale": 2.0}])
 def test_advantages_are_those_of_a_loop_over_the_prefixes(options, arithmetic, batch):
     batch = batch.replace(rewards=batch.rewards * 0.7 - torch.arange(8) % 3 * 0.1)
     weights = TreeAdvantage(**options)(arithmetic, batch, context())
     found = token_advantages(batch.advantages, weights)
-    of_correctness = options.get("outcome") == "correctness"
-    outcomes = (batch.correct.float() if of_correctness else batch.rewards).tolist()
+    outcomes = batch.rewards.tolist()
     for row in range(len(batch)):
         v = _values(batch, row, outcomes, options.get("own_row", True), options.get("shrinkage", 1.0))
         scale = options.get("scale", 1.0)
@@ -163,62 +160,3 @@ def _spread(of_characters, policy, text):
         place += len(policy.tokenizer.decode([token]))
         figures.append(of_characters[place - 1])
     return [*figures, of_characters[-1]]
-
-
-def lines(text):
-    """A user's states: the last line that is complete."""
-    return [(match.end(), match[0]) for match in re.finditer(r"[^\n]*\n", text)]
-
-
-def every_character(text):
-    return [(k + 1, text[: k + 1]) for k in range(len(text))]
-
-
-def test_states_of_a_users_own(arithmetic, batch):
-    weights = TreeAdvantage(state=f"{__name__}.lines")(arithmetic, batch, context())
-    first = weights.additive[1, : len("7+5=2\n")]
-    assert first.tolist() == pytest.approx([-0.5] * len(first))
-    # Texts so far as states are the prefixes, up to the end token, which has no character.
-    own, prefix = (
-        TreeAdvantage(state=state)(arithmetic, batch, context()).additive
-        for state in (f"{__name__}.every_character", "prefix")
-    )
-    for row in range(len(batch)):
-        n = len(tokens_of(batch, row)) - 1
-        assert own[row, :n].tolist() == pytest.approx(prefix[row, :n].tolist(), abs=1.2e-6)
-
-
-def nothing(text):
-    raise KeyError("lemma")
-
-
-def beyond(text):
-    return [(len(text) + 1, "end")]
-
-
-def back(text):
-    return [(3, "a"), (2, "b")]
-
-
-def no_key(text):
-    return [(1, 5)]
-
-
-def alone(text):
-    return [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nothing", r"`state` \(nothing\) must return pairs .* but it raised KeyError: 'lemma'\. Call it by hand on"),
-        ("beyond", r"ascending, up to \d+, but got \[\(\d+, 'end'\)\]"),
-        ("back", r"ascending, up to \d+, but got \[\(3, 'a'\), \(2, 'b'\)\]"),
-        ("no_key", r"key as a string\), .* but got \[\(1, 5\)\]"),
-        ("alone", r"must return pairs .* but it raised TypeError"),
-    ],
-)
-def test_what_a_users_function_returns_is_checked(name, message, arithmetic, batch):
-    with pytest.raises(ValueError, match=message) as error:
-        TreeAdvantage(state=f"{__name__}.{name}")(arithmetic, batch, context())
-    assert "\n" not in str(error.value)
