@@ -24,7 +24,7 @@ from policy_making import ASSETS, Training, World, make, make_tokenizer, parse_a
 from policy_measures import PASS_AT, command, measure_turns, table
 
 from grail_lightning.data import SearchData
-from grail_lightning.environments.facts import RELATIONS, fact_graph
+from grail_lightning.environments.search import RELATIONS, fact_graph
 from grail_lightning.policy import load_policy
 from grail_lightning.tasks.search import (
     SearchProblem,

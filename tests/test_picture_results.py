@@ -27,7 +27,7 @@ from grail_lightning.data import DatasetSpec
 from grail_lightning.data.kept import Kept
 from grail_lightning.engines.hf import HFEngine
 from grail_lightning.engines.turns import TurnRequest, TurnSampler
-from grail_lightning.environments.transcript import episode_json, read_episode, transcript
+from grail_lightning.environments.episode import episode_json, read_episode, transcript
 from grail_lightning.module import GrailModule
 from grail_lightning.picture import FIRST_PICTURE_ID, pictures_in
 from grail_lightning.step.episodes import play

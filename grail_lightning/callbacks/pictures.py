@@ -17,7 +17,7 @@ from grail_lightning.answers import align
 from grail_lightning.answers.spans import Decoder
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, rollouts_of
 from grail_lightning.callbacks.rollouts import encodable, prompt_text, sampled_values
-from grail_lightning.environments.transcript import transcript
+from grail_lightning.environments.episode import transcript
 from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.step.advantages import effective_weights

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch
 from grail_lightning.callbacks.hooks import fast_dev_run, output_of
-from grail_lightning.environments.transcript import episode_columns, episode_json
+from grail_lightning.environments.episode import episode_columns, episode_json
 from grail_lightning.picture import as_text
 from grail_lightning.runtime.files import whole_file
 from grail_lightning.runtime.run_folder import RunFolder

@@ -22,7 +22,7 @@ from grail_lightning.callbacks.rollouts import prompt_text
 from grail_lightning.data.loaders import EvaluationLoader
 from grail_lightning.data.rows import RowPrompts
 from grail_lightning.distributed.sharding import weights_digest
-from grail_lightning.environments.transcript import episode_columns
+from grail_lightning.environments.episode import episode_columns
 from grail_lightning.evaluate.records import (
     FACTS,
     FORMAT,

@@ -20,8 +20,8 @@ from torch import Tensor
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
 from grail_lightning.credit.turns import turn_scores, turn_table
+from grail_lightning.environments.retrieval import check_address, post
 from grail_lightning.environments.side_by_side import side_by_side
-from grail_lightning.environments.web import check_address, post
 from grail_lightning.functional.turns import relative, spread_turns
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options

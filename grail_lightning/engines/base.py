@@ -17,8 +17,7 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling, lengths_to_mask, pad_left
 from grail_lightning.engines.turns import ResendingTurns, TurnSampler
-from grail_lightning.environments.episode import one_turn
-from grail_lightning.environments.transcript import read_episode
+from grail_lightning.environments.episode import one_turn, read_episode
 from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.options import PolicySource
 from grail_lightning.runtime.seeds import derive_seed

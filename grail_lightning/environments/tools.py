@@ -1,4 +1,4 @@
-"""The tools of an environment class: their JSON schemas, the calls of a policy checked against them, and their results.
+"""An environment's methods: the schemas of its tools, calls run with checked arguments, and `reset` and its kin.
 
 An environment is a class as TRL's `environment_factory` takes it. `reset` begins a rollout and gets the columns of a
 row of the dataset; every other public method is a tool, but for `get_reward`, `score_turn` and `state_key`.
@@ -6,36 +6,32 @@ row of the dataset; every other public method is a tool, but for `get_reward`, `
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from types import MethodType
+from typing import Any, Literal
 
-from grail_lightning.environments.arguments import checked_arguments, shown
-from grail_lightning.environments.calls import ParsedCall
+from grail_lightning.environments.calls import ParsedCall, checked_arguments, shown
 from grail_lightning.environments.episode import Call, CallStatus, EpisodeLimits
-from grail_lightning.environments.hooks import bound_method, listed
 from grail_lightning.environments.side_by_side import awaited, side_by_side
 from grail_lightning.picture import PLACE, Picture, is_image
 
-NOT_TOOLS = frozenset({"reset", "get_reward", "score_turn", "state_key"})
+_NOT_TOOLS = frozenset({"reset", "get_reward", "score_turn", "state_key"})
 
-MAX_PICTURES = 16  # Of one result.
-MAX_PIXELS = 2**24  # Of one picture of a result.
+_MAX_PICTURES = 16  # Of one result.
+_MAX_PIXELS = 2**24  # Of one picture of a result.
 
 _Ran = tuple[CallStatus, str, tuple[Picture, ...]]  # How a call ended, its result, and the pictures in it.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class ToolSet:
-    """The tools of an environment class: TRL's methods with TRL's schemas, without `score_turn` and `state_key`.
-
-    Raises:
-        ValueError: The class has no `reset` or no tool, or a tool lacks type hints, a docstring, or parameters that
-            can be given by name.
-    """
+    """The tools of an environment class, with TRL's schemas. A ValueError if one cannot be described to a policy."""
 
     def __init__(self, environment: type) -> None:
         methods = dict(inspect.getmembers(environment, predicate=inspect.isfunction))
@@ -44,11 +40,11 @@ class ToolSet:
                 f"An environment must have a method `reset`, but `{environment.__name__}` has none. Write "
                 "`def reset(self, **columns)`, which begins a rollout and returns text for the prompt, or None."
             )
-        tools = [name for name in methods if name not in NOT_TOOLS and not name.startswith("_")]
+        tools = [name for name in methods if name not in _NOT_TOOLS and not name.startswith("_")]
         if not tools:
             raise ValueError(
                 f"An environment must have a tool, but `{environment.__name__}` has no public method but "
-                f"{listed(methods.keys() & NOT_TOOLS)}. Write one with type hints and a docstring."
+                f"{_listed(methods.keys() & _NOT_TOOLS)}. Write one with type hints and a docstring."
             )
         self.schemas = [_schema(environment, name) for name in tools]  # As a chat template takes them.
         named = zip(self.schemas, tools, strict=True)
@@ -61,7 +57,7 @@ class ToolSet:
             if call.error is not None:
                 raise ValueError(call.error)
             if call.name not in self.by_name:
-                raise ValueError(f"There is no tool {shown(call.name)}. The tools are: {listed(self.by_name)}.")
+                raise ValueError(f"There is no tool {shown(call.name)}. The tools are: {_listed(self.by_name)}.")
             schema, name = self.by_name[call.name]
             arguments = checked_arguments(schema, call.arguments)
         except ValueError as error:
@@ -77,14 +73,8 @@ def run_calls(
 ) -> list[tuple[Call, ...]]:
     """Run the calls of many rollouts side by side: the first ones of all, then the second ones, and so on.
 
-    Args:
-        rollouts: The tools of each rollout, its environment, and what it is asked.
-        limits: Those of each rollout.
-
-    Returns:
-        As many calls for each rollout as were asked, whatever the tools do. Where one has the status `timeout`, it may
-        still be running: the calls behind it failed without being run, and the rollout's environment, `get_reward`
-        included, must not be used again.
+    A rollout has its tools, its environment, and its calls. A tool that timed out may still be running: the calls
+    behind it fail without being run, and the rollout's environment must not be used again.
     """
     made: list[list[Call]] = [[] for _ in rollouts]
     for number in range(max((len(calls) for *_, calls in rollouts), default=0)):
@@ -114,21 +104,17 @@ def _message(error: BaseException) -> str:
 
 
 def _result(value: object, max_characters: int) -> tuple[str, tuple[Picture, ...]]:
-    """A tool's result as text, with `PLACE` for each of its pictures, and these.
-
-    A picture or a list with one is shown; any other value is text. The pictures are copies, on which a tool can draw
-    later. A ValueError for the policy if there are too many, or one cannot be used.
-    """
+    """A tool's result as text, with `PLACE` for each of its pictures, and copies of these: a tool may draw on them."""
     parts, pictures, texts, left = value if isinstance(value, list) else [value], [], [], max_characters
     number = sum(map(is_image, parts))
     if not number:
         return result_text(value, max_characters), ()
-    if number > MAX_PICTURES:
-        raise ValueError(f"a result can have {MAX_PICTURES} pictures, but got {number:,}")
+    if number > _MAX_PICTURES:
+        raise ValueError(f"a result can have {_MAX_PICTURES} pictures, but got {number:,}")
     for part in parts:
         if is_image(part):
-            if not 0 < part.width * part.height <= MAX_PIXELS:
-                raise ValueError(f"a picture can have {MAX_PIXELS:,} pixels, but got {part.width} x {part.height}")
+            if not 0 < part.width * part.height <= _MAX_PIXELS:
+                raise ValueError(f"a picture can have {_MAX_PIXELS:,} pixels, but got {part.width} x {part.height}")
             pictures.append(Picture(Picture(part, "a result").open(), "a result"))
             texts.append(PLACE)
         elif left >= 0:
@@ -138,11 +124,7 @@ def _result(value: object, max_characters: int) -> tuple[str, tuple[Picture, ...
 
 
 def result_text(value: object, max_characters: int) -> str:
-    """A tool's result as text for the policy, at most `max_characters` and a note of what was cut.
-
-    Strings stay, None is empty, bytes are decoded as UTF-8, other values are JSON if they can be, else ``str(value)``.
-    Control characters other than newline and tab are removed, and lone surrogates are replaced.
-    """
+    """A tool's result as text for the policy: JSON if it is no text, without control characters, and cut."""
     if isinstance(value, bytes | bytearray):
         value = value.decode(errors="replace")
     elif value is not None and not isinstance(value, str):
@@ -156,7 +138,6 @@ def result_text(value: object, max_characters: int) -> str:
 
 
 def _can_be_picture(schema: dict[str, Any]) -> bool:
-    """Whether a value of a schema can have a picture."""
     kinds = schema.get("type", ())
     inner = [*schema.get("anyOf", ()), *schema.get("prefixItems", ()), *filter(None, [schema.get("items")])]
     return "image" in ([kinds] if isinstance(kinds, str) else kinds) or any(map(_can_be_picture, inner))
@@ -166,7 +147,7 @@ def _schema(environment: type, name: str) -> dict[str, Any]:
     """The schema that TRL gives to the chat template."""
     from transformers.utils import get_json_schema
 
-    bound = bound_method(environment, name)
+    bound = _bound(environment, name)
     try:
         kinds = {p.kind for p in inspect.signature(bound).parameters.values()}
         if not kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
@@ -180,3 +161,83 @@ def _schema(environment: type, name: str) -> dict[str, Any]:
             "name with `_` if the method is no tool."
         ) from error
     return schema
+
+
+def check_columns(environment_class: type, columns: Iterable[str]) -> None:
+    """Check that `reset` takes the columns of a dataset, beside `seed` and `images`."""
+    signature, there = inspect.signature(_bound(environment_class, "reset")), dict.fromkeys(columns)
+    try:
+        signature.bind(**dict.fromkeys({"seed", "images"} & signature.parameters.keys()) | there)
+    except TypeError as error:
+        raise ValueError(
+            f"`{environment_class.__name__}.reset` must take the columns {_listed(there)} of a row, but got: {error}. "
+            "Add or remove the column, give the parameter a default, or let `reset` end with `**columns`."
+        ) from None
+
+
+def call_reset(
+    environment: object, columns: Mapping[str, Any], seed: int, pictures: Sequence[Picture] = ()
+) -> str | None:
+    """``reset(**columns)``, with `seed` and `images` if it names them: a text for the end of the prompt, or None."""
+    arguments = copy.deepcopy(dict(columns))  # The rollouts of a group share a row, and may change it.
+    named = inspect.signature(environment.reset).parameters  # type: ignore[attr-defined]
+    if "seed" in named:
+        arguments.setdefault("seed", seed)
+    if "images" in named and "images" not in arguments:
+        arguments["images"] = [picture.open() for picture in pictures]
+    text = _call(environment, "reset", arguments)
+    if text is not None and not isinstance(text, str):
+        raise _wrong(environment, "reset", "return text or None", text)
+    return text
+
+
+def call_number(environment: object, method: Literal["get_reward", "score_turn"]) -> float | None:
+    """What `get_reward()` or `score_turn()` returns; None without the method."""
+    value = _call(environment, method)
+    if value is None:
+        return None
+    try:
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # The last one from a tensor.
+        number = math.nan
+    if not math.isfinite(number):
+        raise _wrong(environment, method, "return a finite number or None", value)
+    return number
+
+
+def call_state(environment: object) -> Hashable:
+    """What `state_key()` returns; None without the method."""
+    key: Hashable = _call(environment, "state_key")
+    try:
+        hash(key)
+    except TypeError as error:
+        raise _wrong(environment, "state_key", "return a hashable key, such as a tuple", key) from error
+    return key
+
+
+def _call(environment: object, method: str, arguments: Mapping[str, Any] | None = None) -> Any:
+    called = getattr(environment, method, None)
+    if called is None:
+        return None
+    try:
+        return awaited(called(**(arguments or {})))
+    except BaseException as error:  # One that calls `sys.exit` would end the run without a word.
+        name = f"{type(environment).__name__}.{method}"
+        raise ValueError(f"`{name}` must not fail, but raised {type(error).__name__}: {error}") from error
+
+
+def _wrong(environment: object, method: str, task: str, value: object) -> ValueError:
+    kind = type(value).__name__
+    return ValueError(f"`{type(environment).__name__}.{method}` must {task}, but got {shown(value)} of type `{kind}`.")
+
+
+def _bound(environment: type, name: str) -> Callable[..., Any]:
+    """The method as an instance has it, so that signatures have no `self`."""
+    method: Callable[..., Any] = getattr(environment, name)
+    is_static = isinstance(inspect.getattr_static(environment, name), staticmethod)
+    return method if is_static else MethodType(method, environment)
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names in backticks, in alphabetical order."""
+    return ", ".join(f"`{name}`" for name in sorted(names))

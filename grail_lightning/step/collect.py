@@ -32,7 +32,7 @@ from grail_lightning.batch import GradedBatch, SampledBatch
 from grail_lightning.batch.rows import join
 from grail_lightning.credit.base import TokenCredit
 from grail_lightning.engines.base import RolloutEngine, build_batch
-from grail_lightning.environments.transcript import episode_json, read_episode
+from grail_lightning.environments.episode import episode_json, read_episode
 from grail_lightning.runtime.collectives import all_gather_objects, all_reduce, sum_by_name, world_size
 from grail_lightning.runtime.seeds import SeedKey
 from grail_lightning.step.options import Execution

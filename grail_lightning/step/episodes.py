@@ -23,9 +23,8 @@ from grail_lightning.engines.turns import SampledTurn, TurnRequest, on_any_rank
 from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.dialogue import Dialect
 from grail_lightning.environments.episode import Call, EndReason, Episode, Turn
-from grail_lightning.environments.hooks import call_number, call_reset, call_state
 from grail_lightning.environments.side_by_side import side_by_side
-from grail_lightning.environments.tools import run_calls
+from grail_lightning.environments.tools import call_number, call_reset, call_state, run_calls
 from grail_lightning.picture import add_text, pictures_in
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import world_size

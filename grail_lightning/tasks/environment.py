@@ -10,8 +10,7 @@ from grail_lightning.answers import AnswerForm
 from grail_lightning.answers.records import Verdict
 from grail_lightning.environments.dialogue import CallFormat, Dialect, Encode, describe, find_dialect
 from grail_lightning.environments.episode import EpisodeLimits
-from grail_lightning.environments.hooks import check_columns
-from grail_lightning.environments.tools import ToolSet
+from grail_lightning.environments.tools import ToolSet, check_columns
 from grail_lightning.picture import Picture
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.problem import Comparison, Prompt

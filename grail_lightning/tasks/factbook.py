@@ -8,7 +8,7 @@ from functools import cache
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
-from grail_lightning.environments.factbook import Entry, factbook
+from grail_lightning.environments.retrieval import Entry, factbook
 from grail_lightning.environments.search import Search
 from grail_lightning.tasks.arithmetic import Split, split_of, split_rng
 

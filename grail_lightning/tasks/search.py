@@ -20,8 +20,7 @@ from itertools import count, islice
 from typing import Any
 
 from grail_lightning.answers import Marker
-from grail_lightning.environments.facts import RELATIONS, Fact, FactGraph, Kind, Relation, fact_graph
-from grail_lightning.environments.search import Search
+from grail_lightning.environments.search import RELATIONS, Fact, FactGraph, Kind, Relation, Search, fact_graph
 from grail_lightning.tasks.arithmetic import Split, distinct, split_of, split_rng
 
 SEARCH_ANSWER = Marker("Answer:")

@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from grail_lightning.environments.transcript import read_episode
+from grail_lightning.environments.episode import read_episode
 from grail_lightning.runtime.files import write_whole
 from grail_lightning.views.pictures import LARGEST, colour_of
 from grail_lightning.views.prefix_tree import prefix_tree

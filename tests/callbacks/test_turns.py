@@ -14,7 +14,7 @@ from grail_lightning.callbacks.samples import samples_of
 from grail_lightning.credit.base import TokenWeights, token_advantages
 from grail_lightning.data.kept import Kept, kept_rollouts
 from grail_lightning.engines.base import given_batch
-from grail_lightning.environments.transcript import transcript
+from grail_lightning.environments.episode import transcript
 from grail_lightning.evaluate.records import SampleWriter, read_samples
 from grail_lightning.step.outputs import StepOutput
 from tests.batches import graded, in_turns

@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from grail_lightning.environments.facts import fact_graph
 from grail_lightning.environments.retrieval import Corpus
-from grail_lightning.environments.search import Search
+from grail_lightning.environments.search import Search, fact_graph
 from grail_lightning.tasks import SearchSpace
 
 ROWS = SearchSpace().sample(150, "train")

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grail_lightning.environments.episode import Call, Episode, Turn
-from grail_lightning.environments.transcript import episode_columns, episode_json, read_episode, transcript
+from grail_lightning.environments.episode import (
+    Call,
+    Episode,
+    Turn,
+    episode_columns,
+    episode_json,
+    read_episode,
+    transcript,
+)
 from tests.environments.test_tools import DEEP
 
 FOUND = Call(name="find", arguments={"word": "sea"}, result="[turn 9]\nblue", seconds=0.5)

@@ -14,8 +14,7 @@ import pytest
 
 from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.episode import EpisodeLimits
-from grail_lightning.environments.hooks import call_number, call_reset
-from grail_lightning.environments.tools import ToolSet, run_calls
+from grail_lightning.environments.tools import ToolSet, call_number, call_reset, run_calls
 from grail_lightning.policy import load_policy
 from tests.environments.test_tools import Desk
 

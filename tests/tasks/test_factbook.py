@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from grail_lightning.data import FewShot, SearchData
-from grail_lightning.environments import factbook
+from grail_lightning.environments import retrieval
 from grail_lightning.environments.search import Search
 from grail_lightning.tasks import EnvironmentTask, FactbookSpace
 from grail_lightning.tasks.search import SEARCH_ANSWER
@@ -18,8 +18,8 @@ SPLITS = ("train", "validation", "test")
 
 def read_again():
     """Forget what was read, or that it could not be."""
-    factbook.factbook.cache_clear()
-    factbook.factbook_corpus.cache_clear()
+    retrieval.factbook.cache_clear()
+    retrieval.factbook_corpus.cache_clear()
 
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch, capsys, tmp_path):

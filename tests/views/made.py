@@ -5,7 +5,7 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from grail_lightning.environments.transcript import episode_json
+from grail_lightning.environments.episode import episode_json
 
 _LISTS = {"token_ids": "int32", "tokens": "string", "token_starts": "int32", "token_stops": "int32"}
 _LISTS |= {"weights": "float32", "scores": "float32"}
