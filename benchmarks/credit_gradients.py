@@ -38,13 +38,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
 from credit_baselines import BySign, LeftOut, PromptWeights, States, Sum
 from credit_programs import of_programs
 from credit_quality import sampler
-from credit_subjects import GROUP_SIZE, Subject, setting, subjects, with_turns
+from credit_subjects import GROUP_SIZE, Subject, WorldName, setting, subjects, with_turns
 from credit_truth import resamplings
 from credit_values import PROMPTS, batches, kept_rollouts, read_values
 from torch import Tensor
@@ -302,7 +303,7 @@ def measure_values(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=64, help=f"of {PROMPTS} problems, {GROUP_SIZE} rollouts each")
-    parser.add_argument("--world", choices=["chains", "words", "search", "code"], default="chains", help="the problems")
+    parser.add_argument("--world", choices=get_args(WorldName), default="chains", help="the problems")
     parser.add_argument("--terms", type=int, default=5, help="of chains")
     parser.add_argument("--policy", help="a folder, such as a run's export; default the packaged one of the world")
     parser.add_argument("--token-budget", type=int, default=1024, help="padded tokens of a forward pass")
@@ -319,12 +320,15 @@ def main() -> None:
     engine = HFEngine(cache_tokens=50_000)
     engine.update_weights(policy)
     every = [*subjects(), *more()]
-    if options.world in ("search", "code"):
-        every = (with_turns if options.world == "search" else of_programs)(every)
+    of_world = {"search": with_turns, "charts": with_turns, "code": of_programs}.get(options.world, list)
+    every = of_world(every)
     lines = {"methods": every, "baselines": baselines(), "shares": shares()}[options.table]
     if options.table == "methods":
-        own = {"search": with_turns, "code": of_programs}.get(options.world, list)([])
-        names = options.only or [*DEFAULT, *(s.name for s in own), *(s.name for s in more() if s.name not in DEFAULT)]
+        names = options.only or [
+            *DEFAULT,
+            *(s.name for s in of_world([])),
+            *(s.name for s in more() if s.name not in DEFAULT),
+        ]
         lines = [line for name in names for line in every if line.name == name]
     elif options.only:
         lines = [line for line in lines if line.name in options.only]

@@ -9,8 +9,8 @@
 Samples responses of a packaged policy to test problems of its world as training would, computes each method's weights
 in batches of 256 rollouts, and prints a table; docs/credit_quality.md explains its columns and reads it. The task
 labels every step as sound, slip (wrong at random), misconception (wrong systematically) or inherited (right, but
-computed from a wrong result). In the world of search the labels are those of turns, and so is credit: a turn has the
-mean of its tokens. With `--compact` the table has fewer methods, and detection, tokens and seconds alone.
+computed from a wrong result). In the worlds of search and charts the labels are those of turns, and so is credit: a
+turn has the mean of its tokens. With `--compact` the table has fewer methods, and detection, tokens and seconds alone.
 
 With `--teachers` the table is about the teachers of RLSD and SDPG, whose prompts show an answer, right or wrong: by the
 log-ratio of each token, log P_teacher - log P, in the reasoning of wrong rollouts of groups with both outcomes.
@@ -45,7 +45,7 @@ from credit_subjects import (
     with_turns,
 )
 from credit_truth import (  # fmt: skip
-    BAD_SEARCH,
+    BAD_TURN,
     ERRORS,
     Credit,
     Table,
@@ -247,7 +247,7 @@ def show_teachers(world: World, policy: Policy, table: Table) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--world", choices=["chains", "words", "search"], default="chains", help="what the problems are"
+        "--world", choices=["chains", "words", "search", "charts"], default="chains", help="what the problems are"
     )
     parser.add_argument("--terms", type=int, nargs="+", default=[5], help="of chains; a table for each number")
     parser.add_argument("--policy", help="a folder or another packaged policy; default the one of the world")
@@ -306,7 +306,7 @@ def observe(policy: Policy, where_from: Setting, options: argparse.Namespace) ->
     if not options.compact and batch.turn is None:
         effect = run(PAD_EFFECT, policy, batch, options.token_budget, options.seed)
     kinds, reasoning = regions(batch, policy)
-    wrong, errors = boxed & (batch.advantages < 0), ERRORS if batch.turn is None else (BAD_SEARCH,)
+    wrong, errors = boxed & (batch.advantages < 0), ERRORS if batch.turn is None else (BAD_TURN,)
     world = World(
         batch=batch,
         group_size=where_from.group_size,

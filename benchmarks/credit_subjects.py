@@ -44,6 +44,7 @@ from grail_lightning.credit import (
     Resampled,
     SaliencyOptions,
     Shuffled,
+    SpanScores,
     TokenCredit,
     TreeAdvantage,
     TurnRewards,
@@ -51,7 +52,7 @@ from grail_lightning.credit import (
 )
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.credit.measure import entropies, logprobs
-from grail_lightning.data import ArithmeticData, CodeData, PromptData, SearchData, WordProblemData
+from grail_lightning.data import ArithmeticData, ChartsData, CodeData, PromptData, SearchData, WordProblemData
 from grail_lightning.engines import HFEngine
 from grail_lightning.engines.continued import ContinuedTurns
 from grail_lightning.engines.turns import SampledTurn, TurnRequest, TurnSampler
@@ -64,7 +65,7 @@ from grail_lightning.step.second_model import TrainedModel
 from grail_lightning.tasks import ProblemSpace, SearchSpace, WordProblemSpace, WordProblemTask
 from grail_lightning.tasks.base import Prompt
 
-WorldName = Literal["chains", "words", "search", "code"]
+WorldName = Literal["chains", "words", "search", "code", "charts"]
 GROUP_SIZE = 8  # Unless it is given.
 CACHE_TOKENS = 200_000
 
@@ -90,6 +91,9 @@ def setting(world: WorldName, terms: int, num_prompts: int, seed: int) -> Settin
         questions = SearchSpace(min_hops=2, max_hops=3)
         data = SearchData(num_test=num_prompts, problems=questions, seed=seed)
         return Setting(title="search", policy="search", data=data, sampling=Sampling(max_response_length=64))
+    if world == "charts":
+        data = ChartsData(num_test=num_prompts, seed=seed)
+        return Setting(title="charts", policy="charts", data=data, sampling=Sampling(max_response_length=48))
     if world == "code":
         data = CodeData(num_test=num_prompts, seed=seed)
         return Setting(title="functions", policy="code", data=data, sampling=Sampling(max_response_length=80))
@@ -305,12 +309,8 @@ def tree_subjects() -> list[Subject]:
 def with_turns(every: list[Subject]) -> list[Subject]:
     """The lines of a world of several turns: those that run there, and the methods that credit turns.
 
-    `CriticSearch`, `TurnRewards` and `GiGPO, scores=true` read the labels of the world.
+    `CriticSearch`, `SpanScores`, `TurnRewards` and `GiGPO, scores=true` read the labels of the world.
     """
-
-    def critic(labels: Any) -> CriticSearch:
-        return CriticSearch(labels=labels)
-
     own = {
         "TreeAdvantage, state=turns": TreeAdvantage(state="turns"),
         "TreeAdvantage, state=turns, permuted rewards": PermutedRewards(TreeAdvantage(state="turns")),
@@ -320,9 +320,12 @@ def with_turns(every: list[Subject]) -> list[Subject]:
         "IGPO": IGPO(),
         "GiGPO, scores=true": GiGPO(scores=True),
         "TurnRewards": TurnRewards(),
-        "CriticSearch, program": critic("given"),
-        "CriticSearch, permuted labels": critic("permuted"),
-        "CriticSearch, random labels": critic("random"),
+        "CriticSearch, program": CriticSearch(),
+        "CriticSearch, permuted labels": CriticSearch(labels="permuted"),
+        "CriticSearch, random labels": CriticSearch(labels="random"),
+        "SpanScores": SpanScores(),
+        "SpanScores, permuted scores": SpanScores(scores="permuted"),
+        "SpanScores, random scores": SpanScores(scores="random"),
     }
     running = [s for s in every if not any(part in s.name for part in ("numbers", "Resampled", "Oracle"))]
     return [*running, *(Subject(name=name, method=method) for name, method in own.items())]

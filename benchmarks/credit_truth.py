@@ -26,7 +26,7 @@ from grail_lightning.policy import Policy
 
 ERRORS = ("slip", "misconception")
 KINDS = ("sound", *ERRORS, "inherited")
-BAD_SEARCH = "bad search"
+BAD_TURN = "bad turn"
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,12 @@ def label_lines(batch: RolloutBatch, policy: Policy) -> Lines:
 
 
 def label_turns(batch: RolloutBatch) -> Lines:
-    """The turns of a batch. A search is sound if the environment's score of it is above 0; an answer has no kind."""
+    """The turns of a batch. A call is sound if the environment scores it above 0; an answer has no kind."""
     turns = turn_table(batch)
     number = turns.exists.shape[1]
     begin, scores = turn_starts(turns.numbers, number), turn_scores(TurnRewards(), batch, turns.exists)
     stop = begin + sum_by_turn(batch.response_mask.long(), turns.numbers, number)
-    return Lines(begin, stop, stop, {BAD_SEARCH: scores <= 0, "sound": scores > 0}, mean=True)
+    return Lines(begin, stop, stop, {BAD_TURN: scores <= 0, "sound": scores > 0}, mean=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def regions(batch: RolloutBatch, policy: Policy) -> tuple[dict[str, Tensor], Ten
     if batch.turn is not None:
         turns, labels = turn_table(batch), label_turns(batch).kind
         masks = {name: spread_turns(kind.long(), turns.numbers).bool() for name, kind in labels.items()}
-        return masks | {"answer": batch.response_mask & ~masks[BAD_SEARCH] & ~masks["sound"]}, reasoning
+        return masks | {"answer": batch.response_mask & ~masks[BAD_TURN] & ~masks["sound"]}, reasoning
     masks = step_masks(batch, policy.tokenizer)
     assert masks is not None
     flawed = masks["slip"] | masks["misconception"]

@@ -4,6 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --world words       # 26 minutes
     OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --terms 10          # 7 hours
     OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --world search      # of turns, half a minute a batch
+    OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --world charts      # the same
     OMP_NUM_THREADS=1 python benchmarks/credit_values.py FILE --world code --batches 32 --samples 32
 
 The rollouts are those of benchmarks/credit_gradients.py with the same options, which reads FILE. A token is a choice if
@@ -25,10 +26,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
-from credit_subjects import Setting, Turns, play_from, setting
+from credit_subjects import Setting, Turns, WorldName, play_from, setting
 from credit_truth import Lines
 from torch import Tensor
 
@@ -43,6 +45,7 @@ from grail_lightning.engines.base import build_batch, decode
 from grail_lightning.functional.certainty import repeat_probability
 from grail_lightning.functional.turns import sum_by_turn, turn_numbers, turn_starts
 from grail_lightning.grading import grade_and_locate, grade_answers
+from grail_lightning.picture import FIRST_PICTURE_ID
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks import EnvironmentTask
@@ -83,6 +86,12 @@ def beginning(batch: SampledBatch, row: int, stop: int) -> tuple[int, ...] | Tur
         return tuple(ids.tolist())
     numbers = turn_numbers(batch.response_mask, batch.turn)[row, :stop]
     return tuple(tuple(ids[numbers == k].tolist()) for k in range(int(numbers.max()) + 1 if stop else 0))
+
+
+def without_pictures(policy: Policy, ids: Tensor) -> Tensor:
+    """The ids with that of a picture's place for each picture token, whose own ids are those of a run."""
+    place = 0 if policy.vision is None else policy.vision.pictures.place_id
+    return ids.masked_fill(ids >= FIRST_PICTURE_ID, place)
 
 
 def graded_responses(
@@ -223,7 +232,8 @@ def kept_rollouts(
             split = [groupby((pair for pair in row if pair[1] >= 0), itemgetter(1)) for row in owned]
             given = [tuple(tuple(token for token, _ in turn) for _, turn in row) for row in split]
             sampled = play_from(policy, prompts, given, where_from.sampling, 0)
-            valid = [sampled.response_ids[row, :n].tolist() for row, n in enumerate(sampled.valid_lengths.tolist())]
+            ids = without_pictures(policy, sampled.response_ids)
+            valid = [ids[row, :n].tolist() for row, n in enumerate(sampled.valid_lengths.tolist())]
             assert valid == responses  # The environment has answered as before.
         else:
             finished = [row[-1] == end for row in responses]
@@ -322,7 +332,7 @@ class Resampling:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--world", choices=["chains", "words", "search", "code"], default="chains")
+    parser.add_argument("--world", choices=get_args(WorldName), default="chains")
     parser.add_argument("--terms", type=int, default=5, help="of chains")
     parser.add_argument("--batches", type=int, default=64, help=f"of {PROMPTS} problems")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="of each state, an even number; not of turns")
@@ -351,7 +361,7 @@ def main() -> None:
             missing = width - batch.response_ids.shape[1]
             assert missing >= 0
             fresh = {
-                "ids": torch.nn.functional.pad(batch.response_ids, (0, missing)).short(),
+                "ids": torch.nn.functional.pad(without_pictures(policy, batch.response_ids), (0, missing)).short(),
                 **{name: torch.nn.functional.pad(x, (0, missing), value=-1).char() for name, x in extra.items()},
                 "rewards": batch.rewards.half(),
                 **{

@@ -162,11 +162,11 @@ def test_a_turn_is_bad_if_its_search_brings_no_new_document_of_the_path(truth, s
             assert policy.tokenizer.decode(ids[own], skip_special_tokens=True) == said
             assert float(means[b, s]) == pytest.approx(float(scores[b, own].mean()))
             shown = {line.removeprefix("- ") for line in told.split("\n")} & path
-            found.append(None if not told else "sound" if shown - seen else "bad search")
+            found.append(None if not told else "sound" if shown - seen else "bad turn")
             assert [name for name, kind in lines.kind.items() if kind[b, s]] == [found[-1]] * bool(told)
             seen |= shown
     assert len(found) == int(lines.known.sum())
-    assert min(found.count("sound"), found.count("bad search")) > 5
+    assert min(found.count("sound"), found.count("bad turn")) > 5
 
 
 def test_gains_of_turns_under_greedy_decoding_are_those_of_a_loop_by_hand(truth, searched):
