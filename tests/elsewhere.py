@@ -7,6 +7,12 @@ from grail_lightning.policy import load_policy
 from grail_lightning.runtime.collectives import whole_tensor
 
 
+class _Alone(HFEngine):
+    """Out of step with the other ranks, which have copies of their own."""
+
+    _synchronised = False
+
+
 class Elsewhere(RolloutEngine):
     """Copies the weights at each push, and samples with the copy.
 
@@ -18,7 +24,7 @@ class Elsewhere(RolloutEngine):
 
     def __init__(self, policy: str = "arithmetic") -> None:
         self._copy = load_policy(policy, trainable=False)
-        self._engine = HFEngine(synchronised=False)  # The other ranks have copies of their own.
+        self._engine = _Alone()
         self._engine.update_weights(self._copy)
 
     @torch.no_grad()

@@ -27,7 +27,7 @@ from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer, m
 from grail_lightning.policy.capabilities import within_attention_window
 from grail_lightning.policy.layout import gather_rows
 from grail_lightning.policy.micro_batch import cut_into_trees, cut_rows
-from grail_lightning.policy.trees import TREE_ATTENTION, make_block_mask, tree_layout
+from grail_lightning.policy.trees import TREE_ATTENTION, _by_blocks, tree_layout
 from grail_lightning.step.fused import SaliencyForward
 from tests import batches
 from tests.architectures import ARCHITECTURES, SIZES, tiny
@@ -470,7 +470,7 @@ def test_the_compiled_kernel_attends_along_the_paths_of_a_forest(key_heads):
     assert 0.02 < attends.float().mean() < 0.4
     expected = scaled_dot_product_attention(query, *keyed, attn_mask=attends, enable_gqa=True)
     compiled = torch.compile(torch_flex.flex_attention)
-    mask = make_block_mask(end, torch.device("cpu"))
+    mask = _by_blocks(end, 0, torch.device("cpu"))(torch.float32)["block_mask"]
     found = compiled(query, *keyed, block_mask=mask, enable_gqa=key_heads != 6)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 

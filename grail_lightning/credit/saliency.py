@@ -145,7 +145,7 @@ def forward_with_saliency(
 
     The layout must be made without `share_responses` if rows have common tokens. The target's `explained` is
     ``[b, t]``; its `rows` are ignored, since every row gets scores. If `frozen`, the log-probabilities are computed
-    without gradient, in evaluation mode. For `in_place`, see `grail_lightning.policy.head.head_gradient`.
+    without gradient, in evaluation mode. For `in_place`, see `HeadGradient`.
 
     Returns log-probabilities and entropy ``[b, t]``; and a function that returns the saliency ``[b, t]`` and can be
     called once. It keeps the graph of the log-probabilities for the caller's backward pass.

@@ -142,9 +142,6 @@ def given_batch(policy: Policy, prompts: Sequence[Prompt]) -> SampledBatch:
     The columns `response_ids` and `finished` give the sampled tokens, and whether the response ended by itself. Without
     them the text is tokenised, and counts as finished. Rollouts of several turns also have `response_turns`, the number
     of the turn in which each of these tokens was sampled (−1 if an environment put it in), `prompt_ids`, and `episode`.
-
-    Raises:
-        ValueError: If a rollout of several turns has only its text, which does not say what the policy sampled.
     """
     if any("num_invalid_calls" in p.columns and "response_turns" not in p.columns for p in prompts):
         raise ValueError(
@@ -181,10 +178,9 @@ def check_room(policy: Policy, encoded: Sequence[Sequence[int]], sampling: Sampl
     limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
     longest = max((len(ids) for ids in encoded), default=0)
     if limit is not None and longest + sampling.max_response_length > limit:
-        lower = f"Lower `max_response_length` to at most {limit - longest}, or leave" if longest < limit else "Leave"
         raise ValueError(
             f"A prompt of {longest} tokens and `max_response_length` {sampling.max_response_length} exceed the model's "
-            f"{limit} positions. {lower} such prompts out of the data."
+            f"{limit} positions. Lower `max_response_length`, or leave such prompts out of the data."
         )
 
 

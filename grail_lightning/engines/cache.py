@@ -44,7 +44,7 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]  # Transformers has no 
         return self.keys, self.values
 
     def _grow(self, keys: Tensor, values: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-        """Allocate tensors of the given number of rows and columns, and copy the cached tokens into them."""
+        """Allocate larger tensors, and copy the cached tokens into them."""
         of_keys, of_values = (new.new_empty(rows, new.shape[1], columns, new.shape[-1]) for new in (keys, values))
         if length := self.get_seq_length():
             of_keys[: len(self.keys), :, :length] = self.keys
@@ -53,10 +53,7 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]  # Transformers has no 
         return self._space
 
     def move_rows(self, source: Tensor, target: Tensor, number: int) -> None:
-        """Copy the rows `source` onto the rows `target` and keep the first `number` rows, without copying other rows.
-
-        The number of rows may grow.
-        """
+        """Copy the rows `source` onto the rows `target` and keep the first `number` rows, which may be more."""
         length = self.get_seq_length()
         space = self._space
         if space is None or len(space[0]) < number:
@@ -83,10 +80,7 @@ class GrowingCache(DynamicCache):  # type: ignore[misc]  # Transformers has no t
     def keep_rows(self, kept: Tensor) -> Tensor:
         """Keep the rows `kept` ``[m]``, ascending, and remove all others. A row that occurs twice is duplicated.
 
-        Rows with an index below `m` keep their index; the others take the free indices.
-
-        Returns:
-            The new order ``[m]`` of the entries of `kept`.
+        Rows with an index below `m` keep it; the others take the free ones. Returns the new order of `kept`.
         """
         number, places = len(kept), torch.arange(len(kept), device=kept.device)
         stays = (kept < number) & (kept != torch.nn.functional.pad(kept[:-1], (1, 0), value=-1))

@@ -49,14 +49,7 @@ def check_rollouts(
     group_size: int,
     sampling: Sampling,
 ) -> None:
-    """Check that these are the rollouts that were requested of an engine; synchronises with the device once.
-
-    The arguments are those of `RolloutEngine.generate`, and what it returned for them.
-
-    Raises:
-        ValueError: If it is no `SampledBatch`; if rows are not in the order of the prompts; if a tensor has the wrong
-            dtype, shape or device; or if masks, ids or log-probabilities are not as `SampledBatch` describes them.
-    """
+    """Check that these are the rollouts that were requested of an engine; synchronises with the device once."""
     must = f"`{type(engine).__name__}.generate` must return"
     if not isinstance(batch, SampledBatch):
         raise ValueError(f"{must} a `SampledBatch`, but got {type(batch).__name__}. {_REMEDY}")
@@ -82,11 +75,12 @@ def check_rollouts(
 
 def _forms(batch: SampledBatch, rows: int) -> list[tuple[str, Kind, tuple[int, ...]]]:
     """The names of the tensors of a batch, with the kind and shape that they must have."""
-    length = _width(batch.response_ids)
-    width = max(_width(batch.input_ids), length + (rows > 0))  # A prompt has one token at least.
-    of_logprobs: Kind = "floating-point"
-    of_turns: Kind = "integer"
-    return [
+    whole, length = (
+        int(ids.shape[-1]) if isinstance(ids, Tensor) and ids.ndim else 0
+        for ids in (batch.input_ids, batch.response_ids)
+    )
+    width = max(whole, length + (rows > 0))  # A prompt has one token at least.
+    forms: list[tuple[str, Kind, tuple[int, ...]]] = [
         ("input_ids", "integer", (rows, width)),
         ("attention_mask", "bool", (rows, width)),
         ("response_ids", "integer", (rows, length)),
@@ -94,13 +88,12 @@ def _forms(batch: SampledBatch, rows: int) -> list[tuple[str, Kind, tuple[int, .
         ("group", "integer", (rows,)),
         ("row", "integer", (rows,)),
         ("finished", "bool", (rows,)),
-        *([("sampling_logprobs", of_logprobs, (rows, length))] if batch.sampling_logprobs is not None else []),
-        *([("turn", of_turns, (rows, length))] if batch.turn is not None else []),
+        ("sampling_logprobs", "floating-point", (rows, length)),
+        ("turn", "integer", (rows, length)),
     ]
-
-
-def _width(ids: object) -> int:
-    return int(ids.shape[-1]) if isinstance(ids, Tensor) and ids.ndim else 0
+    return [
+        form for form in forms if form[0] not in ("sampling_logprobs", "turn") or getattr(batch, form[0]) is not None
+    ]
 
 
 def _claims_of_masks(batch: SampledBatch, group_size: int, sampling: Sampling) -> list[Claim]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from grail_lightning.batch import Sampling, pad_left
 from grail_lightning.engines.cache import GrowingCache, can_drop_rows
-from grail_lightning.engines.draw import Ending, Sampled, draw, warpers, widest_float
+from grail_lightning.engines.draw import Ending, Sampled, draw, warpers
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
 from grail_lightning.policy.micro_batch import MIN_COMMON_TOKENS
@@ -30,10 +30,7 @@ _MIN_FINISHED_SHARE = 0.05
 
 
 def supports(model: PreTrainedModel) -> bool:
-    """Whether `Decoding` can run a model, which must be a plain decoder with a cache whose rows can be removed.
-
-    Models with their own rules for a decoding step (state-space layers, long-context switches) are left to `generate`.
-    """
+    """Whether `Decoding` can run a model: a plain decoder without rules of its own for a decoding step."""
     from transformers import GenerationMixin  # Its module is slow to import, and `--help` is not.
 
     # These attributes are not public. If a later release renames them, `generate` itself still works.
@@ -104,7 +101,7 @@ class Decoding:
         self.limits = torch.tensor(turn.limits, device=device) if turn else None
         self.keep = torch.tensor(turn.keep, device=device) if turn else None
         self.stored: dict[int, Stored] = {}
-        self.noise = noise.to(device, widest_float(device)).T
+        self.noise = noise.to(device).T
         known = [stored.size for stored in self.begin] or [0] * len(rows)
         read = max(len(row) - size for row, size in zip(rows, known, strict=True))
         limit = max(known) + read + sampling.max_response_length
@@ -121,11 +118,7 @@ class Decoding:
         self.alive = torch.full((len(rows),), not idle, device=device)
 
     def run(self) -> Sampled:
-        """Sampled ids of all ``N`` rows, padded after each row's end.
-
-        Raises:
-            ValueError: If the policy's logits are not finite.
-        """
+        """Sampled ids of all ``N`` rows, padded after each row's end; a `ValueError` if the logits are not finite."""
         logits = self._read_prompts()
         # `generate` does the same: mixtures of experts use another GPU kernel for a step of one token a row.
         with self.policy.model._optimize_model_for_decode():
@@ -185,10 +178,9 @@ class Decoding:
         return valid
 
     def _common_beginning(self, prompts: Sequence[Sequence[int]]) -> int:
-        """The number of tokens with which all different prompts begin, if running them once is worthwhile.
+        """The number of tokens with which all different prompts begin, without the last, if it is worthwhile.
 
-        The last token of a prompt is never among them. Ranks that are synchronised make equally many passes, and so
-        agree on the number.
+        Ranks that are synchronised make equally many passes, and so agree on the number.
         """
         # All rows agree as far as the first and the last in lexical order do.
         least, most = min(prompts, key=list), max(prompts, key=list)
@@ -244,8 +236,8 @@ class Decoding:
     def _next_inputs(self, tokens: Tensor, vocabulary: int) -> Tensor:
         """The tokens ``[m]`` to continue with, from those ``[n]`` that the rows drew.
 
-        Finished rows are removed, and rows that drew different tokens get their own rows of the cache. Once every row
-        has its own, rows are removed only if that saves time. One row remains while other ranks are still decoding.
+        Finished rows are removed, and rows that drew different tokens get their own rows of the cache. One row remains
+        while other ranks are still decoding.
         """
         finished, number = len(self.rows) - self.left, len(self.rows)
         if self.place is None and (finished < _MIN_FINISHED_SHARE * number or number == 1):
@@ -281,7 +273,7 @@ class Decoding:
         self.padded = bool(self.pads.any())
 
     def _store(self, left: Tensor) -> None:
-        """Store the rows of the batch with the indices `left`, if they are to be kept and have not been stored."""
+        """Store the rows with the indices `left`, if they are to be kept and have not been stored."""
         if self.keep is None:
             return
         left = left[self.keep[self.rows[left]]]

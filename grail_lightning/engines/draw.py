@@ -84,11 +84,6 @@ def warpers(sampling: Sampling) -> list[Any]:
     return [*top_k, *([TopPLogitsWarper(sampling.top_p)] if sampling.top_p < 1 else [])]
 
 
-def widest_float(device: torch.device) -> torch.dtype:
-    """The widest floating-point dtype of the device: Apple's GPUs have no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 class Sampled(NamedTuple):
     """The result of a decoding loop."""
 

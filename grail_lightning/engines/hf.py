@@ -41,26 +41,16 @@ class HFEngine(RolloutEngine):
             decoded in a further call. A token of Qwen3-4B takes 147 KB in half precision and 295 KB in float32.
             Rollouts of several turns take up to twice the memory: what their tokens so far have in the cache is kept
             while their environments answer, also at most `cache_tokens`. Rows beyond that are read again.
-        synchronised: Whether all ranks make the same number of forward passes. Fully sharded weights (FSDP) require
-            it; by default it is on if there are several ranks.
         method: "compact", or "generate" for Transformers' own loop. Models that "compact" does not support (state
             spaces, caches other than keys and values per token) are sampled by "generate", with a warning.
-
-    Raises:
-        ValueError: If `cache_tokens` is not positive or the method is unknown.
     """
 
     takes_pictures = True
 
-    def __init__(
-        self,
-        cache_tokens: int = 131_072,
-        synchronised: bool | None = None,
-        method: Method = "compact",
-    ) -> None:
+    def __init__(self, cache_tokens: int = 131_072, method: Method = "compact") -> None:
         check_option("cache_tokens", cache_tokens, "[1, inf)")
         check_option("method", method, Method)
-        self.cache_tokens, self.synchronised, self.method = cache_tokens, synchronised, method
+        self.cache_tokens, self.method = cache_tokens, method
         self._policy: Policy | None = None
 
     def update_weights(self, policy: Policy) -> None:
@@ -88,15 +78,12 @@ class HFEngine(RolloutEngine):
 
     @contextmanager
     def turns(self, sampling: Sampling) -> Iterator[TurnSampler]:
-        """See `RolloutEngine.turns`. Each turn continues from the KV cache of the one before.
-
-        Models with sliding windows and Transformers' `generate` read all tokens again.
-        """
+        """See `RolloutEngine.turns`. Each turn continues from the KV cache of the one before; `generate` has none."""
         policy = self._loaded
         if self.method == "generate" or not supports(policy.model):
             yield ResendingTurns(self, sampling)
             return
-        sampler = ContinuedTurns(policy, sampling, self.cache_tokens, self._equal_passes)
+        sampler = ContinuedTurns(policy, sampling, self.cache_tokens, self._synchronised)
         try:
             yield sampler
         finally:
@@ -116,17 +103,25 @@ class HFEngine(RolloutEngine):
         seed: int,
         streams: Iterator[torch.Generator],
     ) -> SampledBatch:
-        """Sample with "compact" from one stream a row, or with Transformers' `generate` from `seed`."""
+        """Sample with "compact" from one stream a row, or with Transformers' `generate` from `seed`.
+
+        The rows are cut into calls, of which synchronised ranks make equally many; an additional one has no rows.
+        """
         policy = self._loaded
         encoded = [policy.encode(prompt.messages) for prompt in prompts]
         check_room(policy, encoded, sampling)
         rows = [ids for ids in encoded for _ in range(group_size)]
+        longest = max((len(row) for row in rows), default=0) + sampling.max_response_length
+        size = max(self.cache_tokens // longest, 1)
+        calls = [rows[k : k + size] for k in range(0, len(rows), size)]
+        if self._synchronised:
+            calls = pad_to_longest_rank(calls, [], policy.device)
         responses: list[list[int]] = []
         logprobs: list[list[float]] = []
         finished: list[bool] = []
         sample = self._decode if self.method == "compact" and supports(policy.model) else self._generate
         with policy.evaluating(), seeded(policy.device, seed), torch.no_grad(), weights_cast_once(policy):
-            for part in self._calls(policy, rows, sampling):
+            for part in calls:
                 sampled = sample(policy, part, sampling, streams)
                 lengths = sampled.lengths.tolist()[: len(part)]
                 responses += [ids[:length] for ids, length in zip(sampled.ids.tolist(), lengths, strict=False)]
@@ -134,32 +129,25 @@ class HFEngine(RolloutEngine):
                 finished += sampled.finished.tolist()[: len(part)]
         return build_batch(policy, prompts, group_size, responses, finished, logprobs)
 
-    def _calls(self, policy: Policy, rows: list[list[int]], sampling: Sampling) -> list[list[list[int]]]:
-        """The rows cut into calls. Synchronised ranks make equally many; an additional call has no rows."""
-        longest = max((len(row) for row in rows), default=0) + sampling.max_response_length
-        size = max(self.cache_tokens // longest, 1)
-        parts = [rows[k : k + size] for k in range(0, len(rows), size)]
-        return pad_to_longest_rank(parts, [], policy.device) if self._equal_passes else parts
-
     @property
-    def _equal_passes(self) -> bool:
-        return world_size() > 1 if self.synchronised is None else self.synchronised
+    def _synchronised(self) -> bool:
+        """Whether ranks make equally many forward passes, as fully sharded weights (FSDP2) require."""
+        return world_size() > 1
 
     def _decode(
         self, policy: Policy, rows: list[list[int]], sampling: Sampling, streams: Iterator[torch.Generator]
     ) -> Sampled:
-        """Sample with our own loop. Where there are no rows, a dummy prompt keeps this rank in step."""
+        """Sample with our own loop. Where there are no rows, a stand-in keeps this rank in step."""
         width = sampling.max_response_length
         # One stream for each row and no more: the rows of the next call go on with the next stream.
         noise = [torch.rand(width, dtype=torch.float64, generator=next(streams)) for _ in rows]
         numbers = torch.stack(noise or [torch.full((width,), 0.5, dtype=torch.float64)])
         call = rows or [policy.encode(".")]
-        return Decoding(policy, call, sampling, numbers, synchronised=self._equal_passes, idle=not rows).run()
+        return Decoding(policy, call, sampling, numbers, synchronised=self._synchronised, idle=not rows).run()
 
     def _generate(
         self, policy: Policy, rows: list[list[int]], sampling: Sampling, streams: Iterator[torch.Generator]
     ) -> Sampled:
-        """Sample with Transformers' own loop."""
         from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
         ids, mask = pad_left(rows or [policy.encode(".")], policy.tokenizer.pad_token_id)
@@ -184,7 +172,7 @@ class HFEngine(RolloutEngine):
             ),
             logits_processor=LogitsProcessorList([recorder.scores, *warpers(sampling)]),
             stopping_criteria=StoppingCriteriaList([recorder.ends]),
-            synced_gpus=self._equal_passes,
+            synced_gpus=self._synchronised,
         )
         assert out.past_key_values is not None, "`generate` ran without its KV cache"
         logprobs = torch.stack(recorder.logprobs, 1)
@@ -194,9 +182,8 @@ class HFEngine(RolloutEngine):
 class _Recorder:
     """What Transformers' `generate` does not keep: where each row ends, and the log-probabilities of sampled tokens.
 
-    They are those before top-k and top-p, which the training forward pass computes. One position's are stored for the
-    whole vocabulary, not those of all positions. The ids do not show where a row ended: `generate` pads finished rows,
-    and the pad token may be an end token.
+    These are those before top-k and top-p. The ids do not show where a row ended: `generate` pads finished rows, and
+    the pad token may be an end token.
     """
 
     def __init__(self, ending: Ending, temperature: float, prompts: torch.Size) -> None:

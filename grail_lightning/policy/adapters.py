@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_adapters(model: PreTrainedModel, lora: LoRA, *, leave_out: Sequence[str] = ()) -> None:
-    """Add LoRA adapters to `model`, in place, and freeze all other weights; the modules `leave_out` get none.
-
-    Raises:
-        ValueError: If a target is no layer of the model, or shares its weights with another layer.
-    """
+    """Add LoRA adapters to `model`, in place, and freeze all other weights; the modules `leave_out` get none."""
     from peft import LoraConfig
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -25,21 +25,14 @@ _TRIAL_WEIGHTS = 2**24  # The number of weights, besides those that are zero, wh
 
 
 def find_tree_kernel(policy: Policy) -> TreeKernel | None:
-    """What computes attention in prefix trees; None if the model does not support them.
-
-    On CUDA `flex_attention` is tried first. The log of the run tells which one is used.
-    """
+    """What computes attention in prefix trees; None if the model does not support them."""
     if policy.model.config._attn_implementation != TREE_ATTENTION:
         return None
-    if policy.device.type != "cuda":
-        return "sdpa" if _supports_prefix_trees(policy, "sdpa") else None
-    kernels: tuple[TreeKernel, ...] = ("flex", "sdpa")
+    on_cuda = policy.device.type == "cuda"
+    kernels: tuple[TreeKernel, ...] = ("flex", "sdpa") if on_cuda else ("sdpa",)
     kernel = next((kernel for kernel in kernels if _supports_prefix_trees(policy, kernel)), None)
-    rank_zero_info(
-        f"Common beginnings of rows are run once, with attention by {kernel}."
-        if kernel
-        else "Common beginnings of rows are not shared: this model does not support it."
-    )
+    if on_cuda:
+        rank_zero_info(f"Attention in prefix trees is computed by {kernel or 'nothing: every row is run separately'}.")
     return kernel
 
 
@@ -99,8 +92,7 @@ def _differentiate(policy: Policy, weights: dict[str, Tensor], layout: TokenLayo
 def supports_kv_continuation(policy: Policy) -> bool:
     """Whether the model computes the same from cached keys and values as from the whole sequence.
 
-    Any failure means that the model does not support it. Recurrent states cannot be cut at a column, some layers keep
-    more than keys and values, and some models need a cache of their own class.
+    Recurrent states cannot be cut at a column, and some layers keep more than keys and values.
     """
     if getattr(policy.model, "_is_stateful", False):
         return False
@@ -119,9 +111,8 @@ def supports_kv_continuation(policy: Policy) -> bool:
 class Trunk:
     """A forward pass of whole sequences whose keys and values can be continued from any column.
 
-    It stores the keys and values of the ``B × W`` positions of ``input_ids [B, W]``, padded left or right. `states`
-    ``[B, W, D]`` is the decoder's output. The policy must be in evaluation mode, without gradients, and must have
-    `supports_kv_continuation`.
+    `states` ``[B, W, D]`` is the decoder's output for ``input_ids [B, W]``, padded left or right. The policy must be in
+    evaluation mode, without gradients, and must have `supports_kv_continuation`.
     """
 
     def __init__(self, policy: Policy, input_ids: Tensor, attention_mask: Tensor) -> None:
@@ -131,16 +122,10 @@ class Trunk:
         self._layers = [(layer.keys, layer.values) for layer in cache.layers]
 
     def branch(self, rows: Tensor, columns: slice, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """The decoder's output at tokens that replace the end of some rows.
+        """The decoder's output ``[n, w, D]`` at tokens ``input_ids [n, w]`` that replace the end of ``rows [n]``.
 
-        Args:
-            rows: ``[n]`` long, the row that each branch continues.
-            columns: The range of columns whose keys and values are kept. Columns cut off on the left must be padding.
-            input_ids: ``[n, w]``, the tokens of the branch.
-            attention_mask: ``[n, kept + w]`` bool.
-
-        Returns:
-            ``[n, w, D]``.
+        Keys and values of the range `columns` are kept; what is left of it must be padding. The `attention_mask`
+        ``[n, kept + w]`` has columns for both.
         """
         layers: list[Any] = [_Beginning(*layer, rows, columns) for layer in self._layers]
         return self.policy.hidden(attention_mask, input_ids=input_ids, past_key_values=Cache(layers=layers))
@@ -157,16 +142,12 @@ class _Beginning(DynamicLayer):  # type: ignore[misc]  # Transformers has no typ
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **options: object
     ) -> tuple[Tensor, Tensor]:
-        """The keys and the values of beginning and continuation, ``[n, heads, kept + w, D / heads]`` each."""
         keys, values = self.keys[self.rows].to(key_states.dtype), self.values[self.rows].to(value_states.dtype)
         return torch.cat([keys, key_states], -2), torch.cat([values, value_states], -2)
 
 
 def within_attention_window(policy: Policy, width: int) -> bool:
-    """Whether the attention of every block covers `width` columns.
-
-    Sliding windows count positions in the decoder's input, not depth in a prefix tree.
-    """
+    """Whether every block attends to `width` columns: sliding windows count them, not the depth in a prefix tree."""
     config = policy.model.config.get_text_config()
     windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
     return all(window is None or width <= window for window in windows)
@@ -198,7 +179,6 @@ def check_packing(policy: Policy) -> None:
 
 
 def _length(parts: list[Tensor]) -> float:
-    """The length of a vector that is given in parts."""
     lengths = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts])
     return float(torch.linalg.vector_norm(lengths))
 

@@ -25,11 +25,11 @@ Alignment = Literal["predictor", "token"]
 
 
 class Rows(Protocol):
-    """The tensors of some rows from which a layout is made. A batch of rollouts has them."""
+    """The tensors of some rows from which a layout is made; a `SampledBatch` describes and has them."""
 
     @property
     def input_ids(self) -> Tensor:
-        """``[B, P+T]``, prompts padded left, responses padded right."""
+        """``[B, P+T]``."""
 
     @property
     def attention_mask(self) -> Tensor:
@@ -37,7 +37,7 @@ class Rows(Protocol):
 
     @property
     def response_mask(self) -> Tensor:
-        """``[B, T]`` bool, the sampled tokens. Other tokens that the attention mask has are run, but not predicted."""
+        """``[B, T]`` bool. Tokens that the attention mask has alone are run, but not predicted."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,10 +85,7 @@ class TokenLayout:
 def padded_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> TokenLayout:
     """A layout in which every row is a row of the decoder's input. The last column predicts nothing and is left out.
 
-    Args:
-        input_ids: ``[b, P+T]``, prompts padded left, responses padded right.
-        attention_mask: ``[b, P+T]`` bool.
-        response_mask: ``[b, T]`` bool, the sampled tokens.
+    The tensors are those of `Rows`.
     """
     ids, mask = input_ids[:, :-1], attention_mask[:, :-1]
     places = torch.arange(ids.numel(), device=ids.device).view_as(ids)
@@ -113,7 +110,7 @@ def right_padded_layout(input_ids: Tensor, attention_mask: Tensor, response_mask
 
 
 def packed_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor, *, flash: bool) -> TokenLayout:
-    """A layout in which the valid tokens of all rows form one row. The arguments are those of `padded_layout`.
+    """A layout in which the valid tokens of all rows form one row.
 
     Transformers recognises the rows by positions that start again at 0. flash-attn receives the boundaries directly,
     because computing them would synchronise with the device in each layer.
@@ -181,7 +178,7 @@ class AlignedRows(NamedTuple):
     prompt_lengths: Tensor  # [b] long, the tokens of each prompt
 
     def select(self, rows: Sequence[int]) -> AlignedRows:
-        """The given rows, in the given order."""
+        """The rows with these indices."""
         return AlignedRows(*(tensor[list(rows)] for tensor in self))
 
 
@@ -222,13 +219,8 @@ def first_rows(new: Tensor) -> Tensor:
 def response_nodes(response_ids: Tensor, valid: Tensor, group: Tensor) -> Tensor:
     """The nodes of each group's prefix tree: tokens of two rows have one number if they and all before them are equal.
 
-    Args:
-        response_ids: ``[b, T]``, padded on the right.
-        valid: ``[b, T]`` bool, all tokens after the prompt (`SampledBatch.valid_mask`), sampled or not.
-        group: ``[b]`` long, the groups; rows of different groups have no node in common.
-
-    Returns:
-        ``[b, T]`` long on the CPU: numbers from 0 without a gap, −1 on padding.
+    ``valid [b, T]`` are all tokens after the prompt (`SampledBatch.valid_mask`). The result ``[b, T]`` is on the CPU:
+    numbers from 0 without a gap, −1 on padding.
     """
     valid, group = valid.cpu(), group.cpu()
     # The rows of a group are taken to have one prompt, so their responses can be compared alone.

@@ -41,10 +41,6 @@ def load_policy(
         half_precision: Whether the model will run in half precision (autocast included).
         trainable: Whether the weights are trained. A reference policy is loaded with False, which freezes them.
         pictures: The picture tokens of another policy of the run; by default those of the policy's own processor.
-
-    Raises:
-        ValueError: If the model cannot be loaded, has no decoder stack of the usual form, or applies its head in a way
-            that `Policy.head` does not implement; or if packing is on and packed rows would attend to each other.
     """
     if not torch.accelerator.is_available():
         # On CPUs SDPA accepts grouped heads with a mask. Transformers would copy keys and values for each head.
@@ -52,10 +48,7 @@ def load_policy(
     loading = loading or Loading()
     model = _load_model(name, loading, half_precision)
     if not hasattr(model.get_decoder(), "layers"):
-        raise ValueError(
-            f"`policy` must be a causal language model with decoder blocks, but got {type(model).__name__}. Give "
-            "another model."
-        )
+        raise ValueError(f"`policy` must be a model with decoder blocks, but got {type(model).__name__}.")
     tokenizer = load_tokenizer(name, loading.trust_remote_code)
     if pictures is None or not takes_pictures(name, loading.trust_remote_code):
         pictures = load_pictures(name, tokenizer, loading.trust_remote_code)
@@ -80,7 +73,6 @@ def load_policy(
 
 
 def _load_model(name: PolicySource, loading: Loading, half_precision: bool) -> PreTrainedModel:
-    """The model with the weights of its checkpoint or of a loaded model, or with random ones."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     sees = takes_pictures(name, loading.trust_remote_code)

@@ -69,9 +69,7 @@ def cut_into_trees(
     Rows of a group are in one tree as long as it fits into the budget, and so are all groups if they have a long common
     beginning, such as worked examples. Groups with the same prompt are in different trees even then, because their
     references may differ: rows of two groups never share a prediction. The size of a row is the number of tokens that
-    it adds; and where it needs an attention unit of its own (`grail_lightning.policy.trees.join_rows`), a quarter of
-    those that it shares, whose keys and values are copied for the unit. A row that is longer than the budget has a
-    micro-batch of its own. Their `rows` are indices into ``ids [n, W]``.
+    it adds and, where it needs an attention unit of its own, a quarter of those that it shares, which are copied then.
     """
     if not len(ids):
         return []
@@ -115,10 +113,9 @@ def _occurrence_of_prompt(rows: AlignedRows, group: Tensor) -> Tensor:
 
 
 def _join_into_trees(lengths: Tensor, shared: Tensor, token_budget: int) -> list[tuple[range, int]]:
-    """Neighbouring rows as trees within a token budget: the rows and the size of each; see `cut_into_trees`.
+    """Neighbouring rows as trees within a token budget: the rows and the size of each.
 
-    ``lengths [n]`` are the tokens of each row that are run if it is alone; ``shared [n]`` those that it has in common
-    with the row before, 0 where it must begin a tree.
+    ``shared [n]`` are the tokens that a row has in common with the row before, 0 where it must begin a tree.
     """
     trees: list[tuple[range, int]] = []
     longest = queries = 0  # Of the last tree: the most tokens that a row adds, and the tokens of its last unit.

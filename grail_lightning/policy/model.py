@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from grail_lightning.functional.certainty import teacher_divergence
-from grail_lightning.functional.tokens import TokenStats, token_logprobs
+from grail_lightning.functional.tokens import HeadGradient, TokenStats, token_logprobs
 from grail_lightning.picture import FIRST_PICTURE_ID, pictures_in
 from grail_lightning.policy import capabilities
 from grail_lightning.policy.adapters import merge_adapters
-from grail_lightning.policy.head import apply_head, head_gradient
 from grail_lightning.policy.layout import Rows, TokenLayout, packed_layout, padded_layout, token_positions
 from grail_lightning.policy.options import Loading
 from grail_lightning.policy.pictures import PictureTokens, Vision
@@ -32,6 +31,9 @@ from grail_lightning.tasks.problem import Messages
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+
+_LOGIT_RULES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+"""Options of a text config that change the logits after the product with the head's weight."""
 
 
 class Policy(nn.Module):
@@ -148,7 +150,30 @@ class Policy(nn.Module):
 
     def head(self, hidden: Tensor) -> Tensor:
         """``[..., D] -> [..., V]``: the model's logits from its decoder's output."""
-        return apply_head(self.model, hidden)
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        config = self.model.config.get_text_config()
+        scale, divisor, cap = (getattr(config, name, None) for name in _LOGIT_RULES)
+        if scale:  # Cohere
+            logits = logits * scale
+        if divisor:  # Granite
+            logits = logits / divisor
+        if cap:  # Gemma
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    def _head_gradient(self, in_place: bool) -> HeadGradient | None:
+        """The head's trainable parameters, for a backward pass that is written by hand; see `HeadGradient`.
+
+        None if the head draws random numbers, since autograd repeats these draws in the backward pass.
+        """
+        head: nn.Module = self.model.get_output_embeddings()
+        if any(isinstance(m, nn.Dropout) and m.training and m.p > 0 for m in head.modules()):
+            return None
+        config = self.model.config.get_text_config()
+        changed = any(getattr(config, name, None) for name in _LOGIT_RULES)
+        is_product = type(head) is nn.Linear and getattr(head, "bias", None) is None and not changed
+        trained = [p for p in head.parameters() if p.requires_grad]
+        return HeadGradient(trained, cast(nn.Linear, head).weight if is_product else None, in_place)
 
     @property
     def chunk_tokens(self) -> int:
@@ -185,10 +210,7 @@ class Policy(nn.Module):
         embeds: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
-        """The decoder's output ``[B, W, D]`` at every column of padded rows, for ids or for embeddings.
-
-        With a key-value cache, ids, embeddings and output contain only the columns that are not cached yet.
-        """
+        """The decoder's output ``[B, W, D]`` at every column of padded rows that is not yet in the cache."""
         begun = 0 if past_key_values is None else past_key_values.get_seq_length()
         asked = {"inputs_embeds": embeds} if input_ids is None else self.inputs(input_ids)
         out = self.decoder(
@@ -213,14 +235,12 @@ class Policy(nn.Module):
     ) -> TokenStats:
         """The log-probability of each valid response token and, if requested, further figures of its distribution.
 
-        The head runs on the predictors alone, in chunks.
-
         Args:
             layout: The layout of the rows.
             temperature: The number by which the logits are divided.
             with_entropy: Whether to return the entropy in nats, too.
             entropy_gradient: Whether the entropy carries a gradient.
-            in_place: See `grail_lightning.policy.head.head_gradient`.
+            in_place: Whether the backward pass adds the gradient of the head's weight to `weight.grad` itself.
             teacher: ``[M, D]``, a teacher's states at the predictions of the layout, for the divergence from it.
             decode: What runs the decoder, for callers that need more of it than its output; default `Policy.decode`.
                 Sharded weights (FSDP2) are whole only inside a call of this module.
@@ -237,14 +257,14 @@ class Policy(nn.Module):
             chunk_tokens=self.chunk_tokens,
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
-            head_gradient=head_gradient(self.model, in_place=in_place),
+            head_gradient=self._head_gradient(in_place),
         )
         entropy = None if flat.entropy is None else layout.to_rows(flat.entropy)
         divergence = None
         if teacher is not None:
-            chunk = self.chunk_tokens
-            apart = teacher_divergence(states, teacher, self.head, temperature=temperature, chunk_tokens=chunk)
-            divergence = layout.to_rows(apart)
+            divergence = layout.to_rows(
+                teacher_divergence(states, teacher, self.head, temperature=temperature, chunk_tokens=self.chunk_tokens)
+            )
         return TokenStats(layout.to_rows(flat.logprobs), entropy, divergence)
 
     @contextmanager
@@ -260,10 +280,7 @@ class Policy(nn.Module):
 
     @contextmanager
     def trial(self, rows: int, columns: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Token ids and their mask, ``[rows, columns]``, for a trial run in evaluation mode and without gradients.
-
-        Afterwards every module is in its earlier mode, and the random state is as before.
-        """
+        """Ids and their mask ``[rows, columns]`` for a trial run, which leaves modes and random states as they were."""
         vocabulary = self.model.config.get_text_config().vocab_size
         ids = torch.arange(rows * columns, device=self.device).reshape(rows, columns) % vocabulary
         with self.evaluating(), torch.no_grad(), preserved(self.device):
@@ -281,7 +298,7 @@ class Policy(nn.Module):
 
     @contextmanager
     def adapters_off(self) -> Iterator[None]:
-        """Run without LoRA adapters. The reference policy of an adapter run then needs no second copy."""
+        """Run without LoRA adapters."""
         self.model.disable_adapters()
         try:
             yield

@@ -40,11 +40,7 @@ PolicySource = str | LoadedPolicy
 
 
 def as_source(policy: object) -> PolicySource:
-    """The name of a policy, or a model with its tokenizer, checked.
-
-    Raises:
-        ValueError: If it is neither, or a copy of the model could not be trained.
-    """
+    """The name of a policy, or a model with its tokenizer; a `ValueError` if a copy of it could not be trained."""
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     match policy:
@@ -77,9 +73,6 @@ class LoRA:
         alpha: Numerator of the update's scale, which is ``alpha / rank``.
         dropout: Dropout rate on the adapter's input.
         target_modules: Names of the linear layers that get an adapter, or "all-linear".
-
-    Raises:
-        ValueError: If one of the numbers is out of its range.
     """
 
     rank: int = 16
@@ -138,11 +131,7 @@ class Loading:
 
 
 def resolve_policy(name: str) -> str:
-    """A name in the form that Transformers accepts: packaged policies by short name, folders and hub names unchanged.
-
-    Raises:
-        ValueError: If it is the name of a packaged policy and of another one in a folder here.
-    """
+    """A name in the form that Transformers accepts; that of a packaged policy becomes its folder."""
     refuse_given("policy", name)
     folder, packaged = Path(name).expanduser(), _ASSETS / name
     if name not in os.listdir(_ASSETS):
@@ -157,25 +146,15 @@ def resolve_policy(name: str) -> str:
 
 @contextmanager
 def reading(name: str) -> Iterator[str]:
-    """The folder or the hub name of a policy, for Transformers to read its config, its weights or its tokenizer.
-
-    Raises:
-        ValueError: One line with the policy's name and the library's reason, if reading fails inside the context.
-    """
+    """The folder or hub name of a policy, for Transformers to read from; what fails inside the context is one line."""
     path = resolve_policy(name)
     with nullcontext("") if os.path.isdir(path) else hub_or_cache() as unreachable:
         try:
             yield path
-        except MemoryError:
-            raise
         except Exception as error:  # The library, the network and the hub raise many types.
-            if "out of memory" in str(error):
-                raise
             reason = first_line(error)
             if unreachable and reason.startswith("We couldn't connect"):
-                reason = (
-                    f"it is in no folder here nor in the hub's cache, and the hub cannot be reached ({unreachable})."
-                )
+                reason = f"it is in no folder nor in the hub's cache, and the hub cannot be reached ({unreachable})."
             raise ValueError(
                 f"`policy` {name!r} cannot be loaded: {reason} "
                 "Give a folder in Hugging Face format, a model on the hub, or a packaged policy such as `arithmetic`."
@@ -183,7 +162,7 @@ def reading(name: str) -> Iterator[str]:
 
 
 def read_config(name: PolicySource, trust_remote_code: bool = False) -> Any:
-    """The model's config, from a policy's folder or from the hub."""
+    """The model's config."""
     from transformers import AutoConfig
 
     if isinstance(name, LoadedPolicy):
@@ -201,17 +180,12 @@ def first_line(error: BaseException) -> str:
 
 def context_length(name: PolicySource, loading: Loading) -> int | None:
     """The number of positions of the model; None if it has no limit."""
-    config = read_config(name, loading.trust_remote_code)
-    limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return limit
+    config = read_config(name, loading.trust_remote_code).get_text_config()
+    return cast(int | None, getattr(config, "max_position_embeddings", None))
 
 
 def check_policy(name: PolicySource, loading: Loading, response_length: int = 0) -> None:
-    """Check before weights are read that the config can be, and that a prompt and such a response fit into the model.
-
-    Raises:
-        ValueError: If one of these is not so.
-    """
+    """Check that the config can be read, and that a prompt and such a response fit into the model."""
     limit = context_length(name, loading)
     if limit is not None and response_length >= limit:
         raise ValueError(
@@ -221,14 +195,13 @@ def check_policy(name: PolicySource, loading: Loading, response_length: int = 0)
 
 
 def check_precision(precision: object) -> None:
-    """Check that gradients can be used without scaling the loss."""
+    """Refuse precisions that need loss scaling."""
     if str(precision) in ("16", "16-mixed", "16-true"):
         raise ValueError(f"`trainer.precision` {precision} needs loss scaling. Use bf16-mixed, or 32-true.")
 
 
 def check_dtype(name: PolicySource, loading: Loading) -> None:
-    """Check that the weights can be trained in the dtype in which they will be loaded."""
-    # In float16 small gradients are zero unless losses are scaled.
+    """Refuse to train weights in float16, in which small gradients are zero unless losses are scaled."""
     auto = loading.dtype == "auto"
     dtype: object = read_config(name, loading.trust_remote_code).dtype if auto else loading.dtype
     if str(dtype).removeprefix("torch.") == "float16":

@@ -18,9 +18,6 @@ class Reference:
     """The policy before training: a frozen copy, or the trained policy without its adapters.
 
     This is no module, because Lightning would treat it as a part of the trained module and of its checkpoints.
-
-    Args:
-        policy: The frozen copy, or the policy with adapters.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -29,7 +26,7 @@ class Reference:
 
     @property
     def has_adapters(self) -> bool:
-        """Whether it is the trained policy itself, with its adapters switched off."""
+        """Whether it is the trained policy itself."""
         return self.policy.loading.lora is not None
 
     @contextmanager

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(name: PolicySource, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a policy. Its pad token must have an embedding; if it has none, the end token replaces it.
-
-    Raises:
-        ValueError: If there is none, or it cannot be read.
-    """
+    """The tokenizer of a policy. Its pad token must have an embedding; if it has none, the end token replaces it."""
     from transformers import AutoTokenizer
 
     if isinstance(name, LoadedPolicy):
@@ -54,12 +50,10 @@ def encode_prompt(
 
     The ids of a `TokenText` are its own. With `pictures` (of a policy that takes some) every content is a list of
     parts for the template, and the tokens of a picture have the id of its place.
-
-    Raises:
-        ValueError: If the prompt has no token, or pictures that the policy does not take.
     """
     if pictures is None and (shown := pictures_in(messages)):
         raise ValueError(f"{shown[0].place}: a prompt has a picture, but the policy takes text alone. Set another one.")
+    more = {"tokenize": False, "add_generation_prompt": True, **(chat_template_kwargs or {})}
     if isinstance(messages, TokenText):
         ids: Sequence[int] = messages.ids
     elif isinstance(messages, str):
@@ -68,18 +62,10 @@ def encode_prompt(
         template = tokenizer.chat_template or pictures.processor.chat_template
         if template is None:
             raise ValueError("`policy` takes pictures, but has no chat template, which says where they stand. Add one.")
-        text = tokenizer.apply_chat_template(
-            in_parts(messages),
-            chat_template=template,
-            tokenize=False,
-            add_generation_prompt=True,
-            **(chat_template_kwargs or {}),
-        )
+        text = tokenizer.apply_chat_template(in_parts(messages), chat_template=template, **more)
         ids = pictures.expand(text, pictures_in(messages))
     elif tokenizer.chat_template:
-        text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **(chat_template_kwargs or {})
-        )
+        text = tokenizer.apply_chat_template(messages, **more)
         # The template already contains the special tokens.
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     else:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TreeKernel = Literal["sdpa", "flex"]
 
-BLOCK_TOKENS = 128
+_BLOCK_TOKENS = 128
 """Side of the blocks of `flex_attention`, which skips those of which no pair attends. Layouts are padded to a
 multiple, so that few shapes are compiled."""
 
@@ -59,11 +59,7 @@ def _tree_attention(
     block_mask: BlockMask | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """Transformers' SDPA or, if `units` or a `block_mask` are given, attention in prefix trees.
-
-    In a tree ``query [1, heads, N, d]`` and keys and values ``[1, key heads, N, d]`` give ``[1, N, heads, d]``, and
-    Transformers' own mask is ignored.
-    """
+    """Transformers' SDPA or, if `units` or a `block_mask` are given, attention ``[1, N, heads, d]`` in prefix trees."""
     if block_mask is not None:
         # Under autocast rotary embeddings may leave queries and keys in float32 beside values in half precision.
         query, key = query.to(value.dtype), key.to(value.dtype)
@@ -122,16 +118,9 @@ def tree_layout(
     The last token of a row predicts nothing and is left out. A token is predicted if any of its rows sampled it; in
     another row an environment may have put it in.
 
-    Args:
-        input_ids: ``[b, P+T]``, prompts padded left, responses right; rows with a common beginning are neighbours.
-        attention_mask: ``[b, P+T]`` bool.
-        response_mask: ``[b, T]`` bool, the sampled tokens.
-        starts: The rows at which a tree begins, ascending; the first is 0.
-        share_responses: Whether common beginnings of responses are run once, too. If False, rows share their prompt
-            without its last token, and equal rows are run once. Every position that predicts a response token then
-            belongs to one response.
-        kernel: What computes attention: SDPA in units, or `flex_attention`, for which the layout is padded to whole
-            blocks.
+    Rows with a common beginning must be neighbours, and `starts` are those at which a tree begins. Without
+    `share_responses` rows share their prompt without its last token, and equal rows are run once: every position that
+    predicts a response token then belongs to one response. For flex the layout is padded to whole blocks.
     """
     device = input_ids.device
     prompt_width = input_ids.shape[1] - response_mask.shape[1]
@@ -152,7 +141,7 @@ def tree_layout(
     prediction_of = (scored.flatten().cumsum(0) - 1)[cells]
     every, number = torch.arange(len(cells)), int(scored.sum())
     ids, positions = rows.ids[tree.run].long(), columns.expand_as(tree.run)[tree.run]
-    pad = -len(ids) % BLOCK_TOKENS if kernel == "flex" else 0
+    pad = -len(ids) % _BLOCK_TOKENS if kernel == "flex" else 0
     ids, positions = (torch.nn.functional.pad(t, (0, pad)) for t in (ids, positions))
     attention = _by_blocks(tree.end, pad, device) if kernel == "flex" else _by_units(_units(tree, starts), device)
     tensors = {
@@ -173,8 +162,6 @@ def tree_layout(
 
 
 class _Tree(NamedTuple):
-    """The distinct tokens of some rows, numbered in preorder."""
-
     run: Tensor  # [b, W] bool, where each token that is run occurs for the first time
     owner: Tensor  # [b, W] long, the row in which the token of each cell occurs for the first time
     number: Tensor  # [b, W] long, the number of the token of each cell; −1 if it is not run
@@ -201,7 +188,6 @@ def _number_tokens(valid: Tensor, new: Tensor) -> _Tree:
 
 
 def _units(tree: _Tree, starts: Sequence[int]) -> _AttentionUnits:
-    """The attention units of a tree, with a bool mask."""
     first, sizes = join_rows(tree.run.sum(1).tolist(), starts)
     counts = torch.tensor(sizes)
     spans = [
@@ -223,8 +209,7 @@ def _units(tree: _Tree, starts: Sequence[int]) -> _AttentionUnits:
 def join_rows(own: Sequence[int], starts: Sequence[int]) -> tuple[list[int], list[int]]:
     """The first row of each attention unit, and its number of queries, from the tokens that each row adds to its tree.
 
-    Rows that add few tokens are joined in one unit of at most as many queries as the longest row has, which costs no
-    further padding.
+    Rows that add few tokens are joined, which costs no padding up to the number of queries of the longest row.
     """
     most, trees = max(own), set(starts)
     first: list[int] = []
@@ -260,20 +245,16 @@ def _by_units(units: _AttentionUnits, device: torch.device) -> Callable[[torch.d
 
 def _by_blocks(end: Tensor, pad: int, device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
     """The decoder's arguments for `flex_attention`. Each of the `pad` places after the tokens attends to itself."""
-    mask = make_block_mask(torch.cat([end, torch.arange(len(end), len(end) + pad) + 1]), device)
-    return lambda dtype: {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=dtype, device=device), "block_mask": mask}
-
-
-def make_block_mask(end: Tensor, device: torch.device) -> BlockMask:
-    """The block mask of a forest; ``end [N]`` is the number behind each token's descendants, ``j + 1`` for padding."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    until = end.to(device)
+    number = len(end) + pad
+    until = torch.cat([end, torch.arange(len(end), number) + 1]).to(device)
 
     def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < until[key])
 
-    return create_block_mask(attends, None, None, len(end), len(end), device=device, BLOCK_SIZE=BLOCK_TOKENS)
+    mask = create_block_mask(attends, None, None, number, number, device=device, BLOCK_SIZE=_BLOCK_TOKENS)
+    return lambda dtype: {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=dtype, device=device), "block_mask": mask}
 
 
 @cache

@@ -54,7 +54,7 @@ class Forward:
         return pad_to_longest_rank(self._cut(rows), stand_in(self.batch), self.batch.response_mask.device)
 
     def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> Pass:
-        """Run a micro-batch from `cut`; `in_place` is that of `grail_lightning.policy.head.head_gradient`."""
+        """Run a micro-batch from `cut`; `in_place` is that of `HeadGradient`."""
         layout = self.policy.layout(self.batch.select(micro.rows), micro.starts)
         graph = torch.is_grad_enabled()
         stats: TokenStats = self.policy(
