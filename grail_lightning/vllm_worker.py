@@ -40,14 +40,9 @@ class WeightReceiver:
         }
 
     def grail_load(self, path: str, version: str) -> dict[str, Any]:
-        """Load the weights of a safetensors file, which has the names of the Hugging Face checkpoint.
+        """Load the weights of a safetensors file with the names of a checkpoint, unless they are there already.
 
-        Args:
-            path: The file.
-            version: The name of these weights. If they are there already, nothing happens.
-
-        Returns:
-            `grail_status`; with ``error`` if the file could not be read or its weights do not fit.
+        The result is `grail_status`; with ``error`` if the file could not be read or its weights do not fit.
         """
         if version == self.grail_version:
             return self.grail_status()
@@ -74,10 +69,7 @@ def _tensors(path: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def take_weights(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Replace all weights of a worker's model by whole tensors, named as in a checkpoint.
-
-    The prefix cache has to be emptied afterwards.
-    """
+    """Replace all weights of a worker's model by whole tensors, named as in a checkpoint."""
     # The weights stay ordinary tensors, which can be written into again outside of inference mode.
     with torch.inference_mode(False), torch.no_grad():
         worker.reload_weights(weights_iterator=iter(weights))

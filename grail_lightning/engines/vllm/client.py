@@ -19,6 +19,7 @@ Workers = list[dict[str, Any]]
 """The state of each worker of a server, see `grail_lightning.vllm_worker.WeightReceiver`."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
+_AT_ONCE = 256  # Responses in flight at one server, for each rank.
 _CONTROL_SECONDS = 60.0  # For questions about its state, which a server answers between two steps of decoding.
 # A machine that has gone is noticed although nothing is sent to it while it decodes: after 60 s, then each 15 s.
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
@@ -37,15 +38,15 @@ class Weights:
     version: str
     path: str
 
+    def are_in(self, workers: Workers) -> bool:
+        """Whether all workers have them."""
+        return all(worker["version"] == self.version for worker in workers)
+
 
 class ServerClient:
-    """The client of one server.
+    """The client of one server, which is asked again for `patience` seconds when it is gone."""
 
-    A server that is gone is asked again for `patience` seconds. A whole response is one answer, and at most `at_once`
-    of them are in flight.
-    """
-
-    def __init__(self, url: str, patience: float, answer_seconds: float, at_once: int) -> None:
+    def __init__(self, url: str, patience: float, answer_seconds: float) -> None:
         parts = urlsplit(url)
         try:
             self.port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -54,7 +55,7 @@ class ServerClient:
         if parts.scheme not in ("http", "https") or not parts.hostname or not self.port or parts.username:
             raise ValueError(f"`urls` must hold addresses such as http://127.0.0.1:8000, but got {url!r}.")
         self.url, self.host = url.rstrip("/").removesuffix("/v1"), parts.hostname
-        self.patience, self.answer_seconds, self.at_once = patience, answer_seconds, at_once
+        self.patience, self.answer_seconds = patience, answer_seconds
         self.model = "MODEL"
         key = os.environ.get("VLLM_API_KEY")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -68,12 +69,7 @@ class ServerClient:
         )
 
     async def post(self, path: str, body: object = None, seconds: float | None = None) -> Any:
-        """The JSON of one answer, or None if it is empty.
-
-        Raises:
-            ServerGone: If there is no complete answer, or a status that may pass.
-            ValueError: If the server refuses what was asked, however often it is asked.
-        """
+        """The JSON of one answer, or None if it is empty; a `ValueError` if the server refuses what was asked."""
         import aiohttp  # Slow to import, and `--help` is not.
 
         # Each request has a connection of its own: an idle one may be closed by the server at any moment.
@@ -95,18 +91,17 @@ class ServerClient:
         if (status >= 500 and "has no attribute" not in text) or status in (408, 425, 429):
             raise ServerGone(said)
         if not 200 <= status < 300:
-            raise ValueError(f"{self.url} refused {path} ({said}).")
+            refused = f"{self.url} refused {path} ({said})."
+            if path == "/collective_rpc":
+                refused += f" It takes weights if it is started with this command: {self.command}."
+            raise ValueError(f"{refused} If it has --api-key, set the variable VLLM_API_KEY here.")
         try:
             return json.loads(text) if text else None
         except ValueError:
             raise ServerGone(f"no JSON: {text[:80]!r}") from None
 
     async def patiently(self, ask: Callable[[], Awaitable[T]], seconds: float | None = None) -> T:
-        """The result of `ask`, which is called again, with pauses that double, while the server is gone.
-
-        Raises:
-            ValueError: If it stays away for `seconds`, by default those of its patience.
-        """
+        """The result of `ask`, which is called again while the server is gone; a `ValueError` after `seconds`."""
         seconds = self.patience if seconds is None else seconds
         clock, pause = asyncio.get_running_loop().time, _FIRST_PAUSE
         end = clock() + seconds
@@ -129,19 +124,10 @@ class ServerClient:
         self, method: str = "grail_status", *arguments: str, seconds: float = _CONTROL_SECONDS
     ) -> Workers:
         """The state of the workers after a method of the extension, which is called once."""
-        try:
-            answer = await self.post("/collective_rpc", {"method": method, "args": arguments}, seconds)
-        except ServerGone:
-            raise
-        except ValueError as error:
-            raise ValueError(
-                f"{error} It takes weights if it is started with this command: {self.command}. If it has --api-key, "
-                "set the variable VLLM_API_KEY here."
-            ) from None
-        return list(answer["results"])
+        return list((await self.post("/collective_rpc", {"method": method, "args": arguments}, seconds))["results"])
 
     async def load(self, weights: Weights) -> None:
-        """Give the server these weights; a `ValueError` if it stays away, or cannot take them."""
+        """Give the server these weights; a `ValueError` if it cannot take them."""
         workers = await self.patiently(
             lambda: self.workers("grail_load", weights.path, weights.version, seconds=self.answer_seconds)
         )
@@ -156,7 +142,7 @@ class ServerClient:
 
     async def complete(self, requests: Sequence[Request], weights: Weights) -> list[Completion]:
         """The completions of prompts, asked once."""
-        free = asyncio.Semaphore(self.at_once)
+        free = asyncio.Semaphore(_AT_ONCE)
 
         async def one(request: Request) -> Completion:
             # Keys and values in the prefix cache are told apart by the weights that computed them.

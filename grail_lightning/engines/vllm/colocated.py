@@ -30,7 +30,7 @@ from grail_lightning.runtime.collectives import all_gather_objects, rank, world_
 from grail_lightning.tasks.problem import Prompt
 from grail_lightning.vllm_worker import report_whole_vocabulary, take_weights
 
-_CPU_CACHE_GIB = 1.0
+_CPU_CACHE_BYTES = 2**30
 _DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",  # It warns at every push of tied weights.
     "VLLM_NO_USAGE_STATS": "1",
@@ -43,29 +43,20 @@ class VLLMEngine(RolloutEngine):
     """vLLM in the process that trains, on the same devices.
 
     It starts with the first rollouts. The weights are pushed before each sampling if they have changed, one parameter
-    at a time, with LoRA adapters merged. At the start and after each push the log-probabilities of a few probe tokens
-    are compared with the trainer's, and the run stops if they differ. On GPUs vLLM gives its memory back while the
-    policy trains.
-
-    A row's random numbers depend on the seed and on the row's index in the batch. How far the tokens are then the same
-    in another batch depends on how vLLM rounds.
+    at a time, with LoRA adapters merged. After each push the log-probabilities of a few probe tokens are compared with
+    the trainer's, and the run stops if they differ. On GPUs vLLM gives its memory back while the policy trains.
 
     Args:
         gpu_memory_utilization: Share of a GPU's memory that vLLM may take while it samples.
-        cache_gib: Memory of the KV cache in GiB; null takes what `gpu_memory_utilization` leaves, and 1 GiB on a CPU.
         max_model_len: Most tokens of a prompt and its response; null takes the model's positions, or what the KV cache
             holds.
         dtype: Dtype in which vLLM computes; auto is that of the trainer's forward pass.
         tensor_parallel_size: Number of ranks that share one copy of the weights in vLLM.
-        enforce_eager: Whether to sample without CUDA graphs and compilation; null does so on CPUs alone.
         sleep: Whether vLLM gives back the memory of weights and KV cache while the policy trains. Does not apply to
             CPUs.
         bound: How far the log-probabilities of sampler and trainer may differ on the probe. null is 1e-4 nats on
             average and 1e-3 at most if both compute in float32, else 0.12 and 2.
-        options: Further arguments of `vllm.LLM`, beside those that the engine sets itself.
-
-    Raises:
-        ValueError: If vLLM is not installed, or for values out of range.
+        options: Further arguments of `vllm.LLM`, which replace those that the engine sets itself.
     """
 
     own_weights = True
@@ -73,29 +64,24 @@ class VLLMEngine(RolloutEngine):
     def __init__(
         self,
         gpu_memory_utilization: float = 0.4,
-        cache_gib: float | None = None,
         max_model_len: int | None = None,
         dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
         tensor_parallel_size: int = 1,
-        enforce_eager: bool | None = None,
         sleep: bool = True,
         bound: Bound | None = None,
         options: dict[str, Any] | None = None,
     ) -> None:
         check_option("gpu_memory_utilization", gpu_memory_utilization, "(0, 1]")
-        for name, value in (("cache_gib", cache_gib), ("max_model_len", max_model_len)):
-            if value is not None and not value > 0:
-                raise ValueError(f"`{name}` must be positive or null, but got {value}.")
-        if tensor_parallel_size < 1:
-            raise ValueError(f"`tensor_parallel_size` must be at least 1, but got {tensor_parallel_size}.")
+        check_option("tensor_parallel_size", tensor_parallel_size, "[1, inf)")
+        if max_model_len is not None:
+            check_option("max_model_len", max_model_len, "[1, inf)")
         if importlib.util.find_spec("vllm") is None:
             raise ValueError(
                 "`VLLMEngine` needs vLLM, which is not installed. Install it: pip install 'grail-lightning[vllm]'. Or "
                 "sample with `HFEngine`."
             )
-        self.gpu_memory_utilization, self.cache_gib = gpu_memory_utilization, cache_gib
-        self.max_model_len = max_model_len
-        self.dtype, self.tensor_parallel_size, self.enforce_eager = dtype, tensor_parallel_size, enforce_eager
+        self.gpu_memory_utilization, self.max_model_len = gpu_memory_utilization, max_model_len
+        self.dtype, self.tensor_parallel_size = dtype, tensor_parallel_size
         self.sleep, self.bound, self.options = sleep, bound, dict(options or {})
         self._policy: Policy | None = None
         self._llm: Any = None
@@ -103,11 +89,7 @@ class VLLMEngine(RolloutEngine):
         self._asleep = False
 
     def update_weights(self, policy: Policy) -> None:
-        """Push the weights if they have changed since the last push, and compare log-probabilities.
-
-        Raises:
-            ValueError: If vLLM cannot start, or if sampler and trainer do not agree afterwards.
-        """
+        """Push the weights if they have changed since the last push, and compare log-probabilities."""
         self._policy, first = policy, self._llm is None
         if first:
             self._llm = self._start(policy)
@@ -170,7 +152,6 @@ class VLLMEngine(RolloutEngine):
                 f"{self.tensor_parallel_size} with {world_size()} of them."
             )
         on_cpu = policy.device.type == "cpu"
-        cache_gib = _CPU_CACHE_GIB if on_cpu and self.cache_gib is None else self.cache_gib
         arguments = {
             "load_format": "dummy",
             "generation_config": "vllm",
@@ -182,19 +163,19 @@ class VLLMEngine(RolloutEngine):
             "distributed_executor_backend": "external_launcher",
             "enable_sleep_mode": self._sleeps(policy.device),
             "gpu_memory_utilization": self.gpu_memory_utilization,
-            "kv_cache_memory_bytes": None if cache_gib is None else int(cache_gib * 2**30),
+            "kv_cache_memory_bytes": _CPU_CACHE_BYTES if on_cpu else None,
             "max_model_len": self.max_model_len or -1,  # -1: what the model has positions and the cache has memory for.
-            "enforce_eager": on_cpu if self.enforce_eager is None else self.enforce_eager,
+            "enforce_eager": on_cpu,
         }
         with _starting(policy) as folder, _undisturbed(policy.device):
             try:
                 from vllm import LLM
 
-                llm = LLM(model=folder, **arguments, **self.options)
+                llm = LLM(model=folder, **(arguments | self.options))
             except Exception as error:  # vLLM raises many types.
                 raise ValueError(
                     f"`VLLMEngine` cannot start vLLM: {first_line(error)} Where memory is short, change "
-                    "`engine.gpu_memory_utilization`, `engine.cache_gib` or `engine.max_model_len`."
+                    "`engine.gpu_memory_utilization` or `engine.max_model_len`."
                 ) from error
         llm.collective_rpc(report_whole_vocabulary)
         return llm
@@ -228,7 +209,7 @@ class VLLMEngine(RolloutEngine):
         if longest > room:
             raise ValueError(
                 f"vLLM has room for {room} tokens of a prompt and its response, but {longest} are asked for. Raise "
-                "`engine.max_model_len` or `engine.cache_gib`, or lower `sampling.max_response_length`."
+                "`engine.max_model_len`, or lower `sampling.max_response_length`."
             )
         parameters = [SamplingParams(**row.parameters, detokenize=bool(row.parameters["stop"])) for row in rows]
         prompts = [{"prompt_token_ids": row.prompt} for row in rows]

@@ -75,10 +75,9 @@ def check_probe(
     bound: Bound | None,
     since: str,
 ) -> str:
-    """Check that sampler and trainer agree on the log-probabilities, and tell by how much they differ.
+    """Check that sampler and trainer agree on the log-probabilities of `probe_requests`, and tell how far.
 
-    The requests are those of `probe_requests`; `engine` computes in `dtype`; `since` names the moment in messages.
-    Without a bound it is the one of the coarser dtype of sampler and trainer; a `ValueError` if they differ by more.
+    `engine` computes in `dtype`; `since` names the moment in messages. Without a bound it is that of the coarser dtype.
     Every rank makes the same number of forward passes, so sharded weights may be used.
     """
     wanted = [request.parameters["max_tokens"] for request in requests]
@@ -109,6 +108,12 @@ def check_probe(
     )
 
 
+class _Rows(NamedTuple):
+    input_ids: Tensor
+    attention_mask: Tensor
+    response_mask: Tensor
+
+
 @torch.no_grad()
 def _differences(policy: Policy, requests: Sequence[Request], completions: Sequence[Completion]) -> Tensor:
     """The absolute differences of all tokens, in float64."""
@@ -117,22 +122,11 @@ def _differences(policy: Policy, requests: Sequence[Request], completions: Seque
         for temperature in sorted({request.parameters["temperature"] for request in requests}):
             places = [k for k, request in enumerate(requests) if request.parameters["temperature"] == temperature]
             sampled = torch.tensor([completions[k].logprobs for k in places], dtype=torch.float64)
-            rows = _rows(policy, [requests[k].prompt for k in places], [completions[k].ids for k in places])
+            prompts, prompt_mask = pad_left([requests[k].prompt for k in places], policy.tokenizer.pad_token_id)
+            responses = torch.tensor([completions[k].ids for k in places])
+            mask = torch.ones_like(responses, dtype=torch.bool)
+            tensors = torch.cat([prompts, responses], 1), torch.cat([prompt_mask, mask], 1), mask
+            rows = _Rows(*(tensor.to(policy.device) for tensor in tensors))
             trained = policy(policy.layout(rows), temperature=temperature).logprobs
             differences.append((trained.double().cpu() - sampled).abs().flatten())
     return torch.cat(differences)
-
-
-class _Rows(NamedTuple):
-    input_ids: Tensor
-    attention_mask: Tensor
-    response_mask: Tensor
-
-
-def _rows(policy: Policy, prompts: Sequence[list[int]], responses: Sequence[list[int]]) -> _Rows:
-    """Prompts and responses of equal length as the tensors of a layout."""
-    prompt_ids, prompt_mask = pad_left(prompts, policy.tokenizer.pad_token_id)
-    response_ids = torch.tensor(responses, dtype=torch.long)
-    response_mask = torch.ones_like(response_ids, dtype=torch.bool)
-    tensors = torch.cat([prompt_ids, response_ids], 1), torch.cat([prompt_mask, response_mask], 1), response_mask
-    return _Rows(*(tensor.to(policy.device) for tensor in tensors))

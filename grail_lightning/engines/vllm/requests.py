@@ -45,12 +45,7 @@ Send = Callable[[Sequence[Request]], list[Completion]]
 def sample(
     policy: Policy, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int], send: Send
 ) -> SampledBatch:
-    """A batch of rollouts, see `RolloutEngine.generate_seeded`.
-
-    Raises:
-        ValueError: If a prompt and the response limit exceed the model's positions, for a temperature that vLLM would
-            replace, or if vLLM ends a response before the limit for another reason than its end.
-    """
+    """A batch of rollouts, see `RolloutEngine.generate_seeded`."""
     rows = [ids for prompt in prompts for ids in [policy.encode(prompt.messages)] * group_size]
     completions, finished = _complete(policy, rows, [sampling] * len(rows), seeds, send)
     ids, logprobs = [row.ids for row in completions], [row.logprobs for row in completions]
@@ -64,7 +59,7 @@ class VLLMTurns(TurnSampler):
         self.policy, self.sampling, self.send = policy, sampling, send
 
     def sample(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
-        """See `TurnSampler.sample`. It raises what `sample` raises."""
+        """See `TurnSampler.sample`."""
         limited = [replace(self.sampling, max_response_length=r.limit, stop=r.stop) for r in requests]
         rows, seeds = [request.ids for request in requests], [request.seed for request in requests]
         completions, finished = _complete(self.policy, rows, limited, seeds, self.send)
@@ -97,11 +92,7 @@ def _complete(
 
 
 def row_seeds(seed: int, rows: int) -> list[int]:
-    """The seed of each row of a batch, ``0 ≤ s < 2^63``.
-
-    vLLM draws the tokens of a row from its seed alone, so they do not depend on the other rows, or on the server that
-    samples them.
-    """
+    """The seed of each row of a batch, ``0 ≤ s < 2^63``, from which alone vLLM draws the row's tokens."""
     first = derive_seed("vllm", seed)
     return [(first + row) % _SEEDS for row in range(rows)]
 

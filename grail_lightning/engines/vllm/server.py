@@ -27,6 +27,7 @@ from grail_lightning.engines.vllm.weights import WeightFile, checkpoint_weights,
 from grail_lightning.loops import background_loop
 from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.options import PolicySource, resolve_policy
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, on_first_rank, rank
 from grail_lightning.tasks.problem import Prompt
 
@@ -39,13 +40,12 @@ _THIS_MACHINE = ("localhost", "127.", "::1")
 class VLLMServer(RolloutEngine):
     """An engine that samples with vLLM servers, to which it pushes the weights of the policy.
 
-    `docs/vllm.md` has the command that starts a server. The prompts of a rank are dealt to the servers in turn, the
-    responses to one prompt stay together, and each response has a seed of its own: which server answers, and when,
-    makes no difference beyond roundings. All servers have the same weights: rank 0 pushes them whenever they have
-    changed, the other ranks wait, and a probe compares the log-probabilities of every server with the trainer's.
+    `docs/vllm.md` has the command that starts a server. Prompts are dealt to the servers in turn, and each response has
+    a seed of its own: which server answers makes no difference beyond roundings. Rank 0 pushes the weights to all of
+    them whenever they have changed, and a probe compares the log-probabilities of every server with the trainer's.
 
-    A server that goes away is asked again, with pauses that double. One that was restarted has other weights, which is
-    noticed before its responses count: the weights are pushed again, and the batch is sampled again.
+    A server that goes away is asked again. One that was restarted has other weights, which is noticed before its
+    responses count: the weights are pushed again, and the batch is sampled again.
 
     Args:
         urls: The addresses of the servers, such as ``http://127.0.0.1:8000``.
@@ -53,13 +53,8 @@ class VLLMServer(RolloutEngine):
         patience_seconds: How long a server that does not answer is asked again, before the run ends.
         wait_seconds: How long the start of a run waits for servers that are still loading their model.
         answer_seconds: How long one response may take.
-        requests_at_once: Most responses in flight at one server, for each rank.
         push_folder: A folder that trainer and servers see under the same path, through which weights are pushed;
             default the memory of this machine, if all servers are on it.
-
-    Raises:
-        ValueError: If there is no URL, one is malformed or occurs twice, a number is out of range, or a server on
-            another machine has no folder.
     """
 
     own_weights = True
@@ -72,20 +67,14 @@ class VLLMServer(RolloutEngine):
         patience_seconds: float = 300.0,
         wait_seconds: float = 0.0,
         answer_seconds: float = 3600.0,
-        requests_at_once: int = 256,
         push_folder: str | None = None,
     ) -> None:
         if isinstance(urls, str) or not urls:  # type: ignore[unreachable]
             raise ValueError(f"`urls` must be a list of at least one address, but got {urls!r}.")
-        for name, value, least in (
-            ("patience_seconds", patience_seconds, 0),
-            ("wait_seconds", wait_seconds, 0),
-            ("answer_seconds", answer_seconds, 1),
-            ("requests_at_once", requests_at_once, 1),
-        ):
-            if not value >= least:
-                raise ValueError(f"`{name}` must be at least {least}, but got {value}.")
-        self._servers = [ServerClient(url, patience_seconds, answer_seconds, requests_at_once) for url in urls]
+        check_option("patience_seconds", patience_seconds, "[0, inf)")
+        check_option("wait_seconds", wait_seconds, "[0, inf)")
+        check_option("answer_seconds", answer_seconds, "[1, inf)")
+        self._servers = [ServerClient(url, patience_seconds, answer_seconds) for url in urls]
         if len({server.url for server in self._servers}) < len(urls):
             raise ValueError(f"`urls` must hold each address once, but got {urls}.")
         here = all(server.host.startswith(_THIS_MACHINE) for server in self._servers)
@@ -115,7 +104,6 @@ class VLLMServer(RolloutEngine):
             call.cancel()
 
     def _await(self, call: Coroutine[Any, Any, T]) -> T:
-        """The result of a call of the servers' clients."""
         future = asyncio.run_coroutine_threadsafe(call, background_loop("vllm-servers"))
         self._calls.add(future)
         try:
@@ -133,12 +121,7 @@ class VLLMServer(RolloutEngine):
     # --- weights ------------------------------------------------------------------------------------------------
 
     def update_weights(self, policy: Policy) -> None:
-        """Push the weights if they have changed, and compare the log-probabilities of a probe. A collective.
-
-        Raises:
-            ValueError: If a server stays away, cannot take the weights, or computes other log-probabilities; or if
-                ranks on several machines name a server by an address that each machine has.
-        """
+        """Push the weights if they have changed, and compare the log-probabilities of a probe. A collective."""
         self._policy = policy
         prints = fingerprint(policy)
         if same_on_all_ranks(prints, self._prints):
@@ -156,10 +139,7 @@ class VLLMServer(RolloutEngine):
         self._prints = prints
 
     def verify(self, policy: Policy) -> None:
-        """Compare the log-probabilities of every server with those of the policy; a `ValueError` if they differ.
-
-        A collective.
-        """
+        """Compare the log-probabilities of every server with those of the policy. A collective."""
         requests = probe_requests(policy)
         everyone = [list(range(len(requests)))] * len(self._servers)
         answers, dtypes = on_first_rank(lambda: self._await(self._complete(requests, everyone)))
@@ -177,7 +157,7 @@ class VLLMServer(RolloutEngine):
                 rank_zero_info(f"vLLM samples at {server.url}. {agreement}")
 
     def _check_machines(self) -> None:
-        """Check that every rank means the same servers: the first alone pushes and probes. A collective."""
+        """Check that every rank means the same servers: the first alone pushes. A collective."""
         machines = sorted(set(all_gather_objects(socket.gethostname())))
         here = [server.url for server in self._servers if server.host.startswith(_THIS_MACHINE)]
         if here and len(machines) > 1:
@@ -214,11 +194,7 @@ class VLLMServer(RolloutEngine):
     def generate_seeded(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
     ) -> SampledBatch:
-        """See `RolloutEngine.generate_seeded`. No collective: ranks may sample different numbers of prompts.
-
-        Raises:
-            ValueError: Before `update_weights`; if a server stays away or refuses a prompt; or see `sample`.
-        """
+        """See `RolloutEngine.generate_seeded`. No collective: ranks may sample different numbers of prompts."""
         return sample(self._pushed, prompts, group_size, sampling, seeds, self._send)
 
     def turns(self, sampling: Sampling) -> AbstractContextManager[TurnSampler]:
@@ -232,15 +208,12 @@ class VLLMServer(RolloutEngine):
         return self._policy
 
     def _send(self, requests: Sequence[Request]) -> list[Completion]:
-        """The completions of requests: prompts go to the servers in turn, equal prompts to the same one.
-
-        Ranks begin with different servers, so that one prompt a rank occupies them all.
-        """
+        """The completions of requests: prompts go to the servers in turn, equal prompts to the same one."""
         numbers: dict[tuple[int, ...], int] = {}
         shares: list[list[int]] = [[] for _ in self._servers]
         for row, request in enumerate(requests):
             number = numbers.setdefault(tuple(request.prompt), len(numbers))
-            shares[(rank() + number) % len(shares)].append(row)
+            shares[(rank() + number) % len(shares)].append(row)  # One prompt a rank occupies all servers.
         answers, _ = self._await(self._complete(requests, shares))
         rows = [row for share in shares for row in share]
         completions = [completion for of_server in answers for completion in of_server]
@@ -278,7 +251,7 @@ class VLLMServer(RolloutEngine):
     async def _ready(self, server: ServerClient, weights: Weights) -> Workers:
         """The workers of a server that has these weights; they are pushed again if it has others."""
         workers = await server.patiently(server.workers)
-        if not _have(workers, weights):
+        if not weights.are_in(workers):
             LOG.warning(
                 f"{server.url} has other weights than the last push: it was started again, or another run uses it. "
                 "They are pushed again."
@@ -286,10 +259,6 @@ class VLLMServer(RolloutEngine):
             self._prints = None  # The next `update_weights` compares log-probabilities again.
             await server.load(weights)
             workers = await server.workers()
-            if not _have(workers, weights):  # It was started again meanwhile.
+            if not weights.are_in(workers):  # It was started again meanwhile.
                 raise ServerGone(f"{server.url} has lost the weights of the last push")
         return workers
-
-
-def _have(workers: Workers, weights: Weights) -> bool:
-    return all(worker["version"] == weights.version for worker in workers)

@@ -31,9 +31,6 @@ Named = tuple[str, Tensor]
 def checkpoint_weights(policy: Policy) -> Iterator[Named]:
     """Names and whole tensors, as `save_pretrained` would write them after LoRA adapters are merged.
 
-    Tied weights are handed out once, under the name of the first. Where the checkpoint's format splits or joins what
-    the model holds (the experts of a mixture), the parameters of one decoder block are converted together.
-
     Every rank must exhaust the iterator: gathering a sharded parameter is a collective. Tensors may be those of the
     policy itself and are not to be written into.
     """
@@ -63,7 +60,7 @@ def _merged(model: PreTrainedModel) -> Iterator[Named]:
 
 
 def _converted(model: PreTrainedModel, weights: Iterator[Named]) -> Iterator[Named]:
-    """The weights in the format of a checkpoint. Those of one decoder block are whole at the same time."""
+    """The weights in the format of a checkpoint, which may split or join those of one block (a mixture's experts)."""
     from transformers.core_model_loading import revert_weight_conversion
 
     block: dict[str, Tensor] = {}
@@ -80,10 +77,10 @@ def _converted(model: PreTrainedModel, weights: Iterator[Named]) -> Iterator[Nam
 
 
 def fingerprint(policy: Policy) -> Tensor:
-    """A number of each parameter and buffer, ``[n]`` long, of this rank's part where it is sharded.
+    """The sum ``[n]`` of the bits of each tensor, element by element, each times its place, modulo 2^64.
 
-    It is the sum of the tensor's bits, element by element, each times its place, modulo 2^64. Counters of in-place
-    changes would miss optimisers that write into `parameter.data`, and plain sums numbers that change places.
+    Of sharded weights it is that of this rank's part. Counters of in-place changes would miss optimisers that write
+    into `parameter.data`, and plain sums numbers that change places.
     """
     from torch.distributed.tensor import DTensor
 
@@ -125,17 +122,14 @@ class WeightFile:
     def write(self, version: str, tensors: Iterable[Named], dtype: torch.dtype) -> str:
         """Write new weights in place of the earlier ones, which a server that is reading them may go on with.
 
-        Args:
-            version: The name of these weights.
-            tensors: Names and whole tensors, on any device: they are taken to the CPU one at a time.
-            dtype: The dtype in which the servers compute. Matrices are written in it; vectors, which cost nothing, in
-                their own, since some models keep a few of them in float32.
-
-        Returns:
-            The path under which servers find it.
+        Matrices are written in the servers' dtype; vectors in their own, since some models keep a few in float32. The
+        result is the path under which servers find the file.
         """
         self.close()
-        copies = {name: _on_cpu(value, dtype) for name, value in tensors}
+        copies = {}
+        for name, value in tensors:
+            written = dtype if value.is_floating_point() and value.ndim > 1 else value.dtype
+            copies[name] = value.detach().to("cpu", written, copy=True).contiguous()
         self._process = os.getpid()
         where = os.memfd_create("grail") if self.folder is None else self.folder / f"grail-{version}.safetensors"
         self._file = open(where, "wb")  # noqa: SIM115  (it stays open)
@@ -176,9 +170,3 @@ def _write_tensors(file: IO[bytes], tensors: dict[str, Tensor], version: str) ->
     for name in order:
         file.write(tensors.pop(name).flatten().view(torch.uint8).numpy().data)
     file.flush()
-
-
-def _on_cpu(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy with memory of its own, as safetensors wants it."""
-    as_written = dtype if value.is_floating_point() and value.ndim > 1 else value.dtype
-    return value.detach().to("cpu", as_written, copy=True).contiguous()
