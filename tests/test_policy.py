@@ -6,14 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     CohereConfig,
     Gemma2Config,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
-    Qwen3MoeConfig,
     T5Config,
 )
 
@@ -154,23 +152,6 @@ def test_what_a_checkpoint_says_about_sampling_does_not_leak_and_is_exported(tmp
     assert wrapped.model.generation_config.top_k is None
     wrapped.save(tmp_path)
     assert load_policy(str(tmp_path)).saved_generation_config.top_k == 5
-
-
-@pytest.mark.parametrize("lora", [None, LoRA(rank=2, target_modules=["q_proj"])], ids=["full", "lora"])
-def test_experts_whose_config_asks_for_a_balance_loss_sample_prompts_of_different_lengths(lora, tmp_path):
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "output_router_logits": True}
-    config = Qwen3MoeConfig(**TINY | {"vocab_size": 448}, **sizes)
-    config.save_pretrained(tmp_path)
-    load_tokenizer("arithmetic").save_pretrained(tmp_path)
-    policy = load_policy(str(tmp_path), Loading(from_scratch=True, lora=lora))
-    engine = HFEngine()
-    engine.update_weights(policy)
-    prompts = [TASK.prompt({"problem": text}) for text in ("1+2", "1+2+3+4")]
-    batch = engine.generate(prompts, 2, Sampling(max_response_length=4), seed=1)
-    assert len(set(batch.prompt_lengths.tolist())) > 1
-    policy.save(tmp_path / "saved")
-    assert AutoConfig.from_pretrained(tmp_path / "saved").output_router_logits
-    assert not policy.model.config.output_router_logits
 
 
 def test_a_pad_token_without_an_embedding_makes_way_for_one_that_has_one(tmp_path):

@@ -70,11 +70,6 @@ class Policy(nn.Module):
         model.generation_config = type(model.generation_config)(
             eos_token_id=list(self.end_token_ids) or None, pad_token_id=tokenizer.pad_token_id
         )
-        # The load-balancing loss of mixtures of experts is not trained. Transformers would compute it at each decoding
-        # step, with the mask of all columns so far, and fail.
-        configs = {id(c): c for c in (model.config, model.config.get_text_config())}
-        self._routed = [c for c in configs.values() if getattr(c, "output_router_logits", False)]
-        self._report_routers(False)
 
     @property
     def device(self) -> torch.device:
@@ -305,14 +300,9 @@ class Policy(nn.Module):
         finally:
             self.model.enable_adapters()
 
-    def _report_routers(self, value: bool) -> None:
-        for config in self._routed:
-            config.output_router_logits = value
-
     def save(self, folder: str | Path) -> None:
         """Write model (adapters merged), tokenizer and generation config in Hugging Face format."""
         model, ours = self.model, self.model.generation_config
-        self._report_routers(True)
         try:
             if self.loading.lora is not None:
                 model = merge_adapters(copy.deepcopy(model))
@@ -320,7 +310,6 @@ class Policy(nn.Module):
             model.save_pretrained(folder)
         finally:
             self.model.generation_config = ours
-            self._report_routers(False)
         if self.vision is not None:
             self.vision.pictures.processor.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import socket
 import uuid
@@ -34,6 +35,7 @@ from grail_lightning.tasks.problem import Prompt
 T = TypeVar("T")
 
 _MOST_ROUNDS = 10
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108  (files in memory, under Linux)
 _THIS_MACHINE = ("localhost", "127.", "::1")
 
 
@@ -53,8 +55,8 @@ class VLLMServer(RolloutEngine):
         patience_seconds: How long a server that does not answer is asked again, before the run ends.
         wait_seconds: How long the start of a run waits for servers that are still loading their model.
         answer_seconds: How long one response may take.
-        push_folder: A folder that trainer and servers see under the same path, through which weights are pushed;
-            default the memory of this machine, if all servers are on it.
+        push_folder: A folder that trainer and servers see under the same path, through which weights are pushed. The
+            default is the memory of this machine.
     """
 
     own_weights = True
@@ -67,7 +69,7 @@ class VLLMServer(RolloutEngine):
         patience_seconds: float = 300.0,
         wait_seconds: float = 0.0,
         answer_seconds: float = 3600.0,
-        push_folder: str | None = None,
+        push_folder: str = _SHARED_MEMORY,
     ) -> None:
         if isinstance(urls, str) or not urls:  # type: ignore[unreachable]
             raise ValueError(f"`urls` must be a list of at least one address, but got {urls!r}.")
@@ -78,14 +80,13 @@ class VLLMServer(RolloutEngine):
         if len({server.url for server in self._servers}) < len(urls):
             raise ValueError(f"`urls` must hold each address once, but got {urls}.")
         here = all(server.host.startswith(_THIS_MACHINE) for server in self._servers)
-        in_memory = here and hasattr(os, "memfd_create")  # Under Linux.
-        if not (in_memory if push_folder is None else os.path.isdir(push_folder)):
+        if not os.path.isdir(push_folder) or not (here or push_folder != _SHARED_MEMORY):
             raise ValueError(
                 "`push_folder` must be a folder that trainer and servers see under the same path, but got "
                 f"{push_folder!r} with {', '.join(urls)}. Make it, on a file system that they share."
             )
         self.bound, self.wait_seconds = bound, wait_seconds
-        self._file = WeightFile(push_folder)
+        self._file = WeightFile(push_folder, hashlib.sha256(" ".join(urls).encode()).hexdigest()[:16])
         self._end = weakref.finalize(self, self._file.close)
         self._policy: Policy | None = None
         self._weights: Weights | None = None

@@ -6,14 +6,14 @@ while it is handed out.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from grail_lightning.policy import Policy
@@ -105,68 +105,33 @@ def same_on_all_ranks(mine: Tensor, earlier: Tensor | None) -> bool:
 
 
 class WeightFile:
-    """The newest weights as a safetensors file that servers read. Rank 0 has it.
+    """The newest weights as a safetensors file, in a folder that trainer and servers see under the same path.
 
-    Without a folder it is memory (Linux): a process of the same user opens it by ``/proc/PID/fd/N``, and the kernel
-    frees it when the trainer ends, however it ends.
-
-    Args:
-        folder: A folder that trainer and servers see under the same path.
+    Rank 0 has it. A run that is killed leaves the file, which the next one of the same `name` replaces.
     """
 
-    def __init__(self, folder: str | None = None) -> None:
-        self.folder = None if folder is None else Path(folder).absolute()
-        self._file: IO[bytes] | None = None
+    def __init__(self, folder: str, name: str) -> None:
+        self._path = Path(folder).absolute() / f"grail-{name}.safetensors"
         self._process = os.getpid()
 
     def write(self, version: str, tensors: Iterable[Named], dtype: torch.dtype) -> str:
-        """Write new weights in place of the earlier ones, which a server that is reading them may go on with.
+        """Replace the earlier weights, which a server that is reading them may go on with; returns the path.
 
-        Matrices are written in the servers' dtype; vectors in their own, since some models keep a few in float32. The
-        result is the path under which servers find the file.
+        Matrices are written in the servers' dtype; vectors in their own, since some models keep a few in float32.
         """
-        self.close()
         copies = {}
         for name, value in tensors:
             written = dtype if value.is_floating_point() and value.ndim > 1 else value.dtype
             copies[name] = value.detach().to("cpu", written, copy=True).contiguous()
-        self._process = os.getpid()
-        where = os.memfd_create("grail") if self.folder is None else self.folder / f"grail-{version}.safetensors"
-        self._file = open(where, "wb")  # noqa: SIM115  (it stays open)
+        unfinished = self._path.with_suffix(".new")
         try:
-            _write_tensors(self._file, copies, version)
-        except BaseException:
-            self.close()
-            raise
-        if self.folder is None:
-            return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
-        self._file.close()  # Other machines may see the whole file only then.
-        return str(where)
+            save_file(copies, unfinished, {"version": version})
+            unfinished.replace(self._path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        return str(self._path)
 
     def close(self) -> None:
-        """Give up the file."""
-        if self._file is not None:
-            file, self._file = self._file, None
-            # A fork, such as a worker of a data loader, ends with a copy of this object: the file is not its own.
-            if isinstance(file.name, str) and os.getpid() == self._process:
-                Path(file.name).unlink(missing_ok=True)
-            file.close()
-
-
-def _write_tensors(file: IO[bytes], tensors: dict[str, Tensor], version: str) -> None:
-    """Write tensors in the format of safetensors, whose own writer takes no open file. Each is given up then."""
-    from safetensors.torch import save
-
-    # The header of empty tensors has the names of their dtypes; places and shapes follow.
-    header = json.loads(save({name: value.new_empty(0) for name, value in tensors.items()}, {"version": version})[8:])
-    order = sorted(tensors, key=lambda name: -tensors[name].element_size())  # Every number at a multiple of its size.
-    end = 0
-    for name in order:
-        start, end = end, end + tensors[name].nbytes
-        header[name] |= {"shape": list(tensors[name].shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for name in order:
-        file.write(tensors.pop(name).flatten().view(torch.uint8).numpy().data)
-    file.flush()
+        """Remove the file."""
+        if os.getpid() == self._process:  # Not in a fork, such as a worker of a data loader.
+            self._path.unlink(missing_ok=True)
