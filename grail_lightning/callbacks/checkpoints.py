@@ -32,13 +32,9 @@ _NOTED = b"\nSIGTERM: the run saves and ends when this batch of rollouts, or thi
 class LastCheckpoint(Checkpoint):
     """Keeps ``checkpoints/last.ckpt`` at the state of the last validation, and of the end of training.
 
-    ``ModelCheckpoint(monitor=…, save_last=True)`` writes its ``last.ckpt`` only when the monitored figure is among the
-    best. After any other validation the file holds an older state. Its `every_n_train_steps` saves only if the step is
-    a multiple of it, and a batch of several optimiser steps may skip that multiple. This callback saves only between
-    two batches. If `max_steps` falls inside a batch, ``last.ckpt`` holds the step at which that batch began, so that a
-    resumed run equals an uninterrupted one.
-
-    A run that receives a SIGTERM saves after the current batch and ends.
+    It saves only between two batches, whatever the monitored figure. If `max_steps` falls inside a batch, the file
+    holds the step at which that batch began, so that a resumed run equals an uninterrupted one. A run that receives a
+    SIGTERM saves after the current batch and ends.
 
     Args:
         every_n_batches: The number of training batches between two further saves; 0 switches them off.
@@ -58,8 +54,6 @@ class LastCheckpoint(Checkpoint):
         """Make Lightning write checkpoints completely or not at all. A plugin that the user has set is kept."""
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = DurableCheckpointIO()
-
-    # --- when -------------------------------------------------------------------------------------------------------
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Determine where to save, and remove the partial files of runs that were killed while they saved."""
@@ -128,8 +122,6 @@ class LastCheckpoint(Checkpoint):
             where = f" at step {trainer.global_step}, before its first checkpoint" if fits else ""
             rank_zero_info(f"{what}{where}.")
 
-    # --- what -------------------------------------------------------------------------------------------------------
-
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Mark the checkpoints that other callbacks save inside a batch, as earlier versions have marked theirs."""
         checkpoint["steps_left"] = module_of(pl_module).steps_cut
@@ -142,9 +134,8 @@ class LastCheckpoint(Checkpoint):
             check_steps_left(trainer, trainer.ckpt_path, checkpoint["global_step"])
         if checkpoint.get("steps_left"):
             rank_zero_warn(
-                f"This checkpoint was saved inside a batch of rollouts, at step {checkpoint['global_step']}: the steps "
-                f"that were left of it ({checkpoint['steps_left']}) are lost. A run that is resumed from "
-                "last.ckpt, which is of the step before that batch, equals an uninterrupted one."
+                f"This checkpoint was saved inside a batch of rollouts, at step {checkpoint['global_step']}: its last "
+                f"{checkpoint['steps_left']} steps are lost. Resume from last.ckpt to equal an uninterrupted run."
             )
 
     def _save_if_due(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -199,8 +190,6 @@ class _Termination:
 
     In training all ranks must end at the same point, so the signal is acted upon later. The handler replaces
     Lightning's, which starts a collective at whatever point the signal arrives, and after which the exit code is 0.
-    Lightning's handler of the signal for a requeue (SLURM) stays. The exit code is 143, that of a process that the
-    signal has ended.
     """
 
     def __init__(self) -> None:

@@ -23,8 +23,7 @@ from grail_lightning.evaluate.table import TableOptions, by_column, evaluation_t
 from grail_lightning.functional import maj_at_k, pass_at_k
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, world_size
-from grail_lightning.runtime.seeds import derive_seed, run_seed
-from grail_lightning.step.outputs import EvaluationPlan, test_seeds, validation_key
+from grail_lightning.step.outputs import EvaluationPlan
 from grail_lightning.tasks.problem import Prompt
 
 if TYPE_CHECKING:
@@ -86,8 +85,6 @@ class Evaluation(Callback):
         self._loaded: int | None = None
         self._running: _Running | None = None  # None outside of an evaluation, and in the sanity check.
 
-    # --- when -------------------------------------------------------------------------------------------------------
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Give the module the number of samples and the sampling options."""
         module = module_of(pl_module)
@@ -122,11 +119,7 @@ class Evaluation(Callback):
         self._finished = False
 
     def _outcome(self) -> str:
-        """The figures ``0.412 -> 0.871 (512 problems, temperature 1.0)``, for example.
-
-        They cannot be compared if the run was resumed with other validation data or sampling options. Each is then
-        followed by its own conditions.
-        """
+        """``0.412 -> 0.871 (512 problems, temperature 1.0)``; not comparable after a resume with other conditions."""
         first, last = (f"{of['accuracy']:.3f} ({of['conditions']})" if of else "" for of in (self.first, self.last))
         other = {"digest": "problems", "sampling": "sampling"}
         differ = [what for key, what in other.items() if self.first and self.first[key] != self.last[key]]
@@ -145,8 +138,6 @@ class Evaluation(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the accuracies, so that a resumed run still knows its first one."""
         self.first, self.last = dict(state_dict["first"]), dict(state_dict["last"])
-
-    # --- what -------------------------------------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to count, and open the folder of the samples."""
@@ -238,7 +229,7 @@ class _Running:
         else:
             batch = output_of(outputs).batch
             prompts = batch.prompts[:: self._plan.num_samples]  # Rows of one group are neighbours.
-            samples = samples_of(batch, self._indices(number, len(prompts)), self._seeds(prompts, number))
+            samples = samples_of(batch, self._indices(number, len(prompts)))
             if self.kept is not None:
                 self.kept.write(samples)
         compare = {prompt.dataset: prompt.task.compare for prompt in prompts}
@@ -253,13 +244,6 @@ class _Running:
         rank, ranks = self._trainer.global_rank, self._trainer.world_size
         self._counted += num_prompts  # Any numbers will do that tell problems apart.
         return [k * ranks + rank for k in range(self._counted - num_prompts, self._counted)]
-
-    def _seeds(self, prompts: Sequence[Prompt], number: tuple[int, int]) -> list[int]:
-        """The seed of each response's random numbers."""
-        if self._trainer.state.fn == "test":
-            return test_seeds(prompts, self._plan.num_samples)
-        seed = derive_seed(run_seed(), *validation_key(*number), self._trainer.global_rank)
-        return [seed] * (len(prompts) * self._plan.num_samples)
 
     def log(self, pl_module: LightningModule, stage: str) -> dict[str, float]:
         """Log all figures and return them. A collective: every rank computes the same ones of all problems."""

@@ -13,7 +13,6 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.evaluation import Evaluation
 from grail_lightning.callbacks.hooks import callbacks_of, data_of, fast_dev_run, module_of, output_of
 from grail_lightning.data.lengths import PromptLimit, check_evaluated
@@ -34,12 +33,9 @@ from grail_lightning.tasks.problem import Prompt
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
 
-_MOST_TIMEOUTS = 0.01
-"""The largest accepted share of the verdicts of a batch, over all ranks, that time out or crash."""
-_MOST_STUCK = 0.5
-"""The largest accepted share of the weights that a step as large as the learning rate cannot change."""
-_MOST_SAMPLER_GAP = 0.1
-"""The largest accepted mean difference, in nats, between the log-probabilities of sampler and trainer."""
+_MOST_TIMEOUTS = 0.01  # The largest accepted share of the verdicts of a batch that time out or crash.
+_MOST_STUCK = 0.5  # That of the weights that a step as large as the learning rate cannot change.
+_MOST_SAMPLER_GAP = 0.1  # The largest accepted mean difference between sampler and trainer, in nats a token.
 
 
 class Preflight(Callback):
@@ -79,18 +75,34 @@ class Preflight(Callback):
             rank_zero_info("No dataset for validation: no accuracy is measured, and no best checkpoint is kept.")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the sampler and dropout."""
+        """Check the sampler, the gate and dropout."""
         self._start()
         module = module_of(pl_module)
-        self._check_sampler(module.sampling)
-        if module.objective.baseline == 0 and getattr(module.credit, "gate", None) == "negative":
+        sampling, objective, steps = module.sampling, module.objective, module.execution.steps_per_batch
+        if sampling.temperature == 0:
             rank_zero_warn(
-                f"`objective.baseline` 0 leaves no negative advantage if no reward is below 0, and the gate of "
-                f"`{type(module.credit).__name__}` takes rollouts with a negative advantage alone: it reweights none. "
-                "Set `--model.credit.gate=all`, or a larger baseline."
+                "Training samples greedily (`sampling.temperature` 0): all rollouts of a group are the same, so every "
+                "advantage is 0. Set it to 1."
             )
-        if module.policy is not None and has_dropout(module.policy):
-            self._check_dropout(module)
+        elif sampling.top_p != 1 or sampling.top_k:
+            rank_zero_warn(
+                f"Training samples with `sampling.top_p` {sampling.top_p} and `sampling.top_k` {sampling.top_k}, but "
+                "the loss differentiates the whole distribution. Set them to 1 and 0, unless you reproduce a run that "
+                "had them."
+            )
+        if objective.baseline == 0 and getattr(module.credit, "gate", None) == "negative":
+            rank_zero_warn(
+                f"`objective.baseline` 0 leaves no negative advantage if no reward is below 0, so the gate of "
+                f"`{type(module.credit).__name__}` reweights nothing. Set `--model.credit.gate=all`, or a baseline."
+            )
+        compared = [f"the policy before the {steps} optimiser steps of a batch"] if steps > 1 else []
+        compared += ["the reference of the KL term"] if objective.kl_coefficient else []
+        if compared and module.policy is not None and has_dropout(module.policy):
+            rank_zero_warn(
+                f"Dropout is on in the update, but {' and '.join(compared)} and the sampler have none: tokens are "
+                "clipped and the KL is positive although no weight has moved. Set `loading.lora.dropout` to 0, or the "
+                "dropout rates in the model's config (`attention_dropout`, say)."
+            )
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: list[Prompt], batch_idx: int
@@ -100,25 +112,37 @@ class Preflight(Callback):
         if module.gradients is None or self._begun:
             return
         self._begun = True
-        if not module.execution.split_groups:
-            self._check_mini_batches(module.execution.mini_batches, len(batch))
-        self._check_steps(trainer.optimizers[0], module.gradients.weights)
+        parts, groups = module.execution.mini_batches, len(batch)
+        if parts > groups and not module.execution.split_groups:
+            rank_zero_warn(
+                f"`execution.mini_batches` {parts} are more than the {groups} groups of a rank's batch: "
+                f"{parts - groups} of {parts} optimiser steps have no rows, change nothing and count towards "
+                f"`max_steps`. Set it to {groups} at most, or take more prompts a batch."
+            )
+        _check_steps(trainer.optimizers[0], module.gradients.weights)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Check the metrics of the batch and its verdicts over all ranks."""
         module, output = module_of(pl_module), output_of(outputs)
-        figures = output.metrics
+        figures, objective = output.metrics, module.objective
         statuses = Counter(verdict.status for verdict in output.batch.verdicts)
         verdicts = sum_by_name({status: float(number) for status, number in statuses.items()})
-        self._check_groups(figures, verdicts, train_equal=module.objective.train_equal)
+        self._check_groups(figures, verdicts, train_equal=objective.train_equal)
         self._check_ends(figures, module)
         self._check_verdicts(verdicts)
         self._check_rate(figures, trainer.optimizers[0])
-        if module.objective.scale_rewards == "bnpo":
+        if objective.scale_rewards == "bnpo":
             self._check_range(output.batch.rewards)
-        self._check_gap(figures.get(SAMPLER_GAP, 0.0), corrected=bool(module.execution.decided_cap))
+        gap = figures.get(SAMPLER_GAP, 0.0)
+        if gap > _MOST_SAMPLER_GAP:
+            correct = "" if module.execution.decided_cap else ", or set `execution.sampler_cap: 2`"
+            self._warn(
+                "sampler",
+                f"Sampler and trainer differ by {gap:.2g} nats a token in the log-probability of the same tokens "
+                f"(`{SAMPLER_GAP}`). Sample in the precision of training{correct}.",
+            )
 
     def _warn(self, problem: str, text: str) -> None:
         if problem not in self._warned:
@@ -130,61 +154,6 @@ class Preflight(Callback):
         self._in_a_row[problem] = self._in_a_row[problem] + 1 if now else 0
         return self._in_a_row[problem] >= self.patience
 
-    # --- before the first batch -------------------------------------------------------------------------------------
-
-    def _check_sampler(self, sampling: Sampling) -> None:
-        if sampling.temperature == 0:
-            self._warn(
-                "greedy",
-                "Training samples greedily (`sampling.temperature` 0): all rollouts of a group are the same, so every "
-                "advantage is 0. Set it to 1.",
-            )
-        elif sampling.top_p != 1 or sampling.top_k:
-            self._warn(
-                "truncated",
-                f"Training samples with `sampling.top_p` {sampling.top_p} and `sampling.top_k` {sampling.top_k}, but "
-                "log-probabilities are those of the whole distribution: the rollouts do not come from the policy that "
-                "the loss differentiates. Set `sampling.top_p` to 1 and `sampling.top_k` to 0, unless you reproduce a "
-                "published run that had them.",
-            )
-
-    def _check_dropout(self, module: GrailModule) -> None:
-        """Dropout does harm where a step compares the policy with another one."""
-        steps = module.execution.steps_per_batch
-        compared = [f"the policy before the {steps} optimiser steps of a batch"] if steps > 1 else []
-        compared += ["the reference of the KL term"] if module.objective.kl_coefficient else []
-        if compared:
-            self._warn(
-                "dropout",
-                f"Dropout is on in the update, but {' and '.join(compared)} and the sampler have none: tokens are "
-                "clipped and the KL is positive although no weight has moved. Set `loading.lora.dropout` to 0, or the "
-                "dropout rates in the model's config (`attention_dropout`, say).",
-            )
-
-    def _check_mini_batches(self, parts: int, groups: int) -> None:
-        if parts > groups:
-            self._warn(
-                "mini_batches",
-                f"`execution.mini_batches` {parts} are more than the {groups} groups of a rank's batch: "
-                f"{parts - groups} of {parts} optimiser steps have no rows, change nothing and count towards "
-                f"`max_steps`. Set it to {groups} at most, or take more prompts a batch.",
-            )
-
-    def _check_steps(self, optimizer: Optimizer, weights: list[Tensor]) -> None:
-        """Check whether steps of the learning rate change the weights."""
-        if getattr(optimizer, "bf16_stochastic_round", False):  # torchao
-            weights = [w for w in weights if w.dtype != torch.bfloat16]
-        # A warm-up starts at 0, so the rate at its end is compared.
-        rate = max(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups)
-        if (stuck := stuck_share(weights, rate)) > _MOST_STUCK:
-            self._warn(
-                "stuck",
-                f"{stuck:.0%} of the weights cannot take a step of the learning rate {rate:g}: "
-                f"{explain_stuck_weights(weights)}",
-            )
-
-    # --- in each batch ----------------------------------------------------------------------------------------------
-
     def _check_groups(self, figures: dict[str, float], verdicts: dict[str, float], *, train_equal: bool) -> None:
         dead = figures["frac_reward_zero_std"] >= 1 and not train_equal
         self._statuses = self._statuses + Counter(verdicts) if dead else Counter()
@@ -195,9 +164,8 @@ class Preflight(Callback):
                 "dead",
                 f"In each of the last {self._in_a_row['dead']} batches, all rollouts of each group earned the same "
                 f"reward (mean reward now {figures['reward']:.3g}; verdicts of these batches: {shares}), so every "
-                "advantage is 0: at most a KL term, distillation, an entropy bonus or what the credit adds moves the "
-                "policy. If verdicts are mixed, raise `sampling.temperature`, or look at the reward function. If "
-                "answers are missing, look at the rollouts in TensorBoard: the prompt or "
+                "advantage is 0. If verdicts are mixed, raise `sampling.temperature`, or look at the reward function. "
+                "If answers are missing, look at the rollouts in TensorBoard: the prompt or "
                 "`sampling.max_response_length` may be at fault. If all are wrong or all right, take easier or harder "
                 "problems, or a larger `execution.group_size`.",
             )
@@ -207,23 +175,20 @@ class Preflight(Callback):
             self._warn(
                 "endless",
                 f"In each of the last {self._in_a_row['endless']} batches, every response was cut at the limit of "
-                f"{module.sampling.max_response_length} tokens. Raise `sampling.max_response_length`, or look at the "
-                "rollouts in TensorBoard for repetition: the learning rate may be too high. If the policy never "
-                f"generates its end token {module.tokenizer.eos_token!r}, as base models may, set `sampling.stop`, for "
-                "example to what follows an answer.",
+                f"{module.sampling.max_response_length} tokens. Raise `sampling.max_response_length`; if responses "
+                "repeat themselves, lower the learning rate; if the policy never generates its end token "
+                f"{module.tokenizer.eos_token!r}, as base models may, set `sampling.stop` to what follows an answer.",
             )
 
     def _check_verdicts(self, verdicts: dict[str, float]) -> None:
-        total = sum(verdicts.values())
-        slow, crashed = verdicts.get("timeout", 0.0), verdicts.get("crashed", 0.0)
+        total, slow, crashed = sum(verdicts.values()), verdicts.get("timeout", 0.0), verdicts.get("crashed", 0.0)
         if slow + crashed > _MOST_TIMEOUTS * total:
             self._warn(
                 "verdicts",
                 f"{slow + crashed:.0f} of the {total:.0f} answers of this batch ({(slow + crashed) / total:.1%}) could "
                 f"not be graded: {slow:.0f} timed out, {crashed:.0f} crashed. They count as wrong. Is the machine "
                 "short of cores or memory? Otherwise look at them: the callback `KeepRollouts` writes the column "
-                "`status`. This is shown once; `train/verdict/timeout` and `train/verdict/crashed` are logged for "
-                "each batch.",
+                "`status`. `train/verdict/timeout` and `train/verdict/crashed` are logged for each batch.",
             )
 
     def _check_rate(self, figures: dict[str, float], optimizer: Optimizer) -> None:
@@ -233,8 +198,7 @@ class Preflight(Callback):
             self._warn(
                 "rate",
                 f"The learning rate was 0 in each of the last {self._in_a_row['rate']} batches with a gradient (norm "
-                f"now {figures['grad_norm']:.3g}), so nothing is learned. Set `lr` of the optimizer, or look at the "
-                "scheduler: its factor may be 0, or it has reached its last step.",
+                f"now {figures['grad_norm']:.3g}). Set `lr` of the optimizer, or look at the factor of the scheduler.",
             )
 
     def _check_range(self, rewards: Tensor) -> None:
@@ -244,16 +208,6 @@ class Preflight(Callback):
                 "bnpo",
                 f"A reward of {outside[0].item():.3g} lies outside [0, 1], and `objective.scale_rewards: bnpo` stops "
                 "the run at the first group whose mean does. Scale the rewards to [0, 1], or set it to group.",
-            )
-
-    def _check_gap(self, gap: float, *, corrected: bool) -> None:
-        if gap > _MOST_SAMPLER_GAP:
-            correct = "" if corrected else ", or correct for the difference with `execution.sampler_cap: 2`"
-            self._warn(
-                "sampler",
-                f"Sampler and trainer differ by {gap:.2g} nats a token in the log-probability of the same tokens "
-                f"(`{SAMPLER_GAP}`): the rollouts do not come from the policy that is trained. Sample in the "
-                f"precision of training{correct}.",
             )
 
 
@@ -289,6 +243,19 @@ def _check_prompts(trainer: Trainer, module: GrailModule, data: PromptData, stag
         check_policy(module.policy_name, module.loading, response)
         option = "evaluation.sampling.max_response_length"
         check_evaluated(prompts, module.encode, PromptLimit(None, module.context_length, response, option))
+
+
+def _check_steps(optimizer: Optimizer, weights: list[Tensor]) -> None:
+    """Check whether steps of the learning rate change the weights."""
+    if getattr(optimizer, "bf16_stochastic_round", False):  # torchao
+        weights = [w for w in weights if w.dtype != torch.bfloat16]
+    # A warm-up starts at 0, so the rate at its end is compared.
+    rate = max(float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups)
+    if (stuck := stuck_share(weights, rate)) > _MOST_STUCK:
+        rank_zero_warn(
+            f"{stuck:.0%} of the weights cannot take a step of the learning rate {rate:g}: "
+            f"{explain_stuck_weights(weights)}"
+        )
 
 
 @torch.no_grad()

@@ -44,15 +44,8 @@ TRAINING_COLUMNS = {"step": "int64", "rank": "int32"} | ROLLOUT_COLUMNS | {"mess
 class KeepRollouts(Callback):
     """Keeps all training rollouts: one Parquet file for each batch and rank, ``step_00000012_rank_00000.parquet``.
 
-    Columns: step, rank, dataset, prompt, reference, response, reward, correct, status, advantage, finished, num_tokens,
-    group (unique within step and rank), token_ids (of the response), messages (the prompt) and columns (the row of the
-    dataset), both as JSON. `step` counts optimiser steps, as in TensorBoard. A resumed run adds files to the folder.
-    ``pandas.read_parquet(folder)`` reads all of it, and ``predict --data.kept.newest=200`` the newest of them.
-
-    In an environment, `response` is the last turn, which is graded, and token_ids are all tokens after the prompt. The
-    further columns are turns and prompt_ids (of each of these tokens the number of the turn in which it was sampled, or
-    −1, and the tokens of the prompt), num_turns, num_calls, num_invalid_calls, end (its reason), transcript (what the
-    policy wrote and was told) and episode (turns, calls and results as JSON).
+    ``docs/files.md`` lists the columns. `step` counts optimiser steps, as in TensorBoard. A resumed run adds files to
+    the folder. ``pandas.read_parquet(folder)`` reads it, and ``predict --data.kept.newest=200`` its newest rollouts.
 
     Args:
         folder: The folder to write to; default ``rollouts`` in the folder of the run.

@@ -37,9 +37,9 @@ from grail_lightning.evaluate.records import (
 )
 from grail_lightning.evaluate.table import TableOptions
 from grail_lightning.runtime.collectives import all_gather_objects
-from grail_lightning.runtime.files import LOCK, held
+from grail_lightning.runtime.files import held
 from grail_lightning.runtime.run_folder import RunFolder, unused
-from grail_lightning.runtime.seeds import run_seed
+from grail_lightning.runtime.seeds import run_seed, sample_seed
 from grail_lightning.tasks.answered import AnswerTask
 from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.problem import Prompt, problem_id
@@ -237,8 +237,8 @@ class KeptSamples:
         self._lock.close()
 
     def _open(self) -> None:
-        """Lock the folder. What it holds is moved aside, unless it is this evaluation, interrupted."""
-        self._lock.enter_context(held(self.folder, user="evaluation"))
+        """Lock the folder around it. What it holds is moved aside, unless it is this evaluation, interrupted."""
+        self._lock.enter_context(held(self.folder.parent, user="evaluation"))
         if (self.folder / FACTS).exists():
             before = read_evaluation(self.folder)
             differ = differences(before, self._facts)
@@ -250,9 +250,6 @@ class KeptSamples:
                 return
             aside = unused(self.folder)
             self.folder.rename(aside)
-            self._lock.close()
-            (aside / LOCK).unlink(missing_ok=True)
-            self._lock.enter_context(held(self.folder, user="evaluation"))
             what = "an earlier" if before["finished"] else "an interrupted"
             why = f", which differs in {', '.join(differ[:4])}" if differ else ""
             rank_zero_info(f"{self.folder} held {what} evaluation{why}; it is now in {aside}.")
@@ -268,10 +265,10 @@ class KeptSamples:
         return {batch for batch, places in self.batches.places.items() if whole.issuperset(places)}
 
 
-def samples_of(batch: GradedBatch, indices: Sequence[int], seeds: Sequence[int]) -> list[Sample]:
+def samples_of(batch: GradedBatch, indices: Sequence[int]) -> list[Sample]:
     """The samples of a batch of ``B`` responses, those of a problem being neighbours.
 
-    `indices` are the places of the problems in their datasets; `seeds` are ``B``, of each response's random numbers.
+    `indices` are the places of the problems in their datasets. The seed of a sample is that of a test.
     """
     num_samples = len(batch) // max(1, len(indices))
     lengths, finished, correct = (t.tolist() for t in (batch.response_lengths, batch.finished, batch.correct))
@@ -290,7 +287,7 @@ def samples_of(batch: GradedBatch, indices: Sequence[int], seeds: Sequence[int])
             layer=verdict.layer,
             num_tokens=lengths[row],
             finished=finished[row],
-            seed=seeds[row],
+            seed=sample_seed(problem_id(prompt), row % num_samples),
             columns=_short_columns(prompt),
             **({} if batch.episodes is None else episode_columns(batch.episodes[row])),
         )

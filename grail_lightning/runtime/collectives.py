@@ -56,11 +56,7 @@ def all_gather_objects(value: T) -> list[T]:
 
 
 def on_first_rank(make: Callable[[], T]) -> T:
-    """What the first rank makes, on every rank; or the error that it raises. A collective.
-
-    Raises:
-        ValueError: If the first rank raises it.
-    """
+    """What the first rank makes, on every rank; or the `ValueError` that it raises. A collective."""
     outcome: tuple[T] | str = ""
     if rank() == 0:
         try:

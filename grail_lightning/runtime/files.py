@@ -35,10 +35,7 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def check_writable(folder: Path, subject: str) -> None:
-    """Raise a `ValueError` if no file can be created in a folder, or in its nearest existing parent.
-
-    The message begins with `subject`, the option that names the folder.
-    """
+    """A `ValueError` about `subject`, an option, if no file can be created in a folder or its nearest parent."""
     place = folder.absolute()
     try:
         while not place.exists():
@@ -54,12 +51,9 @@ def check_writable(folder: Path, subject: str) -> None:
 
 @contextmanager
 def held(folder: Path, user: str = "fit") -> Iterator[None]:
-    """Lock a folder, which is created if it does not exist, against other runs; `user` is what the message calls them.
+    """Lock a folder, which is created if needed; a `ValueError` if another run, which it calls `user`, has it.
 
     The operating system releases the lock when its process ends, for whatever reason; the file stays.
-
-    Raises:
-        ValueError: If another run has locked it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / LOCK

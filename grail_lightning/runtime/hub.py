@@ -36,11 +36,7 @@ def _ask(endpoint: str) -> str:
 
 @contextmanager
 def hub_or_cache() -> Iterator[str]:
-    """What is loaded inside the context comes from the hub, or from its cache alone if the hub cannot be reached.
-
-    Yields:
-        The reason why it cannot be reached; empty if it can.
-    """
+    """What is loaded inside comes from the hub, or from its cache alone; yields why the hub cannot be reached, or ""."""
     from huggingface_hub import constants
 
     reason = unreachable()

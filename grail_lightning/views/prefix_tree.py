@@ -29,20 +29,11 @@ TokenSteps = Sequence[tuple[int, int, str]]
 def prefix_tree(
     token_ids: Sequence[Sequence[int]], correct: Sequence[bool], steps: Sequence[TokenSteps]
 ) -> tuple[list[dict[str, Any]], dict[int, int]]:
-    """The tree of the common beginnings of a group of ``N`` rollouts, and the forks with evidence.
+    """The tree of the common beginnings of a group of ``N`` rollouts, and the token of each fork by its wrong rollout.
 
-    Every node splits or is an end, so that there are at most ``2N - 1``. Rollouts of equal tokens end in the same node.
-
-    Args:
-        token_ids: The tokens of each of the ``N`` rollouts.
-        correct: ``N`` values: whether the rollout is correct.
-        steps: Of each rollout the labelled steps; empty without labels.
-
-    Returns:
-        The nodes, each before its continuations, and the index of the token of each fork by the index of the wrong
-        rollout. A node has its `depth`; `start` and `stop`, the range of its tokens, which is empty for a rollout that
-        ends where others go on; its `rollouts`, by index within the group; how many of them are `correct`; whether it
-        is an `end`; and whether it begins at a `fork`.
+    Every node splits or is an end, so that there are at most ``2N - 1``, each before its continuations. A node has its
+    `depth`; `start` and `stop`, the range of its tokens, which is empty for a rollout that ends where others go on; its
+    `rollouts`; how many of them are `correct`; whether it is an `end`; and whether it begins at a `fork`.
     """
     nodes: list[dict[str, Any]] = []
     forks: dict[int, int] = {}

@@ -134,8 +134,8 @@ def test_the_panel_shows_the_transcript_and_says_how_it_ended():
 
 def test_samples_have_their_turns_and_lines_of_others_stay_as_they_are(tmp_path):
     batch = Talks().rollouts(prompts(2), 1)
-    made = samples_of(batch, [0, 1], [5, 6])
-    plain = samples_of(batch.replace(turn=None, episodes=None), [0, 1], [5, 6])
+    made = samples_of(batch, [0, 1])
+    plain = samples_of(batch.replace(turn=None, episodes=None), [0, 1])
     writer = SampleWriter(tmp_path, 0)
     writer.write([*made, *plain])
     writer.close()
@@ -146,7 +146,7 @@ def test_samples_have_their_turns_and_lines_of_others_stay_as_they_are(tmp_path)
     ]
     assert made[0].transcript == transcript(batch.episodes[0])
     lines = (tmp_path / "rank_00000.jsonl").read_text().splitlines()
-    assert lines[2].endswith('"seed": 5, "columns": {}}')
+    assert lines[2].endswith('"columns": {}}')
     assert '"prediction": "1"' in lines[2]
 
 

@@ -183,7 +183,7 @@ def test_two_evaluations_do_not_write_into_one_folder(tmp_path):
         def on_test_batch_end(self, trainer, pl_module, *rest):
             run_test(tmp_path)
 
-    with pytest.raises(ValueError, match=r"test/samples is in use by another evaluation .* Wait for it"):
+    with pytest.raises(ValueError, match=r"test is in use by another evaluation .* Wait for it"):
         run_test(tmp_path, Second())
 
 
