@@ -7,12 +7,10 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from grail_lightning.runtime.hub import hub_or_cache
 from grail_lightning.tasks.import_path import GIVEN, refuse_given
 
 if TYPE_CHECKING:
@@ -313,18 +311,15 @@ def _load(builder: str, source: str, /, **options: object) -> Any:
     local = is_local(DatasetSpec(source))
     if local:
         datasets.disable_progress_bars()  # They would stand above the message about a file that is wrong.
-    with nullcontext("") if local else hub_or_cache() as reason:
-        try:
-            return datasets.load_dataset(builder, **options)
-        except Exception as error:  # The library, the network and the hub raise many types.
-            cause = error.__cause__ or error
-            said = f"{type(cause).__name__}: {' '.join(str(cause).split())}".rstrip(".")
-            if reason and isinstance(error, ConnectionError | FileNotFoundError):
-                said = f"there is no such file or folder here or in the cache, and the hub cannot be reached ({reason})"
-            raise ValueError(
-                f"Cannot load the dataset {source!r}: {said}. Check its name, `split` and `subset`, and the network; "
-                "or give a .jsonl or .parquet file."
-            ) from error
+    try:
+        return datasets.load_dataset(builder, **options)
+    except Exception as error:  # The library, the network and the hub raise many types.
+        cause = error.__cause__ or error
+        said = f"{type(cause).__name__}: {' '.join(str(cause).split())}".rstrip(".")
+        raise ValueError(
+            f"Cannot load the dataset {source!r}: {said}. Check its name, `split` and `subset`, and the network; "
+            "or give a .jsonl or .parquet file."
+        ) from error
 
 
 def select_rows(table: Table, spec: DatasetSpec, optional: Collection[str] = ()) -> list[int]:

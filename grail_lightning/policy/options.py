@@ -6,14 +6,13 @@ import copy
 import importlib.util
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS
 from grail_lightning.runtime.checks import check_option
-from grail_lightning.runtime.hub import hub_or_cache
 from grail_lightning.tasks.import_path import GIVEN, refuse_given
 
 if TYPE_CHECKING:
@@ -148,17 +147,16 @@ def resolve_policy(name: str) -> str:
 def reading(name: str) -> Iterator[str]:
     """The folder or hub name of a policy, for Transformers to read from; what fails inside the context is one line."""
     path = resolve_policy(name)
-    with nullcontext("") if os.path.isdir(path) else hub_or_cache() as unreachable:
-        try:
-            yield path
-        except Exception as error:  # The library, the network and the hub raise many types.
-            reason = first_line(error)
-            if unreachable and reason.startswith("We couldn't connect"):
-                reason = f"it is in no folder nor in the hub's cache, and the hub cannot be reached ({unreachable})."
-            raise ValueError(
-                f"`policy` {name!r} cannot be loaded: {reason} "
-                "Give a folder in Hugging Face format, a model on the hub, or a packaged policy such as `arithmetic`."
-            ) from error
+    try:
+        yield path
+    except Exception as error:  # The library, the network and the hub raise many types.
+        reason = first_line(error)
+        if reason.startswith("We couldn't connect"):
+            reason = "it is in no folder here nor in the hub's cache, and the hub cannot be reached."
+        raise ValueError(
+            f"`policy` {name!r} cannot be loaded: {reason} "
+            "Give a folder in Hugging Face format, a model on the hub, or a packaged policy such as `arithmetic`."
+        ) from error
 
 
 def read_config(name: PolicySource, trust_remote_code: bool = False) -> Any:

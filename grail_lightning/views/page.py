@@ -29,7 +29,7 @@ _CUT = 300  # Characters of a call's name and of its result, whose whole text is
 _MAX_BYTES = 4_500_000  # Of the data, so that the page stays below 5 MB.
 
 
-def write_page(file: Path, page: Path, max_rollouts: int = MAX_ROLLOUTS, title: str | None = None) -> str:
+def write_page(file: str | Path, page: str | Path, max_rollouts: int = MAX_ROLLOUTS, title: str | None = None) -> str:
     """Write the page of a Parquet file of predictions. It appears when it is complete.
 
     Args:
@@ -41,13 +41,13 @@ def write_page(file: Path, page: Path, max_rollouts: int = MAX_ROLLOUTS, title: 
     Returns:
         One sentence that says what was written, and how to see what was left out.
     """
-    rollouts, rows = read_rollouts(file, max_rollouts)
+    rollouts, rows = read_rollouts(Path(file), max_rollouts)
     content, shown = _render(rollouts, title or str(file), rows)
-    write_whole(page, content)
+    write_whole(Path(page), content)
     said = f"Wrote a page of {shown} rollouts to {page}."
     if shown == rows:
         return said
-    more = f"python -m grail_lightning.views {file} --max_rollouts {rows}"
+    more = f"grail_lightning.views.write_page({str(file)!r}, 'more.html', max_rollouts={rows})"
     return f"{said} It leaves out {rows - shown}: `{more}` shows more of them, up to 5 MB."
 
 

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from grail_lightning.callbacks import Evaluation, LastCheckpoint, default_callbacks
 from grail_lightning.data import ArithmeticData
 from tests import runs
-from tests.callbacks.scripted import Scripted, box, loader, prompts, run
+from tests.callbacks.scripted import Scripted, box, run
 
 # The scripted module says that prompts need no transfer, and Lightning would rather hear it from the data.
 pytestmark = pytest.mark.filterwarnings("ignore:You have overridden `transfer_batch_to_device`")
@@ -53,26 +53,6 @@ def test_a_run_that_stopped_goes_on_with_the_next_prompts(tmp_path, stop):
     assert seen == [[p.messages for p in batch] for batch in whole.seen]
     assert trainer.global_step == 16
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 16
-
-
-def test_a_checkpoint_every_few_batches_is_saved_between_two_of_them_and_again_behind_a_validation(tmp_path):
-    saved, file = [], tmp_path / "last.ckpt"
-
-    class Watch(Callback):
-        def on_train_batch_start(self, trainer, *_):
-            saved.append(torch.load(file, weights_only=True)["global_step"] if file.exists() else None)
-
-    run(9, LastCheckpoint(every_n_batches=2, folder=str(tmp_path)), Watch(), enable_checkpointing=True).fit(
-        Scripted(_never_better), loader(*[prompts(2)] * 9)
-    )
-    # Two steps a batch: after batches 2 and 4, not in the middle of the fifth.
-    assert saved == [None, None, 4, 4, 8]
-    assert torch.load(file, weights_only=True)["global_step"] == 8
-    evaluation = Evaluation()
-    callbacks = (evaluation, LastCheckpoint(every_n_batches=2, folder=str(tmp_path)))
-    _every_two_batches(4, *callbacks).fit(Scripted(_never_better), datamodule=_data())
-    state = torch.load(file, weights_only=True)
-    assert (state["global_step"], state["callbacks"][evaluation.state_key]["last"]["step"]) == (4, 4)
 
 
 @pytest.mark.parametrize(
@@ -151,15 +131,14 @@ class Validated(Callback):
         self.steps.append(trainer.global_step)
 
 
-@pytest.mark.parametrize("on_validation", [True, False])
-def test_a_validation_that_was_cut_off_is_made_up_for(on_validation, tmp_path):
-    last = LastCheckpoint(every_n_batches=1, on_validation=on_validation, folder=str(tmp_path))
+def test_a_validation_that_was_cut_off_is_made_up_for(tmp_path):
+    last = LastCheckpoint(every_n_batches=1, on_validation=False, folder=str(tmp_path))
     before, after = Validated(cut_off=8), Validated()
     with pytest.raises(ConnectionError):
         _every_two_batches(12, Evaluation(), before, last).fit(Scripted(_never_better), datamodule=_data())
     assert before.steps == [0, 4]
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 6, "that of the batch before"
-    last = LastCheckpoint(every_n_batches=1, on_validation=on_validation, folder=str(tmp_path))
+    last = LastCheckpoint(every_n_batches=1, on_validation=False, folder=str(tmp_path))
     _every_two_batches(12, Evaluation(), after, last).fit(
         Scripted(_never_better), datamodule=_data(), ckpt_path=tmp_path / "last.ckpt", weights_only=True
     )

@@ -6,18 +6,14 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pyarrow.parquet as pq
 import pytest
-import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
 
-from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import (
     CreditPictures,
     Evaluation,
     ExportPolicy,
     LastCheckpoint,
     PredictionWriter,
-    Preflight,
     default_callbacks,
 )
 from grail_lightning.data import ArithmeticData
@@ -131,17 +127,6 @@ def test_two_ranks_agree_and_write_one_run(tmp_path, monkeypatch):
     assert (tmp_path / "run" / "export" / "config.json").exists()
 
 
-def test_default_callbacks_pass_their_options_on():
-    own = Sampling(max_response_length=9)
-    found = {type(callback).__name__: callback for callback in default_callbacks(3, own, (1, 3))}
-    assert isinstance(found["Evaluation"], Evaluation)
-    assert (found["Evaluation"].num_samples, found["Evaluation"].sampling) == (3, own)
-    assert "KeepRollouts" not in found
-    best = found["DefaultCheckpoints"].best
-    assert best.monitor == "val/accuracy"
-    assert torch.isneginf(best.kth_value)
-
-
 @pytest.mark.parametrize(
     ("callback", "options", "message"),
     [
@@ -149,13 +134,11 @@ def test_default_callbacks_pass_their_options_on():
         (Evaluation, {"num_samples": 4, "pass_at": (1, 8)}, r"between 1 and `num_samples`, but got \[1, 8\] with 4"),
         (CreditPictures, {"every_n_batches": -1}, r"`every_n_batches` must lie in"),
         (ExportPolicy, {"which": "first"}, "`which` must be one of last, best, but got 'first'"),
-        (LastCheckpoint, {"every_n_batches": -1}, "`every_n_batches` must lie in"),
         (
             PredictionWriter,
             {"file": "x.html"},
             r"`predictions\.file` must not have the name of the page, but got x\.html",
         ),
-        (Preflight, {"patience": 0}, "`patience` must lie in"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused(callback, options, message):
@@ -166,11 +149,9 @@ def test_an_option_that_cannot_be_is_refused(callback, options, message):
 FLAGS = [
     {},
     {"logger": False, "num_sanity_val_steps": 0, "val_check_interval": 1, "check_val_every_n_epoch": None},
-    {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False},
     {"barebones": True},
     {"fast_dev_run": True},
     {"limit_val_batches": 0},
-    {"max_steps": 0},
 ]
 
 
@@ -191,23 +172,12 @@ def test_the_default_callbacks_go_with_any_flags(flags, tmp_path, monkeypatch):
         trainer.test(trained, data, verbose=False)
         trainer.predict(trained, data, return_predictions=False)
     kinds = [type(callback) for callback in trainer.callbacks]
-    saves = not flags.get("barebones") and flags.get("enable_checkpointing", True)
+    saves = not flags.get("barebones")
     assert kinds.count(LastCheckpoint) == saves
     assert kinds.count(ModelCheckpoint) == (saves and flags.get("limit_val_batches", 1))
     written = {file.name for file in Path().rglob("*.ckpt")}
-    trains = saves and flags.get("max_steps", 1) != 0 and not flags.get("fast_dev_run")
+    trains = saves and not flags.get("fast_dev_run")
     expected = {"last.ckpt", "best.ckpt"} if "limit_val_batches" not in flags else {"last.ckpt"}
     assert written == (expected if trains else set())
     assert len({file.parent for file in Path().rglob("*.ckpt")}) == trains, "both checkpoints are in the run's folder"
     assert not Path("checkpoints").exists()
-
-
-@pytest.mark.filterwarnings("ignore:The number of training batches")
-def test_callbacks_that_a_user_adds_stay(tmp_path):
-    own = ModelCheckpoint(dirpath=tmp_path / "own", every_n_epochs=1, save_top_k=-1)
-    options = {"max_steps": 1, "max_epochs": -1, "accelerator": "cpu", "logger": CSVLogger(tmp_path, "run", "")}
-    trainer = pl.Trainer(callbacks=[*default_callbacks(), own], **options)
-    trainer.fit(module(), ArithmeticData(num_train=2, num_val=2, prompts_per_batch=2))
-    assert own in trainer.callbacks
-    assert len(list((tmp_path / "own").iterdir())) == 1
-    assert {file.name for file in (tmp_path / "run" / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}

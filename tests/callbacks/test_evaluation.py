@@ -61,16 +61,6 @@ def test_validation_runs_before_training_and_after_it_in_eval_mode_without_gradi
     assert "held-out" not in order.before, "what other callbacks say at the end comes before it"
 
 
-def test_the_module_is_told_how_to_sample_and_the_last_line_names_it(capsys):
-    module, own = Scripted(_later_right), Sampling(max_response_length=LIMIT, temperature=0.0)
-    run(2, Evaluation(num_samples=3, sampling=own)).fit(module, loader(prompts(2)), loader(prompts(4)))
-    assert "(4 problems x 3 samples, greedy)" in _last_line(capsys)
-    assert (module.evaluation.num_samples, module.evaluation.sampling) == (3, own)
-    run(2, Evaluation()).fit(module, loader(prompts(2)))
-    assert module.evaluation.sampling == module.sampling
-    assert "held-out" not in capsys.readouterr().out, "a run without validation data says nothing"
-
-
 def test_figures_are_logged_per_dataset_and_over_all_on_the_axis_of_optimiser_steps(tmp_path):
     right = {("1", 0), ("1", 1), ("2", 1)}
 
@@ -111,12 +101,6 @@ def test_figures_are_logged_per_dataset_and_over_all_on_the_axis_of_optimiser_st
     assert not [name for name in found if "@" in name]
 
 
-def test_datasets_that_would_share_a_metric_are_refused():
-    data = [loader(prompts(2, "math/500")), loader(prompts(3, "math_500"))]
-    with pytest.raises(ValueError, match="different names, but got 'math_500' after one that is `math_500`"):
-        run(-1, Evaluation()).test(Scripted(_later_right), data, verbose=False)
-
-
 OTHER = "; not comparable, because the run was resumed with other"
 
 
@@ -124,11 +108,6 @@ OTHER = "; not comparable, because the run was resumed with other"
     ("problems", "temperature", "line"),
     [
         (prompts(4)[::-1], 1.0, "0.250 -> 1.000 (4 problems, temperature 1.0)"),
-        (
-            prompts(5)[1:],
-            1.0,
-            f"0.250 (4 problems, temperature 1.0) -> 0.750 (4 problems, temperature 1.0){OTHER} problems",
-        ),
         (
             prompts(8),
             0.0,
@@ -152,14 +131,6 @@ def test_a_resumed_run_does_not_validate_first_and_says_when_its_two_figures_are
     )
     assert [event[:2] for event in order.events] == [("train", 6), ("val", 6)]
     assert _last_line(capsys) == f"held-out accuracy: {line}"
-
-
-def test_lightnings_own_check_before_training_leaves_no_trace(tmp_path):
-    evaluation = Evaluation(at_start=False)
-    trainer = run(2, evaluation, logger=board(tmp_path), num_sanity_val_steps=2)
-    trainer.fit(Scripted(_later_right), loader(prompts(2)), loader(prompts(4)))
-    assert [step for step, _ in scalars(tmp_path)["val/accuracy"]] == [2]
-    assert (evaluation.first, evaluation.last["step"]) == ({}, 2)
 
 
 def test_training_does_not_depend_on_validation_before_it():

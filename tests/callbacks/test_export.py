@@ -3,7 +3,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grail_lightning.callbacks import Evaluation, ExportPolicy, LastCheckpoint
+from grail_lightning.callbacks import Evaluation, ExportPolicy
 from grail_lightning.callbacks.export import _gathered, _is_sharded, _unsharded
 from grail_lightning.policy import Loading, LoRA, load_policy
 from tests.architectures import tiny
@@ -53,22 +53,6 @@ def test_the_best_weights_are_those_of_the_best_checkpoint(tmp_path):
     name, now = next(iter(module.policy.model.named_parameters()))
     assert_near(_weights(tmp_path / "hf")[name], _moved(start, 4), 16, torch.float32)
     assert_near(now.detach(), _moved(start, 8), 16, torch.float32)
-
-
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")  # that is what resuming means
-def test_an_export_that_was_interrupted_is_made_by_resuming_without_training(tmp_path):
-    def fit(*callbacks, **resume):
-        module = Scripted(_best_at_four)
-        run(2, *callbacks, LastCheckpoint(folder=str(tmp_path)), enable_checkpointing=True).fit(
-            module, loader(prompts(2)), loader(prompts(2)), **resume
-        )
-        return module
-
-    trained = fit()
-    module = fit(ExportPolicy(folder=str(tmp_path / "hf")), ckpt_path=tmp_path / "last.ckpt", weights_only=False)
-    assert module.seen == [], "no step is left"
-    exported = _weights(tmp_path / "hf")
-    assert all(torch.equal(exported[name], w) for name, w in trained.policy.model.state_dict().items())
 
 
 def test_a_second_policy_of_gathered_weights_is_the_first(tmp_path):

@@ -11,13 +11,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from grail_lightning.callbacks import CreditPictures
 from grail_lightning.credit import GRAIL, UCAS
 from grail_lightning.credit.base import TokenWeights, token_advantages
-from grail_lightning.module import GrailModule
 from grail_lightning.step.advantages import effective_weights
-from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.views.pictures import heatmap
 from tests.callbacks.scripted import board
-from tests.runs import SAMPLING, Watch, batches, module, trainer, weights
+from tests.runs import Watch, batches, module, trainer, weights
 
 
 def events_of(folder):
@@ -90,19 +88,6 @@ def test_a_task_that_labels_wrongly_is_one_warning_and_no_end(tmp_path):
     assert "`Mislabels.label_steps` must return" in said[0]
     assert run.global_step == 3
     assert events_of(tmp_path).Tags()["images"] == []
-
-
-def test_groups_without_a_difference_are_shown_if_there_are_no_others(tmp_path):
-    class Dead(GrailModule):
-        """Every rollout is wrong."""
-
-        def training_step(self, prompts, batch_idx):
-            made = super().training_step(prompts, batch_idx)["output"]
-            wrong = {"correct": torch.zeros_like(made.batch.correct), "advantages": torch.zeros(len(made.batch))}
-            return {"output": StepOutput(made.batch.replace(**wrong), made.weights, made.metrics)}
-
-    trainer(1, CreditPictures(1), logger=board(tmp_path)).fit(Dead("arithmetic", SAMPLING, credit=GRAIL()), batches(1))
-    assert events_of(tmp_path).Tags()["images"] == ["credit/rollouts"]
 
 
 def test_an_additive_stage_is_counted_into_the_weight():

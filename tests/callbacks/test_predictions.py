@@ -47,18 +47,6 @@ def test_a_row_has_a_rollouts_text_verdict_tokens_weights_answer_and_steps(tmp_p
     assert [rows[0][name][0] for name in ("step_starts", "step_stops", "step_kinds")] == [0, 5, "slip"]
 
 
-def test_credit_without_scores_leaves_them_empty(tmp_path):
-    class NoScores(Scripted):
-        def predict_step(self, problems, batch_idx, dataloader_idx=0):
-            output = super().predict_step(problems, batch_idx)
-            output.weights = None
-            return output
-
-    writer = PredictionWriter(str(tmp_path / "deep" / "credit.parquet"))
-    (row,) = _predict(tmp_path, writer, prompts(1), module=NoScores(_say))
-    assert (row["weights"], row["scores"], row["fallback"]) == (None, None, None)
-
-
 def test_a_prediction_that_breaks_off_leaves_no_file_that_looks_complete(tmp_path):
     class Breaks(Scripted):
         def predict_step(self, problems, batch_idx, dataloader_idx=0):

@@ -5,7 +5,6 @@ import re
 import warnings
 
 import pyarrow.parquet as pq
-import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -14,11 +13,9 @@ from lightning.pytorch.loggers import CSVLogger
 from grail_lightning.callbacks import CreditPictures, KeepRollouts
 from grail_lightning.callbacks.pictures import code_block
 from grail_lightning.callbacks.rollouts import (
-    arrow_table,
     encodable,
     prompt_text,
     rollout_columns,
-    write_tables,
 )
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks.base import Prompt
@@ -130,10 +127,3 @@ def test_rows_are_those_of_the_batch_in_any_device_layout():
     assert columns["reward"] == [1.0, 0.0]
     assert columns["prompt"] == ["Compute 2+1.", "Compute 0+1."]
     assert columns["status"] == ["right", "wrong"]
-
-
-def test_a_table_that_could_not_be_written_leaves_nothing(tmp_path):
-    table = arrow_table({"step": [1]}, {"step": "int64"})
-    with pytest.raises(AttributeError):
-        write_tables(tmp_path / "rollouts" / "a.parquet", [table, None], table.schema)
-    assert not list((tmp_path / "rollouts").iterdir())

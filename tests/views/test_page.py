@@ -4,11 +4,12 @@ import html.parser
 import json
 import re
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from grail_lightning.environments.episode import Call, Episode, Turn
 from grail_lightning.views import show_credit, write_page
-from grail_lightning.views.__main__ import main
 from tests.views.made import in_turns, rollout, write
 
 HOSTILE = [
@@ -151,7 +152,8 @@ def test_hostile_results_of_tools_are_data_and_cut(tmp_path):
     found = [group["rollouts"][0]["turns"][0]["calls"][0] for group in data_of(page)["groups"]]
     assert found == [[text[:300], "done", text[:300]] for text in HOSTILE]
     broken = write(tmp_path / "broken.parquet", [_played() | {"episode": "{"}])
-    assert main([str(broken)]) == 2
+    with pytest.raises(ValueError, match="`episode` must be JSON"):
+        write_page(broken, tmp_path / "broken.html")
 
 
 def test_a_notebook_greys_what_was_not_sampled(tmp_path):
@@ -169,7 +171,7 @@ def test_a_page_has_whole_groups_and_says_what_it_leaves_out(tmp_path):
     assert [len(group["rollouts"]) for group in data["groups"]] == [4, 4]
     assert data["left_out"] == 4
     assert "It leaves out 4" in said
-    assert "--max_rollouts 12" in said
+    assert "max_rollouts=12)" in said
     assert "leaves out" not in _page(tmp_path, rows)[1]
 
 
@@ -180,15 +182,6 @@ def test_what_exceeds_five_megabytes_is_left_out(tmp_path):
     assert "leaves out" in said
     alone, _ = _page(tmp_path, [rollout(["x" * 6_000_000])])
     assert len(data_of(alone)["groups"]) == 1, "the first group is always shown"
-
-
-def test_the_program_makes_a_page_of_files(tmp_path, capsys):
-    file = write(tmp_path / "p.parquet", [rollout(["a"])])
-    assert main([str(file)]) == 0
-    assert (tmp_path / "p.html").is_file()
-    assert capsys.readouterr().out == f"Wrote a page of 1 rollouts to {tmp_path / 'p.html'}.\n"
-    assert main([str(file), "--output", str(tmp_path / "deep" / "q.html")]) == 0
-    assert (tmp_path / "deep" / "q.html").is_file()
 
 
 def test_a_notebook_shows_each_token_on_its_colour_and_text_is_escaped(tmp_path):
@@ -211,31 +204,20 @@ def test_a_notebook_shows_each_token_on_its_colour_and_text_is_escaped(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("file", "said"),
     [
-        (["absent.parquet"], r"absent.parquet must be a Parquet file .* but got: there is no such file"),
-        (["text.parquet"], r"text.parquet must be a Parquet file .* but got: "),
-        (["kept.parquet"], r"kept.parquet must be .* but it has no column `response`, .* get it by `predict`"),
-        (["empty.parquet"], r"empty.parquet must hold at least one rollout, but got none"),
-        ([], r"The following arguments are required: FILE. See --help"),
-        (["good.parquet", "--max_rollouts=many"], r"Argument --max_rollouts: invalid int value: 'many'. See --help"),
-        (["good.parquet", "--max_rollouts=0"], r"`max_rollouts` must be at least 1, but got 0"),
-        (["good.parquet", "--output=good.parquet"], r"`--output` must be a file of its own"),
-        (["good.parquet", "--output=/proc/no/page.html"], r"/proc/no: .* Choose another file"),
+        ("absent.parquet", r"absent.parquet must be a Parquet file .* but got: there is no such file"),
+        ("text.parquet", r"text.parquet must be a Parquet file .* but got: "),
+        ("kept.parquet", r"kept.parquet must be .* but it has no column `response`, .* get it by `predict`"),
+        ("empty.parquet", r"empty.parquet must hold at least one rollout, but got none"),
     ],
 )
-def test_a_mistake_is_one_line(arguments, said, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_without_predictions_is_refused(file, said, tmp_path):
     (tmp_path / "text.parquet").write_text("no Parquet")
-    write(tmp_path / "good.parquet", [rollout(["a"])])
     write(tmp_path / "empty.parquet", [])
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "kept.parquet")
-    assert main(arguments) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert re.match(rf"grail_lightning.views: error: {said}", line)
+    with pytest.raises(ValueError, match=said):
+        write_page(tmp_path / file, tmp_path / "page.html")
 
 
 def test_pictures_are_there_once_for_a_group_and_their_saliency_is_relative_to_the_rollout(tmp_path):

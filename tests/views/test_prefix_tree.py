@@ -76,24 +76,6 @@ def test_a_fork_is_the_first_token_after_which_none_was_right_if_there_is_eviden
         assert [node["start"] for node in marked] == ([fork] if evident else []) or len(branch) > 1
 
 
-def test_a_group_by_hand():
-    """Tokens a=1, b=2, c=3: two rights abc, a wrong ab that was cut, a wrong acc, a wrong b."""
-    ids, right = [[1, 2, 3], [1, 2], [1, 3, 3], [2], [1, 2, 3]], [True, False, False, False, True]
-    nodes, forks = prefix_tree(ids, right, [[(0, 3, "slip")]] * 5)
-    assert forks == {1: 2, 2: 1, 3: 0}
-    shown = [tuple(node[name] for name in ("depth", "start", "stop", "rollouts", "correct", "fork")) for node in nodes]
-    assert shown == [
-        (0, 0, 0, [0, 1, 2, 3, 4], 2, False),
-        (1, 0, 1, [0, 1, 2, 4], 2, False),
-        (2, 1, 2, [0, 1, 4], 2, False),
-        (3, 2, 3, [0, 4], 2, False),
-        (3, 2, 2, [1], 0, True),
-        (2, 1, 3, [2], 0, True),
-        (1, 0, 1, [3], 0, True),
-    ]
-    assert prefix_tree(ids, right, [[]] * 5)[1] == {}, "one rollout that failed is no evidence"
-
-
 @pytest.mark.parametrize(
     ("wrong", "right", "shown"), [(1, 31, False), (2, 6, True), (2, 5, False), (3, 3, True), (4, 4, True)]
 )
