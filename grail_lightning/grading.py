@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -104,9 +104,7 @@ def _compared(texts: list[str], prompts: list[Prompt], verifier: AnswerVerifier 
     """One verdict for each response, whose answer is compared with the reference."""
     pairs = zip(texts, prompts, strict=True)
     answers = [(p.reference, _answer(p.task, text), p.task.compare) for text, p in pairs]
-    if not isinstance(verifier, TaskVerifiers):
-        return compare_answers(answers, verifier)
-    own = [verifier.of(prompt.task) for prompt in prompts]
+    own = [verifier.of(p.task) if isinstance(verifier, TaskVerifiers) else verifier for p in prompts]
     verdicts: dict[int, Verdict] = {}
     for one in {id(one): one for one in own}.values():
         rows = [row for row, its in enumerate(own) if its is one]
@@ -157,23 +155,14 @@ def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict
 def _task_reward(texts: list[str], prompts: list[Prompt], verdicts: list[Verdict], lengths: list[int]) -> TaskReward:
     """The rewards of responses to prompts of one task."""
     task = prompts[0].task
-    name = f"`{type(task).__name__}.earn`"
-    wanted = f"must return {len(texts)} finite numbers, one a response,"
-    try:
-        earned = task.earn(texts, prompts, verdicts, lengths)
-        total = [float(value) for value in earned.total]
-    except ValueError as error:  # The task raises with its own message.
-        raise ValueError(f"{name}: {error}") from error
-    except Exception as error:
-        raise ValueError(
-            f"{name} {wanted} but it raised {type(error).__name__}: {error}. Call it by hand to debug it "
-            "(docs/your_reward.md)."
-        ) from error
+    earned = task.earn(texts, prompts, verdicts, lengths)
+    total = [float(value) for value in earned.total]
+    wanted = f"`{type(task).__name__}.earn` must return {len(texts)} finite numbers, one a response,"
     if len(total) != len(texts) or not all(map(math.isfinite, total)):
-        raise ValueError(f"{name} {wanted} but got {str(earned.total)[:200]}.")
+        raise ValueError(f"{wanted} but got {str(earned.total)[:200]}.")
     for part, values in earned.values.items():
         if len(values) != len(texts):
-            raise ValueError(f"{name} {wanted} but its part `{part}` has {len(values)}.")
+            raise ValueError(f"{wanted} but its part `{part}` has {len(values)}.")
     return TaskReward(total=total, values=earned.values)
 
 
@@ -215,12 +204,8 @@ def answer_masks(batch: SampledBatch, alignments: list[Alignment], which: WhichB
     r"""The masks of the tokens of each row's answer, in its task's form; a row without an answer has empty masks.
 
     For a box, the marker is ``\boxed{`` and the closing brace. White space between a marker and the answer's content
-    belongs to neither, so that a token such as `` 7`` behind ``####`` is content.
-
-    Args:
-        batch: The batch of ``B`` rows.
-        alignments: One alignment for each row, from `align_rows`.
-        which: The answer: "last" is the one that is graded, "first" the one that the published GRAIL code uses.
+    belongs to neither, so that a token such as `` 7`` behind ``####`` is content. The last answer is the one that is
+    graded, the first one that which the published GRAIL code uses.
     """
     device = batch.response_mask.device
     whole, content, marker, after = (torch.zeros(batch.response_mask.shape, dtype=torch.bool) for _ in range(4))
@@ -268,13 +253,7 @@ class LocatedStep(NamedTuple):
 def located_steps(
     batch: SampledBatch, tokenizer: PreTrainedTokenizerBase, rows: Tensor | None = None
 ) -> list[list[LocatedStep] | None]:
-    """The labelled steps of each row; None for a row whose task cannot label it.
-
-    Args:
-        batch: The batch of ``B`` rows.
-        tokenizer: The tokenizer that the responses were sampled with.
-        rows: ``[B]`` bool, the rows to label; the others have no steps. None labels all.
-    """
+    """The labelled steps of each row, or of some rows ``[B]`` bool; None for a row whose task cannot label it."""
     asked = [True] * len(batch) if rows is None else rows.tolist()
     texts = zip(asked, batch.texts, batch.prompts, strict=True)
     steps = [labelled_steps(text, prompt) if wanted else None for wanted, text, prompt in texts]
@@ -293,10 +272,7 @@ def located_steps(
 def step_masks(
     batch: SampledBatch, tokenizer: PreTrainedTokenizerBase, rows: Tensor | None = None
 ) -> dict[StepKind, Tensor] | None:
-    """The masks of the tokens of each kind of step, ``[B, T]`` bool; None if no task can label steps.
-
-    The arguments are those of `located_steps`.
-    """
+    """The masks of the tokens of each kind of step, ``[B, T]`` bool; None if no task can label steps."""
     steps = located_steps(batch, tokenizer, rows)
     if all(row is None for row in steps):
         return None
@@ -314,25 +290,23 @@ def step_masks(
 
 def labelled_steps(text: str, prompt: Prompt) -> list[Step] | None:
     """The steps that a task labels in a response; a ValueError if one is no range within the text, or two overlap."""
-    task = f"`{type(prompt.task).__name__}.label_steps`"
-    question = prompt.messages if isinstance(prompt.messages, str) else as_text(prompt.messages[-1]["content"])
-    where = f"for the prompt {question[:60]!r}. See docs/your_task.md."
-    try:
-        steps: object = prompt.task.label_steps(text, prompt)
-    except Exception as error:
-        raise ValueError(
-            f"{task} raised {type(error).__name__}: {error} {where} A step is `Step(start=0, stop=5, kind='sound')`."
-        ) from error
+    steps: object = prompt.task.label_steps(text, prompt)
     if steps is None:
         return None
     wrong: Sequence[object] = [steps]
     if isinstance(steps, list):
-        wrong = [step for step in steps if not _is_step(step, len(text))] or _overlapping(steps)
+        wrong = [step for step in steps if not _is_step(step, len(text))]
+        if not wrong:
+            ordered = sorted(steps, key=lambda step: (step.start, step.stop))
+            wrong = next(([one, two] for one, two in pairwise(ordered) if two.start < one.stop), [])
     if wrong:
+        question = prompt.messages if isinstance(prompt.messages, str) else as_text(prompt.messages[-1]["content"])
         raise ValueError(
-            f"{task} must return a list of `Step` of grail_lightning.tasks.base, or None where the task cannot label: "
-            f"ranges of characters, 0 ≤ start ≤ stop ≤ {len(text)}, that do not overlap, each with a `kind` of "
-            f"{', '.join(get_args(StepKind))}; but got {', '.join(repr(step)[:120] for step in wrong[:2])} {where}"
+            f"`{type(prompt.task).__name__}.label_steps` must return a list of `Step` of grail_lightning.tasks.base, "
+            f"or None where the task cannot label: ranges of characters, 0 ≤ start ≤ stop ≤ {len(text)}, that do not "
+            f"overlap, each with a `kind` of {', '.join(get_args(StepKind))}; but got "
+            f"{', '.join(repr(step)[:120] for step in wrong[:2])} for the prompt {question[:60]!r}. See "
+            "docs/your_task.md."
         )
     return steps  # type: ignore[return-value]
 
@@ -340,16 +314,11 @@ def labelled_steps(text: str, prompt: Prompt) -> list[Step] | None:
 def _is_step(step: object, length: int) -> bool:
     if not isinstance(step, Step) or step.kind not in get_args(StepKind):
         return False
-    return _is_range((step.start, step.stop), length) and (step.result is None or _is_range(step.result, length))
-
-
-def _is_range(span: object, length: int) -> bool:
-    if not isinstance(span, Sequence) or len(span) != 2 or not all(isinstance(place, int) for place in span):
-        return False
-    return bool(0 <= span[0] <= span[1] <= length)
-
-
-def _overlapping(steps: list[Step]) -> list[Step]:
-    """The first two steps that overlap; empty if none do."""
-    ordered = sorted(steps, key=lambda step: (step.start, step.stop))
-    return next(([one, two] for one, two in pairwise(ordered) if two.start < one.stop), [])
+    ranges: list[Any] = [(step.start, step.stop), *([] if step.result is None else [step.result])]
+    return all(
+        isinstance(span, Sequence)
+        and len(span) == 2
+        and all(isinstance(place, int) for place in span)
+        and 0 <= span[0] <= span[1] <= length
+        for span in ranges
+    )

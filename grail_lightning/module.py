@@ -45,7 +45,7 @@ from grail_lightning.runtime.run_folder import check_last_found
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.advantages import with_advantages
 from grail_lightning.step.assign import assign_credit, token_weights
-from grail_lightning.step.collect import Ahead, check_engine, check_loader, collect
+from grail_lightning.step.collect import Ahead, check_engine, collect
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.outputs import SHOWN, EvaluationPlan, StepOutput, tag, test_seeds, validation_key
@@ -222,7 +222,6 @@ class GrailModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """Apply options that were changed before a resume, now that optimiser and schedule are restored."""
-        check_loader(self.trainer.train_dataloader, self.execution)
         if self.trainer.ckpt_path is not None and self._configured is not None:
             self._configured.apply(self.optimizers(), self.lr_schedulers(), self.global_step)
 
@@ -272,7 +271,7 @@ class GrailModule(pl.LightningModule):
             last_step = self.take_steps(update)
         weights = update.token_weights()
         reasoning = None if weights.scores is None else step_masks(batch, self.tokenizer, batch.wrong)
-        figures = batch_figures(batch, weights, reasoning, update.mask.any(1)) | sampling_figures | last_step
+        figures = batch_figures(batch, weights, reasoning) | sampling_figures | last_step
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
         if batch.episodes is not None:
             from grail_lightning.step.episodes import warn_of_limits

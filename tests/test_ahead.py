@@ -26,7 +26,7 @@ from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.outputs import tag
 from tests.elsewhere import Elsewhere
 from tests.processes import run_script
-from tests.runs import Watch, batches, module, trainer, weights
+from tests.runs import Watch, module, trainer, weights
 from tests.shell import SHORT, fails
 
 METRICS = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
@@ -136,14 +136,12 @@ def test_two_ranks_resume_with_the_batch_in_flight_of_both(strategy, tmp_path):
             assert whole == resumed
     assert reports[0]["weights"] == reports[1]["weights"]
     assert reports[0]["texts"] != reports[1]["texts"]
-    if strategy == "ddp":  # One process goes on with what two had in flight.
+    if strategy == "ddp":  # One process samples anew what two had in flight.
         watch, five = Watch(), ArithmeticData(num_train=20, num_val=2, prompts_per_batch=5)
         alone = trainer(3, watch, limit_val_batches=0)
-        alone.fit(ahead(mini_batches=1), five, ckpt_path=tmp_path / "begun" / "last.ckpt", weights_only=True)
-        (output,) = watch.outputs
-        assert output.metrics["sampling/staleness"] == 1
-        first, second = (report["texts"][0][2] for report in reports)
-        assert output.batch.texts == [*first[:2], *second[:2], *first[2:4], *second[2:], *first[4:]]
+        with pytest.warns(UserWarning, match="the number of ranks are not the checkpoint's"):
+            alone.fit(ahead(mini_batches=1), five, ckpt_path=tmp_path / "begun" / "last.ckpt", weights_only=True)
+        assert [output.metrics["sampling/staleness"] for output in watch.outputs] == [0]
 
 
 def test_validation_has_the_present_weights_and_changes_nothing(uninterrupted, tmp_path):
@@ -181,11 +179,6 @@ def test_an_engine_that_samples_with_the_trained_weights_is_refused(capsys, tmp_
     assert "`execution.sampler_cap` must be set with `execution.sample_ahead`" in said
     said = fails(capsys, "fit", *SHORT, *ahead_options, "--model.execution.refill_rounds=1")
     assert "`execution.refill_rounds` must be 0 with `execution.sample_ahead`" in said
-
-
-def test_a_loader_that_cannot_tell_its_next_batch_is_refused():
-    with pytest.raises(ValueError, match=r"`execution.sample_ahead` needs a training loader .* but got DataLoader"):
-        trainer(1).fit(ahead(), batches(1))
 
 
 class Third(Elsewhere):

@@ -171,16 +171,15 @@ def test_a_resume_needs_a_step_or_an_export_to_do_and_tells_the_options_that_hav
     assert [config["model"]["optimizer"]["init_args"]["lr"] for config in saved] == [1e-4, 3e-4]
 
 
-def test_a_last_checkpoint_that_is_damaged_is_one_line_and_the_best_one_is_named(in_finished_run, capsys):
+def test_a_last_checkpoint_that_is_damaged_is_one_line(in_finished_run, capsys):
     last = in_finished_run / "checkpoints" / "last.ckpt"
-    whole, best = last.read_bytes(), torch.load(last.with_name("best.ckpt"), weights_only=False)["global_step"]
+    whole = last.read_bytes()
     try:
         last.write_bytes(whole[: len(whole) // 2])
         for command in (["fit", *SHORT], ["validate", *EVALUATED]):
             said = fails(capsys, *command, "--ckpt_path=last")
-            # A test before this one may have left a shorter run here.
             assert re.search(
-                rf"got runs/quickstart/checkpoints/last\.ckpt, .*best\.ckpt \(step {best}\): give that", said
+                r"but runs/quickstart/checkpoints/last\.ckpt cannot be read .* another one of its folder", said
             )
     finally:
         last.write_bytes(whole)

@@ -1,7 +1,6 @@
 """Verdicts, rewards, and the tokens of answers and labelled steps, with the packaged tokenizer."""
 
 import pickle
-import re
 import threading
 
 import pytest
@@ -16,7 +15,6 @@ from grail_lightning.step.report import Tally, add_rollouts
 from grail_lightning.tasks import ArithmeticTask, MathTask
 from grail_lightning.tasks.base import Step
 from grail_lightning.tasks.rewards import RewardSpec
-from tests.shell import SHORT, fails
 from tests.tolerance import assert_near
 
 TEXTS = [
@@ -164,13 +162,6 @@ def test_shaped_rewards_leave_correctness_alone_and_are_logged_part_by_part(arit
     assert report["verdict/timeout"] == report["verdict/crashed"] == 0.0
 
 
-class KeyTask(ArithmeticTask):
-    """A task of a user's with a bug."""
-
-    def reward(self, texts, prompts, verdicts, lengths=None):
-        return [prompt.columns["level"] for prompt in prompts]
-
-
 class ShortTask(ArithmeticTask):
     """Forgets a response in its total, or in one of its parts."""
 
@@ -193,25 +184,15 @@ class Answers(MathTask):
         return self.returned
 
 
-def divides(responses, references):
-    """A reward with a bug."""
-    return [1 / 0 for _ in responses]
-
-
 ROW = {"problem": "1+1", "answer": "2"}
 
 
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (KeyTask(), r"`KeyTask\.earn` must return 2 finite numbers.*but it raised KeyError: 'level'"),
         (ShortTask([1.0], {}), r"`ShortTask\.earn` must return 2 finite numbers, one a response, but got \[1\.0\]"),
         (ShortTask([1.0, float("nan")], {}), r"`ShortTask\.earn` must return 2 finite numbers, .*but got \[1\.0, nan"),
         (ShortTask([1.0] * 2, {"half": [0.5]}), r"`ShortTask\.earn` must return 2 .*its part `half` has 1"),
-        (
-            ArithmeticTask(rewards=[RewardSpec(function=f"{__name__}.divides")]),
-            r"`ArithmeticTask\.earn`: The reward `[a-z._]+divides` raised ZeroDivisionError: division by zero",
-        ),
         (Answers(7), r"`Answers\.answer` must return a string, or None .*, but got int \("),
         (Answers(("7",)), r"`Answers\.answer` must return a string, or None .*, but got tuple \("),
     ],
@@ -300,11 +281,9 @@ def test_steps_are_marked_where_their_error_shows(arithmetic):
         ([{"start": 0, "stop": 3}], r"\{'start': 0"),
         ([Step(start=0, stop=3, kind="wrong")], r"Step\(.*'wrong'"),
         ([Step(start=0, stop=99, kind="slip")], r"Step\(.* stop=99"),
-        ([Step(start=5, stop=3, kind="slip")], r"Step\(start=5, stop=3"),
         ([Step(start=-2, stop=3, kind="slip")], r"Step\(start=-2"),
         ([Step(start=0, stop=3, kind="slip", result=(2, 99))], r".*result=\(2, 99\)"),
         ([Step(start=0, stop=3, kind="slip", result=2)], r".*result=2\)"),
-        ([Step(start=0, stop=2.5, kind="slip")], r"Step\(start=0, stop=2.5"),
         (
             [Step(start=4, stop=9, kind="slip"), Step(start=0, stop=5, kind="sound")],
             r"Step\(start=0, stop=5, .*\), Step\(start=4, stop=9, .*\)",
@@ -319,14 +298,3 @@ def test_labels_that_are_no_steps_within_the_text_name_the_task(steps, got, arit
     message = rf"`Mine\.label_steps` must return a list of `Step` .*; but got {got}.* for the prompt 'Compute 7\+5-3\.'"
     with pytest.raises(ValueError, match=message):
         step_masks(_chains(arithmetic, Mine()), arithmetic.tokenizer)
-
-
-def test_labels_that_cannot_be_made_are_one_line_of_the_run(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mislabelled.py").write_text(
-        "from grail_lightning.tasks import ArithmeticTask\nfrom grail_lightning.tasks.base import Step\n"
-        "class Mine(ArithmeticTask):\n    def label_steps(self, text, prompt):\n        return [Step(0, 5, 'sound')]\n"
-    )
-    said = fails(capsys, "fit", *SHORT, "--data.task=mislabelled.Mine")
-    assert re.search(r"`Mine\.label_steps` raised TypeError: Step.* positional .* for the prompt 'Compute \d", said)
-    assert "`Step(start=0, stop=5, kind='sound')`" in said

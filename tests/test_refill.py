@@ -10,7 +10,7 @@ from grail_lightning.engines import HFEngine
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import load_policy
 from grail_lightning.step.collect import refill, uniform_groups
-from tests.runs import Watch, batches, module, problems, trainer
+from tests.runs import Watch, module, problems, trainer
 
 SAMPLING = Sampling(max_response_length=40)
 
@@ -106,13 +106,6 @@ def test_rounds_are_capped(draw):
     assert filled.texts == batch.texts
 
 
-def test_no_round_is_the_default_and_changes_nothing(draw):
-    batch = draw(problems(2), 0)
-    filled, figures = refill(batch, draw, None, rounds=0)
-    assert filled is batch
-    assert figures == {}
-
-
 def test_a_run_takes_further_prompts_from_its_loader_and_logs_what_it_dropped():
     data = ArithmeticData(num_train=64, num_val=4, prompts_per_batch=4)
     watch = Watch()
@@ -125,12 +118,3 @@ def test_a_run_takes_further_prompts_from_its_loader_and_logs_what_it_dropped():
         assert metrics["frac_correct_zero_std"] == 0 or metrics["refill/rounds"] == 3
     assert sum(o.metrics["refill/drawn_groups"] for o in watch.outputs) == run.train_dataloader.offset
     assert max(o.metrics["refill/rounds"] for o in watch.outputs) >= 1
-
-
-def test_a_loader_that_gives_no_further_prompts_is_told_before_anything_is_sampled():
-    class Silent(HFEngine):
-        def generate(self, *arguments):
-            raise AssertionError("a sampling for nothing")
-
-    with pytest.raises(ValueError, match=r"`execution.refill_rounds` needs a training loader .* but got DataLoader"):
-        trainer(1).fit(module({"refill_rounds": 1}, engine=Silent()), batches(1))

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as torch_flex
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
     AttentionInterface,
     DogeConfig,
@@ -27,7 +26,7 @@ from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer, m
 from grail_lightning.policy.capabilities import within_attention_window
 from grail_lightning.policy.layout import gather_rows
 from grail_lightning.policy.micro_batch import cut_into_trees, cut_rows
-from grail_lightning.policy.trees import TREE_ATTENTION, _by_blocks, tree_layout
+from grail_lightning.policy.trees import TREE_ATTENTION, tree_layout
 from grail_lightning.step.fused import SaliencyForward
 from tests import batches
 from tests.architectures import ARCHITECTURES, SIZES, tiny
@@ -442,37 +441,6 @@ def test_packed_blocks_and_dropout_keep_rows_apart(batch, tmp_path):
         assert policy.shares_prefixes is not training
         cuts = cut_rows(policy, batch, torch.arange(16), 1000)
         assert all((micro.starts is None) is training for micro in cuts)
-
-
-def random_forest(number, seed):
-    """``[N]`` long: what follows the descendants of each node of a forest in preorder."""
-    random = torch.Generator().manual_seed(seed)
-    end, open_nodes = [0] * number, []
-    for node in range(number):
-        while open_nodes and torch.rand(1, generator=random) < 0.4:
-            end[open_nodes.pop()] = node
-        open_nodes.append(node)
-    for node in open_nodes:
-        end[node] = number
-    return torch.tensor(end)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # The compiler's libraries deprecate one another.
-@pytest.mark.parametrize("key_heads", [2, 6])
-def test_the_compiled_kernel_attends_along_the_paths_of_a_forest(key_heads):
-    """Forward alone: the kernel of a CPU, which torch compiles with a C++ compiler, has no backward pass."""
-    number, random = 384, torch.Generator().manual_seed(1)
-    end = random_forest(number, seed=0)
-    query, *keyed = (torch.randn(1, h, number, 64, generator=random) for h in (6, key_heads, key_heads))
-    place = torch.arange(number)
-    attends = (place <= place[:, None]) & (place[:, None] < end)
-    assert 0.02 < attends.float().mean() < 0.4
-    expected = scaled_dot_product_attention(query, *keyed, attn_mask=attends, enable_gqa=True)
-    compiled = torch.compile(torch_flex.flex_attention)
-    mask = _by_blocks(end, 0, torch.device("cpu"))(torch.float32)["block_mask"]
-    found = compiled(query, *keyed, block_mask=mask, enable_gqa=key_heads != 6)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 
-from grail_lightning.distributed.gradients import clip_gradients
+from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.policy import Loading, LoRA, load_policy
 from grail_lightning.policy.layout import padded_layout
@@ -336,9 +337,9 @@ def test_with_dropout_old_log_probabilities_are_all_of_the_policy_that_sampled(c
 def test_gradients_are_scaled_down_to_the_norm_and_the_norm_before_is_told(policy, batch):
     _gradients(policy, batch)
     norm = torch.cat([p.grad.flatten() for p in policy.parameters()]).norm().item()
-    weights = list(policy.parameters())
-    assert clip_gradients(weights, None) == pytest.approx(norm)
-    assert clip_gradients(weights, norm / 2) == pytest.approx(norm)
+    gradients = Gradients(policy, DDPStrategy())
+    assert gradients.clip(None) == pytest.approx(norm)
+    assert gradients.clip(norm / 2) == pytest.approx(norm)
     assert torch.cat([p.grad.flatten() for p in policy.parameters()]).norm().item() == pytest.approx(norm / 2, rel=1e-4)
 
 

@@ -1,11 +1,10 @@
-"""Checkpoint files: a killed run leaves no incomplete file, and a damaged file is reported when it is read."""
+"""Checkpoint files: a killed run leaves no incomplete file, and what is no checkpoint is refused in one line."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import pickle
 import re
 import shutil
 import zipfile
@@ -36,11 +35,7 @@ class DurableCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: object | None = None
     ) -> None:
-        """Write to a temporary name beside `path`, and rename the file when all of it is on the disk.
-
-        Raises:
-            OSError: If it cannot be written. An earlier checkpoint at `path` is then unchanged.
-        """
+        """Write to a temporary name beside `path`, and rename the file when all of it is on the disk."""
         if storage_options is not None or "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -59,18 +54,9 @@ class DurableCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: object = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """The checkpoint, with its tensors on the CPU, whatever device they were saved from.
-
-        Raises:
-            ValueError: If the file is damaged.
-        """
+        """The checkpoint, with its tensors on the CPU, whatever device they were saved from."""
         host: Any = "cpu"
-        try:
-            return dict(super().load_checkpoint(path, host, weights_only))
-        except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
-            if not Path(path).is_file() or _is_whole(Path(path)):
-                raise
-            raise _damaged(Path(path)) from error
+        return dict(super().load_checkpoint(path, host, weights_only))
 
 
 def save_whole(trainer: Trainer, target: Path) -> None:
@@ -99,9 +85,6 @@ def read_state(path: str | None, strategy: Strategy, weights_only: bool | None =
     """What a checkpoint holds, before a model is loaded: of one file also the weights, which are mapped, not read.
 
     It is empty without a checkpoint, and for a plugin of the user's, which reads its own files.
-
-    Raises:
-        ValueError: If the file is damaged or no checkpoint of a run, or if torch refuses what it holds.
     """
     if path is None or type(strategy.checkpoint_io) not in (TorchCheckpointIO, DurableCheckpointIO):
         return {}
@@ -112,12 +95,13 @@ def read_state(path: str | None, strategy: Strategy, weights_only: bool | None =
     try:
         content = _load(file, weights_only)
     except Exception as error:  # A damaged file can raise anything.
-        if not _is_whole(file):
-            raise _damaged(Path(path)) from error
-        reason = re.search(r"Unsupported (?:global: GLOBAL|class) [\w.]+", str(error))
+        if refused := re.search(r"Unsupported (?:global: GLOBAL|class) [\w.]+", str(error)):
+            raise ValueError(
+                f"`ckpt_path` must hold nothing but tensors and plain values, but {path} does not ({refused[0]}). If "
+                "you trust it, add `--weights_only=false`."
+            ) from error
         raise ValueError(
-            f"`ckpt_path` must hold nothing but tensors and plain values, but {path} does not "
-            f"({reason[0] if reason else first_line(error)}). If you trust it, add `--weights_only=false`."
+            f"{must} cannot be read ({first_line(error)}). If it is damaged, take another one of its folder."
         ) from error
     if not isinstance(content, dict) or "global_step" not in content:
         raise ValueError(f"{must} holds other things. Weights in Hugging Face format go to `model.policy`.")
@@ -129,15 +113,6 @@ def _load(file: Path, weights_only: bool | None) -> Any:
     with contextlib.suppress(OSError, RuntimeError):
         return torch.load(file, map_location="cpu", weights_only=weights_only, mmap=zipfile.is_zipfile(file))
     return torch.load(file, map_location="cpu", weights_only=weights_only)
-
-
-def _is_whole(file: Path) -> bool:
-    """Whether every byte of a checkpoint is as it was written; reads the whole file."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            return archive.testzip() is None
-    except (OSError, EOFError, zipfile.BadZipFile):
-        return False
 
 
 def remove_parts(folder: Path) -> None:
@@ -152,15 +127,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _damaged(path: Path) -> ValueError:
-    """The error about a checkpoint that is not as it was written. It names the newest whole one in the same folder."""
-    whole = [other for other in path.parent.glob("*.ckpt") if other != path and other.is_file() and _is_whole(other)]
-    instead = "no other in its folder is whole: begin anew"
-    if whole:
-        newest, step = max(whole, key=lambda other: other.stat().st_mtime), ""
-        with contextlib.suppress(RuntimeError, LookupError, TypeError, pickle.UnpicklingError):
-            step = f" (step {torch.load(newest, map_location='meta', weights_only=True)['global_step']})"
-        instead = f"the newest whole one in its folder is {newest}{step}: give that"
-    return ValueError(f"`ckpt_path` must be a whole checkpoint, but got {path}, which is damaged; {instead}.")

@@ -25,15 +25,9 @@ class Gradients:
     contain only the rows that were read. They are dense elsewhere: with DDP and FSDP hooks read the gradients, and on
     CUDA the order of summation is not deterministic.
 
-    Args:
-        policy: The policy, on its device.
-        strategy: The trainer's strategy. Sharded weights (FSDP, DeepSpeed) get no master weights: shard float32 ones.
-        restored: The policy's weights in a checkpoint, by name.
-        apart: Whether the policy is not part of the module that the strategy wraps, so that DDP does not reduce its
-            gradients. It is then the second model of a credit method.
-
-    Attributes:
-        masters: The master weights, which the optimiser updates; None if no weight is in half precision.
+    Sharded weights (FSDP, DeepSpeed) get no master weights: shard float32 ones. `restored` are the policy's weights in
+    a checkpoint, by name. A policy `apart` is the second model of a credit method: it is no part of the module that the
+    strategy wraps, so that DDP does not reduce its gradients.
     """
 
     def __init__(
@@ -49,6 +43,7 @@ class Gradients:
         whole = alone or (isinstance(strategy, DDPStrategy) and not isinstance(strategy, DeepSpeedStrategy))
         trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
         half = policy.loading.master_weights and any(p.dtype in HALF for p in trained.values())
+        # What the optimiser updates; None if no weight is in half precision.
         self.masters = MasterWeights(trained, restored or {}) if whole and half else None
         embeddings = policy.model.get_input_embeddings()
         if isinstance(embeddings, nn.Embedding):
@@ -68,18 +63,8 @@ class Gradients:
         return isinstance(self.strategy, SingleDeviceStrategy) and self.masters is None
 
     def make_optimizer(self, make: Callable[[Iterator[Tensor]], Optimizer]) -> Optimizer:
-        """An optimiser of `weights`. After each of its steps, master weights are rounded into the policy.
-
-        Raises:
-            ValueError: If it takes no weights of these shapes.
-        """
-        try:
-            optimizer = make(iter(self.weights))
-        except (TypeError, ValueError) as error:
-            reason = str(error).rstrip(".")
-            raise ValueError(
-                f"`optimizer` must take all weights that are trained, but it refuses some: {reason}."
-            ) from error
+        """An optimiser of `weights`. After each of its steps, master weights are rounded into the policy."""
+        optimizer = make(iter(self.weights))
         if self.masters is not None:
             self.masters.follow(optimizer)
         return optimizer
@@ -109,7 +94,8 @@ class Gradients:
 
     def clip(self, max_norm: float | None) -> float:
         """Scale the gradients down to a norm; returns the norm before. None only measures."""
-        return clip_gradients(self.weights, max_norm)
+        limit = float("inf") if max_norm is None else max_norm
+        return float(whole_tensor(torch.nn.utils.clip_grad_norm_(self.weights, limit)))
 
     def exact_weights(self, prefix: str) -> dict[str, Tensor]:
         """Master weights by name, which replace the rounded weights in a checkpoint.
@@ -128,10 +114,3 @@ class Gradients:
         embeddings = self.policy.model.get_input_embeddings()
         if isinstance(embeddings, nn.Embedding):
             embeddings.sparse = False
-
-
-def clip_gradients(weights: list[Tensor], max_norm: float | None) -> float:
-    """Scale the gradients of some weights down to `max_norm`; returns their norm before. None only measures."""
-    limit = float("inf") if max_norm is None else max_norm
-    norm = torch.nn.utils.clip_grad_norm_(weights, limit)
-    return float(whole_tensor(norm))

@@ -24,19 +24,14 @@ class MasterWeights:
     Gradients are therefore accumulated and steps are taken in float32; the policy holds the rounded result. Each
     gradient in half precision is freed as soon as it has been added.
 
-    Args:
-        weights: The trainable weights by name; those in full precision are their own master weights.
-        restored: The weights in a checkpoint, by name; those in full precision initialise the master weights.
-
-    Attributes:
-        by_name: The optimiser's parameters by the weights' names.
-        parameters: The same parameters as a list.
-        pairs: Each weight in half precision with its master weight.
+    `weights` are the trainable ones by name; those in full precision are their own master weights. `restored` are those
+    of a checkpoint, of which those in full precision initialise the master weights.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], restored: Mapping[str, Tensor]) -> None:
         self.by_name = {name: _master(weight, restored.get(name)) for name, weight in weights.items()}
         self.parameters = list(self.by_name.values())
+        # Each weight in half precision with its master weight.
         self.pairs = [(w, m) for w, m in zip(weights.values(), self.parameters, strict=True) if w is not m]
 
     @contextmanager

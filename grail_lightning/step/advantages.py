@@ -23,12 +23,7 @@ def with_advantages(
 ) -> RolloutBatch:
     """The batch with its rollouts' advantages ``[B]``: rewards less the baseline of the group.
 
-    Args:
-        batch: The graded rollouts, ``B`` rows.
-        group_size: The number of rows of each prompt.
-        objective: The baseline and the scale; statistics of the batch are those of all ranks.
-        policy: The policy, whose gradients `objective.baseline: energy` weighs.
-        context: The context, with token budget and temperature.
+    Statistics of the batch are those of all ranks. `objective.baseline: energy` weighs gradients of the policy.
     """
     rewards, scale = batch.rewards, objective.scale_rewards
     std = all_gather_rows(rewards).std() if scale == "batch" else None

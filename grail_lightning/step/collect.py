@@ -31,13 +31,13 @@ from torch import Tensor
 from grail_lightning.batch import GradedBatch, SampledBatch
 from grail_lightning.batch.rows import join
 from grail_lightning.credit.base import TokenCredit
-from grail_lightning.engines.base import RolloutEngine, build_batch
-from grail_lightning.environments.episode import episode_json, read_episode
+from grail_lightning.engines.base import RolloutEngine
+from grail_lightning.environments.episode import Turn, episode_json, read_episode
 from grail_lightning.runtime.collectives import all_gather_objects, all_reduce, sum_by_name, world_size
 from grail_lightning.runtime.seeds import SeedKey
 from grail_lightning.step.options import Execution
 from grail_lightning.step.sampler import Sampler, training_key
-from grail_lightning.tasks.problem import Prompt, TokenText, problem_id
+from grail_lightning.tasks.problem import Prompt, problem_id
 
 _PATIENCE = 2.0  # Seconds that the end of a process waits for a sampling in flight, whose thread ends with it.
 
@@ -55,19 +55,6 @@ def check_engine(engine: RolloutEngine, execution: Execution, credit: TokenCredi
             f"VLLMServer, but got {type(engine).__name__}, whose weights or device are those of the update. Set "
             "`model.engine`, or set it to false."
         )
-
-
-def check_loader(loader: object, execution: Execution) -> None:
-    """Check that the loader supports what is to be sampled beside its batches, before training begins."""
-    for wanted, option, off, method, what in (
-        (execution.refill_rounds, "refill_rounds", 0, "take", "`take` further prompts"),
-        (execution.sample_ahead, "sample_ahead", "false", "peek", "`peek` at its next batch"),
-    ):
-        if wanted and not hasattr(loader, method):
-            raise ValueError(
-                f"`execution.{option}` needs a training loader that can {what}, but got {type(loader).__name__}. Use a "
-                f"data module of grail_lightning.data, or set it to {off}."
-            )
 
 
 def collect(
@@ -208,9 +195,8 @@ class Ahead:
         if self._flight is None:
             return self._restored
         sampled = self._flight.result.result()
-        ranks = all_gather_objects(_records(sampled.batch))
-        rows = {row: record for records in ranks for row, record in records.items()}
-        return {"step": sampled.step, "options": _options(self._flight.sampler), "rows": rows}
+        ranks = all_gather_objects(_record(sampled.batch))
+        return {"step": sampled.step, "options": _options(self._flight.sampler), "ranks": ranks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the batch for the next `collect`; an empty state forgets that of an earlier run."""
@@ -245,7 +231,7 @@ class Ahead:
             reason = "The training loader yields another batch than the one at which it peeked"
         elif self._restored:
             sampled = _restore(self._restored, prompts, sampler)
-            reason = "Prompts or sampling are not the checkpoint's"
+            reason = "Prompts, sampling or the number of ranks are not the checkpoint's"
         else:
             return None
         self._flight, self._restored = None, {}
@@ -272,74 +258,41 @@ threading._register_atexit(_cancel_all)  # type: ignore[attr-defined]
 
 def _options(sampler: Sampler) -> str:
     """What a batch was sampled with, as text."""
-    return repr((sampler.group_size, sampler.sampling))
+    return repr((sampler.group_size, sampler.sampling, sampler.policy.loading.chat_template_kwargs))
 
 
-def _records(batch: SampledBatch) -> dict[int, dict[str, Any]]:
-    """The rollouts as plain values without padding, by the number of the row, which is unique over all ranks."""
-    width, logprobs = batch.prompt_width, batch.sampling_logprobs
-    ids, valid = batch.input_ids.cpu(), batch.attention_mask.cpu()
-    prompts, responses = valid[:, :width], valid[:, width:]
-    states: dict[Hashable, int] = {}
-    return {
-        row: {
-            "prompt": ids[k, :width][prompts[k]].tolist(),
-            "response": ids[k, width:][responses[k]].tolist(),
-            "finished": bool(batch.finished[k]),
-            "logprobs": None if logprobs is None else logprobs[k].cpu()[responses[k]].tolist(),
-            **({} if batch.turn is None else _turns(batch, batch.turn, k, states)),
-        }
-        for k, row in enumerate(batch.row.tolist())
+def _record(batch: SampledBatch) -> dict[str, Any]:
+    """This rank's rollouts as tensors and plain values."""
+    record: dict[str, Any] = {
+        "tensors": {name: value.cpu() for name, value in batch.fields().items() if isinstance(value, Tensor)},
+        "texts": batch.texts,
+        "problems": [problem_id(prompt) for prompt in batch.prompts],
     }
+    if batch.episodes is not None:
+        numbers: dict[Hashable, int] = {}  # A state's key may be any object, and is replaced by its number.
 
+        def numbered(turn: Turn) -> Turn:
+            state = None if turn.state is None else numbers.setdefault(turn.state, len(numbers))
+            return replace(turn, state=state)
 
-def _turns(batch: SampledBatch, turn: Tensor, row: int, states: dict[Hashable, int]) -> dict[str, Any]:
-    """What the record of a rollout of several turns has beside that of others.
-
-    A key of a state may be any object. It is replaced by its number among the `states` of the batch.
-    """
-    assert batch.episodes is not None
-    valid, episode, prompt = batch.valid_mask[row], batch.episodes[row], batch.prompts[row]
-    turns = (
-        replace(t, state=None if t.state is None else states.setdefault(t.state, len(states))) for t in episode.turns
-    )
-    return {
-        "problem": problem_id(prompt),
-        # The rewards of environments; the others are the problem's.
-        "columns": {name: value for name, value in prompt.columns.items() if isinstance(value, float)},
-        "sampled": batch.response_mask[row][valid].tolist(),
-        "turn": turn[row][valid].tolist(),
-        "episode": episode_json(replace(episode, turns=tuple(turns))),
-    }
+        record["episodes"] = [episode_json(replace(e, turns=tuple(map(numbered, e.turns)))) for e in batch.episodes]
+        # The rewards of environments; the other columns are the problem's.
+        record["columns"] = [{k: v for k, v in p.columns.items() if isinstance(v, float)} for p in batch.prompts]
+    return record
 
 
 def _restore(state: dict[str, Any], prompts: list[Prompt], sampler: Sampler) -> _AheadBatch | None:
-    """This rank's part of the rollouts, also for another number of ranks; None if they answer other prompts."""
-    size, policy = sampler.group_size, sampler.policy
-    groups = [number * world_size() + sampler.rank for number in range(len(prompts))]
-    records = [state["rows"].get(group * size + place) for group in groups for place in range(size)]
-    if state["options"] != _options(sampler) or None in records:
+    """This rank's rollouts; None if they are of other prompts, of other options or of another number of ranks."""
+    ranks: list[dict[str, Any]] = state.get("ranks", [])  # Earlier versions kept the rollouts in another form.
+    if state["options"] != _options(sampler) or len(ranks) != world_size():
         return None
-    with_turns = "turn" in records[0] if records else False
-    answered = [record["problem" if with_turns else "prompt"] for record in records[::size]]
-    if answered != [problem_id(p) if with_turns else policy.encode(p.messages) for p in prompts]:
+    record, asked = ranks[sampler.rank], [prompt for prompt in prompts for _ in range(sampler.group_size)]
+    if record["problems"] != [problem_id(prompt) for prompt in asked]:
         return None
-    names = ("response", "finished", "logprobs")
-    responses, finished, logprobs = ([record[name] for record in records] for name in names)
-    known = None if None in logprobs else logprobs
-    if not with_turns:
-        batch = build_batch(policy, prompts, size, responses, finished, known)
-    else:
-        # The prompts that environments have added to, as they were encoded.
-        asked = [replace(prompts[k // size], messages=TokenText("", r["prompt"])) for k, r in enumerate(records)]
-        given = {name: [record[name] for record in records] for name in ("sampled", "turn")}
-        batch = build_batch(policy, asked, 1, responses, finished, known, **given)
-        batch = batch.replace(
-            group=batch.group // size,
-            prompts=[
-                replace(prompts[k // size], columns={**prompts[k // size].columns, **r["columns"]})
-                for k, r in enumerate(records)
-            ],
-            episodes=[read_episode(record["episode"]) for record in records],
-        )
-    return _AheadBatch(sampler.numbered(batch), int(state["step"]))
+    episodes = None
+    if "episodes" in record:
+        episodes = [read_episode(text) for text in record["episodes"]]
+        columns = [{**prompt.columns, **own} for prompt, own in zip(asked, record["columns"], strict=True)]
+        asked = [replace(prompt, columns=own) for prompt, own in zip(asked, columns, strict=True)]
+    batch = SampledBatch(**record["tensors"], prompts=asked, texts=record["texts"], episodes=episodes)
+    return _AheadBatch(batch.to(sampler.policy.device), int(state["step"]))

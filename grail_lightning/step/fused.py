@@ -55,15 +55,8 @@ class SaliencyForward(Forward):
     The saliency of sharded blocks gathers them once more, which is a collective. There every rank has equally many
     micro-batches with saliency: a rank with fewer fills in with a row whose saliency is not used.
 
-    Args:
-        policy: The policy. At the first pass of each row it has the weights from before the update.
-        batch: See `Forward`, also for `context` and `share`.
-        context: See above.
-        credit: The method that maps saliency to weights.
-        trained: ``[B]`` bool, the rows that the update runs. The saliency of other rows, such as truncated ones, is
-            computed at once, for figures and pictures.
-        clock: The clock that counts saliency as its phase ``credit``.
-        share: See above.
+    `trained` ``[B]`` are the rows that the update runs. The saliency of other rows, such as truncated ones, is computed
+    at once, for figures and pictures. The clock counts saliency as its phase ``credit``.
     """
 
     def __init__(

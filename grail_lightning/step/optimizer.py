@@ -19,11 +19,7 @@ from grail_lightning.runtime.seeds import seeded
 
 
 def check_optimizer(make: Callable[[Any], Optimizer], schedule: Callable[[Any], Any] | None = None) -> None:
-    """Make the optimiser and its schedule for a matrix, so that torch checks their options before a model is loaded.
-
-    Raises:
-        ValueError: If one of them cannot be made with its options, or its step needs more than the gradients.
-    """
+    """Make the optimiser and its schedule for a matrix, so that torch checks their options before a model is loaded."""
     option = "optimizer"
     matrix, vector = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))
     try:
@@ -48,11 +44,9 @@ def take_step(
     `seed` is that of what the optimiser draws, such as stochastic rounding. All ranks pass the same one, since they
     must round replicated weights alike. With `warn_if_unmoved` a step that should change weights and changes none is
     told: the logged figures can hide it.
-
-    Raises:
-        ValueError: If the norm is not finite, before any weight has changed. All ranks have the same norm and raise.
     """
     norm, rate = gradients.clip(max_norm), float(optimizer.param_groups[0]["lr"])
+    # Before any weight has changed. All ranks have the same norm and raise.
     if not math.isfinite(norm):
         raise ValueError(
             f"`grad_norm` must be finite, but got {norm} at learning rate {rate:g}. This step was "
@@ -92,16 +86,12 @@ def explain_stuck_weights(weights: list[Tensor]) -> str:
 class ConfiguredOptions:
     """The options of an optimiser and its schedule as configured; a checkpoint then restores those of its own run.
 
-    Args:
-        optimizer: The optimiser, before it has a schedule or a restored state.
-        make_schedule: A function from an optimiser to its schedule; None without one.
-
-    Attributes:
-        groups: The options of each parameter group; copies, since schedules may fill a rate in place.
+    It is made before the optimiser has a schedule or a restored state.
     """
 
     def __init__(self, optimizer: Optimizer, make_schedule: Callable[[Any], Any] | None) -> None:
-        self.groups, self._make_schedule = _options_of(optimizer), make_schedule
+        self.groups = _options_of(optimizer)  # Copies, since schedules may fill a rate in place.
+        self._make_schedule = make_schedule
         kinds = [kind for kind in type(optimizer).__mro__ if issubclass(kind, Optimizer)]
         self._arguments = {name for kind in kinds for name in inspect.signature(kind).parameters}
 

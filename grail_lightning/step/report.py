@@ -1,4 +1,4 @@
-"""Figures of one training step, over all ranks, under the names that are usual for GRPO; `tags` groups them.
+"""Figures of one training step, over all ranks, under the names that are usual for GRPO; `outputs.tag` groups them.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
@@ -99,17 +99,13 @@ def loss_figures(sums: Mapping[str, Tensor], *, run: int, asked: int) -> dict[st
 
 
 def batch_figures(
-    batch: RolloutBatch, weights: TokenWeights, reasoning: dict[StepKind, Tensor] | None, counted: Tensor
+    batch: RolloutBatch, weights: TokenWeights, reasoning: dict[StepKind, Tensor] | None
 ) -> dict[str, float]:
     """The figures of a batch: of its rollouts and of their credit. A collective; for the arguments see `add_credit`."""
     tally = Tally()
     add_rollouts(tally, batch)
-    add_credit(tally, batch, weights, reasoning, counted)
-    figures = tally.compute()
-    on_flawed, on_sound = figures.pop("credit/weight_flawed", None), figures.pop("credit/weight_sound", None)
-    if on_flawed is not None and on_sound:  # A method may give no sound token any weight.
-        figures["credit/flawed_to_sound_weight"] = on_flawed / on_sound
-    return figures
+    add_credit(tally, batch, weights, reasoning)
+    return tally.compute()
 
 
 def add_rollouts(tally: Tally, batch: GradedBatch) -> None:
@@ -166,16 +162,14 @@ def add_episodes(tally: Tally, batch: GradedBatch) -> None:
 
 
 def add_credit(
-    tally: Tally,
-    batch: RolloutBatch,
-    weights: TokenWeights,
-    reasoning: dict[StepKind, Tensor] | None,
-    counted: Tensor | None = None,
+    tally: Tally, batch: RolloutBatch, weights: TokenWeights, reasoning: dict[StepKind, Tensor] | None
 ) -> None:
     """Add the distribution of the weights, the concentration of the credit, and its ability to find flawed tokens.
 
-    Where a task labels the steps of the reasoning (`grail_lightning.grading.step_masks`), a token's weight is its
-    advantage over that of its rollout, additive stage included. Rows with a token in the loss are `counted` ``[B]``.
+    The latter where a task labels the steps of the `reasoning` (`grail_lightning.grading.step_masks`): how often the
+    wrong one of two tokens gets more credit, where two wrong rollouts of a group part at them. Position and context of
+    both tokens are the same, unlike those of two tokens of one rollout, whose first error always follows the sound
+    steps. A token's credit is its advantage over that of its rollout, additive stage included.
     """
     mask = batch.response_mask
     credit = token_advantages(batch.advantages, weights)
@@ -188,34 +182,12 @@ def add_credit(
         tally.add_mean(f"credit/{name}", _as_mean(value, len(batch)))
     if weights.scores is None or reasoning is None:
         return
-    effective, with_score = effective_weights(batch, weights), (weights.scores != 0).any(1)
     # A method that needs an advantage has weighed none of the wrong rows if they have none.
-    _add_forks(tally, batch, batch.wrong & (with_score | (batch.advantages != 0)), effective, reasoning)
-    scored = (batch.wrong & with_score)[:, None] & mask
-    if counted is not None:
-        scored = scored & counted[:, None]
-    flawed, sound = scored & (reasoning["slip"] | reasoning["misconception"]), scored & reasoning["sound"]
-    tally.add("credit/weight_flawed", effective[flawed])
-    tally.add("credit/weight_sound", effective[sound])
-
-
-def _add_forks(
-    tally: Tally, batch: RolloutBatch, rows: Tensor, effective: Tensor, reasoning: dict[StepKind, Tensor]
-) -> None:
-    """Add how often the wrong one of two tokens gets more credit, where two wrong rollouts of a group part at them.
-
-    The rollouts are some `rows` ``[B]``.
-
-    Position and context of both tokens are the same, unlike those of two tokens of one rollout, whose first error
-    always follows the sound steps. The log-probability serves for comparison; entropy is the same at both.
-    """
-    nodes = group_nodes(batch)
-    wrong = rows.cpu()[:, None]
+    rows = batch.wrong & ((weights.scores != 0).any(1) | (batch.advantages != 0))
+    wrong, nodes, effective = rows.cpu()[:, None], group_nodes(batch), effective_weights(batch, weights).cpu()
     for kind in ("slip", "misconception"):
         pairs = forks(nodes, batch.group.cpu(), wrong & reasoning[kind].cpu(), wrong & reasoning["sound"].cpu())
-        tally.add(f"credit/fork_auroc_{kind}", fork_wins(effective.cpu(), *pairs))
-        if batch.sampling_logprobs is not None:
-            tally.add(f"credit/fork_auroc_surprisal_{kind}", fork_wins(-batch.sampling_logprobs.cpu(), *pairs))
+        tally.add(f"credit/fork_auroc_{kind}", fork_wins(effective, *pairs))
 
 
 def _as_mean(value: float | Mean, rows: int) -> Mean:

@@ -98,14 +98,8 @@ class Update:
     Every rank calls every collective the same number of times. Ranks agree on the numbers of optimiser steps and
     micro-batches, and a rank with fewer micro-batches runs a row that counts nothing.
 
-    Args:
-        forward: The forward pass of micro-batches.
-        token_weights: The token weights that are known before the passes.
-        objective: What is optimised.
-        execution: How it is run.
-        max_response_length: The limit of a response in tokens, a denominator of Dr. GRPO.
-        seed: The seed of the deal of groups, or of rows.
-        refreshed: Whether the token weights are replaced before each further step (`reweigh`).
+    `seed` is that of the deal of groups, or of rows. With `refreshed` the token weights are replaced before each
+    further step (`reweigh`).
 
     Attributes:
         mask: ``[B, T]`` bool, the tokens in the loss.

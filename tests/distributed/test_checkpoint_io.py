@@ -2,7 +2,6 @@
 
 import itertools
 import multiprocessing
-import os
 import pickle
 import resource
 import signal
@@ -99,21 +98,14 @@ def _spoil(content, how):
 
 
 @pytest.mark.parametrize("how", ["empty", "cut", "tail", "zeros", "head"])
-def test_a_damaged_checkpoint_says_so_and_names_the_newest_whole_one(how, tmp_path):
-    last, best, older = (tmp_path / f"{name}.ckpt" for name in ("last", "best", "older"))
-    for age, (file, step) in enumerate([(last, 9), (best, 6), (older, 7)]):
-        save(file, step)
-        os.utime(file, (1000 - age, 1000 - age))
-    last.write_bytes(_spoil(best.read_bytes(), how))
-    said = rf"`ckpt_path` must be a whole checkpoint, but got .*last\.ckpt, .*is {best} \(step 6\): give that"
-    with pytest.raises(ValueError, match=said):
-        DurableCheckpointIO().load_checkpoint(last)
-    if how != "head":
-        with pytest.raises(ValueError, match=said):
+def test_a_damaged_checkpoint_is_never_loaded_and_named_before_a_model_is_loaded(how, tmp_path):
+    last = tmp_path / "last.ckpt"
+    save(last, 9)
+    last.write_bytes(_spoil(last.read_bytes(), how))
+    if how != "head":  # The damaged part is not read yet.
+        with pytest.raises(ValueError, match=r"`ckpt_path` must be a checkpoint of a run, .*last\.ckpt cannot be read"):
             read_state(str(last), ONE_FILE)
-    best.unlink()
-    older.unlink()
-    with pytest.raises(ValueError, match="no other in its folder is whole"):
+    with pytest.raises((OSError, RuntimeError, EOFError, pickle.UnpicklingError)):
         DurableCheckpointIO().load_checkpoint(last)
 
 
@@ -127,8 +119,8 @@ class Calls:
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (lambda file: file.write_text("hello\nworld\n"), "damaged; no other in its folder is whole"),
-        (lambda file: file.write_bytes(pickle.dumps(Calls())), "damaged; no other in its folder is whole"),
+        (lambda file: file.write_text("hello\nworld\n"), "cannot be read"),
+        (lambda file: file.write_bytes(pickle.dumps(Calls())), "cannot be read"),
         (lambda file: torch.save(STATE | {"more": Calls()}, file), r"GLOBAL \w*io\.open.*`--weights_only=false`"),
         (lambda file: torch.save(torch.zeros(3), file), "holds other things.*`model.policy`"),
         (lambda file: file.mkdir(), "is a folder without one"),
