@@ -11,15 +11,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 from grail_lightning.batch import GradedBatch, RolloutBatch, Sampling
-from grail_lightning.credit.base import (
-    Continuations,
-    CreditContext,
-    CreditControl,
-    Needs,
-    TokenCredit,
-    TokenWeights,
-    Uniform,
-)
+from grail_lightning.credit.base import CreditContext, CreditControl, Needs, TokenCredit, TokenWeights, Uniform
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.engines.base import RolloutEngine, given_batch
@@ -358,6 +350,10 @@ class GrailModule(pl.LightningModule):
 
     def credit_context(self) -> CreditContext:
         """What a credit method is told beside the batch, with a fresh generator."""
+        from grail_lightning.step.continuations import SampledContinuations
+
+        # A sampler of its own, whose seconds belong to the credit method.
+        sampler = self._sampler(PhaseClock(self.device), self.execution.group_size, self.sampling)
         return CreditContext(
             step=self.global_step,
             generator=torch.Generator().manual_seed(derive_seed(run_seed(), "credit", self.global_step)),
@@ -365,15 +361,8 @@ class GrailModule(pl.LightningModule):
             temperature=self.sampling.logprob_temperature,
             reference=self.reference,
             second=self.second if self.trainer.training else None,
-            continuations=self._continuations() if self.needs.continuations else None,
+            continuations=SampledContinuations(sampler, self.global_step),
         )
-
-    def _continuations(self) -> Continuations:
-        from grail_lightning.step.continuations import SampledContinuations
-
-        # A sampler of its own, whose seconds belong to the credit method.
-        sampler = self._sampler(PhaseClock(self.device), self.execution.group_size, self.sampling)
-        return SampledContinuations(sampler, self.global_step)
 
     def _weigh(self, batch: RolloutBatch) -> TokenWeights:
         return token_weights(self.credit, self.control, self._policy, batch, self.credit_context())
