@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
+from torchmetrics import MetricCollection
 
 from grail_lightning.answers.records import STATUSES
 from grail_lightning.batch import Sampling
@@ -20,7 +21,7 @@ from grail_lightning.callbacks.samples import KeptSamples, samples_of, tested_ba
 from grail_lightning.data.sources import metric_name, metric_names
 from grail_lightning.evaluate.records import Problem, problems_of
 from grail_lightning.evaluate.table import TableOptions, by_column, evaluation_table
-from grail_lightning.functional import maj_at_k, pass_at_k
+from grail_lightning.metrics import AnswerAccuracy, MajAtK, PassAtK
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, world_size
 from grail_lightning.step.outputs import EvaluationPlan
@@ -291,18 +292,24 @@ def _all_figures(problems: Sequence[Problem], options: TableOptions) -> dict[str
 
 
 def _figures(problems: Sequence[Problem], options: TableOptions) -> dict[str, float]:
-    """The figures of a set of problems: means over problems, or over all responses."""
+    """The figures of a set of problems: means over problems, or over all responses. Every rank has all problems."""
     correct = [right for problem in problems for right in problem.correct]
+    rows = [(number, vote) for number, problem in enumerate(problems) for vote in problem.votes]
+    group, votes = torch.tensor(rows, dtype=torch.long).reshape(-1, 2).unbind(1)
+    metrics = MetricCollection(
+        {
+            "accuracy": AnswerAccuracy(sync_on_compute=False),
+            **{f"pass_at_{k}": PassAtK(k, sync_on_compute=False) for k in options.pass_at},
+            **{f"maj_at_{k}": MajAtK(k, sync_on_compute=False) for k in options.maj_at},
+        },
+        compute_groups=False,
+    )
+    metrics.update(correct=torch.tensor(correct, dtype=torch.bool), group=group, votes=votes)
     finished = [ended for problem in problems for ended in problem.finished]
     lengths = [length for problem in problems for length in problem.lengths]
     statuses = Counter(status for problem in problems for status in problem.statuses)
-    num_samples = torch.tensor([len(problem.correct) for problem in problems])
-    num_correct = torch.tensor([sum(problem.correct) for problem in problems])
-    majority = {k: [maj_at_k(problem.votes, problem.correct, k) for problem in problems] for k in options.maj_at}
     return {
-        "accuracy": _mean(correct),
-        **{f"pass_at_{k}": _mean(pass_at_k(num_samples, num_correct, k).tolist()) for k in options.pass_at},
-        **{f"maj_at_{k}": _mean(shares) for k, shares in majority.items()},
+        **{name: float(value) for name, value in metrics.compute().items()},
         "completions/mean_length": _mean(lengths),
         "completions/min_length": float(min(lengths, default=math.nan)),
         "completions/max_length": float(max(lengths, default=math.nan)),

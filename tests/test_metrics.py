@@ -1,0 +1,105 @@
+import math
+from itertools import combinations
+
+import pytest
+import torch
+
+from grail_lightning.metrics import AnswerAccuracy, MajAtK, PassAtK
+from tests.tolerance import near
+
+
+def _random_updates(num_updates):
+    """Arguments for `num_updates` updates of every metric; later ones are shorter, the last one is empty."""
+    generator = torch.Generator().manual_seed(3)
+    for number in range(num_updates):
+        rows = 4 * (num_updates - 1 - number)
+        correct = torch.rand(rows, generator=generator) < 0.5
+        lengths = torch.randint(1, 50, (rows,), generator=generator)
+        yield {
+            AnswerAccuracy: (correct,),
+            PassAtK: (correct, torch.arange(rows) // 4),
+            MajAtK: (correct, torch.arange(rows) // 4, lengths % 3 - 1),
+        }
+
+
+METRICS = [AnswerAccuracy, lambda: PassAtK(k=2), lambda: MajAtK(k=3)]
+
+
+@pytest.mark.parametrize("make", METRICS)
+def test_two_states_merged_equal_one_that_saw_everything(make):
+    """What ranks do: each updates with its own rows, then the states are reduced as they say they are."""
+    whole, first, second = make(), make(), make()
+    for number, updates in enumerate(_random_updates(5)):
+        arguments = updates[type(whole)]
+        whole.update(*arguments)
+        (first, second)[number % 2].update(*arguments)
+
+    merged = make()
+    for name, reduce in merged._reductions.items():
+        setattr(merged, name, reduce(torch.stack([getattr(first, name), getattr(second, name)])))
+    merged._update_count = 1
+
+    assert float(merged.compute()) == near(float(whole.compute()), 16, torch.float32)
+    assert float(first.compute()) != pytest.approx(float(whole.compute()), rel=1e-3), (
+        "halves that agree would prove nothing"
+    )
+
+
+@pytest.mark.parametrize("make", METRICS)
+def test_a_metric_that_saw_only_empty_updates_is_nan_or_counts_nothing(make):
+    metric = make()
+    *_, empty = _random_updates(2)
+    metric.update(*empty[type(metric)])
+    assert math.isnan(metric.compute())
+
+
+@pytest.mark.parametrize("make", METRICS)
+def test_reset_forgets_everything(make):
+    metric, fresh = make(), make()
+    first, second, _ = _random_updates(3)
+    metric.update(*first[type(metric)])
+    metric.reset()
+    for m in (metric, fresh):
+        m.update(*second[type(metric)])
+    assert metric.compute() == fresh.compute()
+
+
+def test_accuracy_is_of_all_responses_and_not_the_mean_of_the_batches():
+    accuracy = AnswerAccuracy()
+    accuracy.update(torch.tensor([True, True, True]))
+    accuracy.update(torch.tensor([False]))
+    assert accuracy.compute() == 0.75
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample():
+    generator = torch.Generator().manual_seed(0)
+    correct = torch.rand(5, 6, generator=generator) < 0.3
+    rows = torch.randperm(30, generator=generator)
+    metric = PassAtK(k=3)
+    # Groups need not be in order, nor numbered from zero.
+    metric.update(correct.flatten()[rows], (torch.arange(30) // 6)[rows] + 7)
+
+    hits = [any(row[i] for i in chosen) for row in correct.tolist() for chosen in combinations(range(6), 3)]
+    assert metric.compute() == pytest.approx(sum(hits) / len(hits))
+
+
+def test_pass_at_k_needs_k_samples_a_problem():
+    with pytest.raises(ValueError, match="pass@4 needs at least 4 samples"):
+        PassAtK(k=4).update(torch.ones(3, dtype=torch.bool), torch.zeros(3, dtype=torch.long))
+    with pytest.raises(ValueError, match="`k` must be at least 1, but got 0"):
+        PassAtK(k=0)
+
+
+@pytest.mark.parametrize("make", [lambda: PassAtK(k=2), lambda: MajAtK(k=2)])
+def test_shares_of_problems_sum_to_the_same_number_in_any_order(make):
+    generator = torch.Generator().manual_seed(1)
+    problems = [torch.rand(7, generator=generator) < 0.4 for _ in range(200)]
+    votes = torch.tensor([0, 1, 2, 0, 1, 0, 0])
+    found = set()
+    for order in (range(200), reversed(range(200)), torch.randperm(200, generator=generator).tolist()):
+        metric = make()
+        for number in order:
+            rows = problems[number], torch.zeros(7, dtype=torch.long), votes
+            metric.update(*(rows if isinstance(metric, MajAtK) else rows[:2]))
+        found.add(metric.compute().item())
+    assert len(found) == 1
