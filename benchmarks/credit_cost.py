@@ -51,6 +51,7 @@ from grail_lightning.credit import (
 )
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
+from grail_lightning.functional import grail_map
 from grail_lightning.module import GrailModule
 from grail_lightning.policy.reference import Reference
 from grail_lightning.step.options import Distillation, Execution
@@ -74,7 +75,7 @@ class Published(TokenCredit):
         scores = (embeds.grad * embeds.detach()).norm(dim=-1)[:, -width - 1 : -1].masked_fill(~batch.response_mask, 0)
         policy.zero_grad(set_to_none=True)
         everything = torch.ones(len(batch), dtype=torch.bool)
-        values = GRAIL().map(scores, batch.response_mask, everything)
+        values = grail_map(scores, batch.response_mask)
         return TokenWeights(values=values, fallback=~everything, scores=scores)
 
 

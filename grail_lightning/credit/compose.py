@@ -122,12 +122,13 @@ class Product(TokenCredit):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The product of both methods' weights."""
         one, two = (weigh(method, policy, batch, context) for method in (self.first, self.second))
+        added = [part.additive for part in (one, two) if part.additive is not None]
         metrics = {f"first/{name}": value for name, value in one.metrics.items()}
         metrics |= {f"second/{name}": value for name, value in two.metrics.items()}
         return TokenWeights(
             values=one.values * two.values,
             fallback=one.fallback | two.fallback,
-            additive=_sum(one.additive, two.additive),
+            additive=sum(added[1:], added[0]) if added else None,
             metrics=metrics,
         )
 
@@ -171,9 +172,3 @@ class PermutedRewards(_Around):
         permuted = {"rewards": rewards[order].to(batch.rewards.device), "correct": correct[order].to(batch.correct)}
         weights = weigh(self.inner, policy, batch.replace(**permuted), context)
         return replace(weights)
-
-
-def _sum(one: Tensor | None, two: Tensor | None) -> Tensor | None:
-    if one is None or two is None:
-        return two if one is None else one
-    return one + two

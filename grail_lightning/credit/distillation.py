@@ -37,10 +37,9 @@ class RLSD(TokenCredit):
               w_t = (1 - \lambda) + \lambda\, \mathrm{clip}(e^{\mathrm{sign}(A) \Delta_t},\ 0.8,\ 1.2)
 
     ``λ`` falls linearly from `strength` to 0 over `decay_steps` optimiser steps, after which no forward pass is needed.
-    Rows without an advantage have weight 1 and need no forward pass either. The teacher's weights are a copy of the
-    trainable ones, on their device, that is taken at the first batch of every `refresh_steps` optimiser steps. Of
-    sharded weights (FSDP2) every rank keeps a whole copy; `refresh_steps: 1` needs none.
-    Checkpoints contain this copy, too, which makes them larger by the trainable weights until `decay_steps`.
+    Rows without an advantage have weight 1. The teacher's weights are a copy of the trainable ones, on their device
+    (of sharded weights a whole copy on every rank), that is taken at the first batch of every `refresh_steps` optimiser
+    steps. Checkpoints contain this copy until `decay_steps`.
 
     Args:
         strength: λ at the start.

@@ -30,8 +30,6 @@ from grail_lightning.policy.layout import TokenLayout
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_gather_rows, all_reduce
 
-_LARGEST_EXPONENT = 20.0
-
 
 @dataclass(eq=False)
 class HighEntropy(TokenCredit):
@@ -101,8 +99,7 @@ class LESS(TokenCredit):
     .. math:: w_t = 1 \text{ (high entropy)},\quad 1/n \text{ (low)},\quad
               \max(w_t, k/n) \text{ (in } k \text{ of } n \text{ rollouts of one kind)},\quad 0 \text{ (in both kinds)}
 
-    See `grail_lightning.functional.weighting.segment_weights`. Groups without an advantage need no forward pass and
-    have weight 1.
+    See `grail_lightning.functional.weighting.segment_weights`. Groups without an advantage have weight 1.
 
     Args:
         share: The share of each rollout's tokens that counts as low entropy.
@@ -173,7 +170,7 @@ class UCAS(TokenCredit):
         certainty, logit = measure_logits(policy, batch, context, torch.arange(len(batch)), self_certainty)
         surety = group_zscore(certainty.double().sum(1), batch.group, standardise=self.standardise)
         exponent = torch.where(advantages > 0, -self.reward_scale * surety, self.penalty_scale * surety)
-        factor = exponent.clamp(-_LARGEST_EXPONENT, _LARGEST_EXPONENT).exp()
+        factor = exponent.clamp(-20, 20).exp()
         values = (factor[:, None] * mask).to(certainty.dtype)
         shaped = advantages[:, None] * values
         lowered = shaped - self.token_penalty * _min_max(logit, mask)
@@ -204,9 +201,8 @@ class DGPO(TokenCredit):
               d_t = 1 - \sum_v \sqrt{\pi(v)\, \pi_{ref}(v)}, \qquad h_t = H_t / \log |V|
 
     over the ``T`` tokens of a rollout, whose weights have the mean 1. At the first step the policy is the reference and
-    all weights are 1. Rows without an advantage have weight 1 and need no forward pass; the others need one of the
-    policy and one of the reference. The reference is the policy before training (without its adapters, for LoRA), which
-    the run keeps in memory as with a KL term.
+    all weights are 1. Rows without an advantage have weight 1 and need no forward pass. The reference is the policy
+    before training (without its adapters, for LoRA).
 
     Args:
         entropy_power: κ, the power of the normalised entropy; 0 leaves it out.
@@ -229,21 +225,6 @@ class DGPO(TokenCredit):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from policy and reference."""
         mask, weighed = batch.response_mask, batch.advantages != 0
-        distance, entropy = self._distances(policy, batch, context, weighed.nonzero().flatten())
-        vocabulary = policy.model.config.get_text_config().vocab_size
-        scores = distance * (entropy / math.log(vocabulary)).clamp(min=0).pow(self.entropy_power)
-        share = torch.softmax((scores / self.temperature).masked_fill(~mask, -torch.inf), 1)
-        scored = mask & weighed[:, None]
-        return TokenWeights(
-            values=one_elsewhere(share * mask.sum(1, keepdim=True), scored, mask),
-            scores=scores,
-            metrics={"reference_distance": Mean.over(distance, scored)},
-        )
-
-    def _distances(
-        self, policy: Policy, batch: RolloutBatch, context: CreditContext, rows: Tensor
-    ) -> tuple[Tensor, ...]:
-        """The distance ``d`` and the entropy ``H``, ``[B, T]`` each, zero on other rows."""
         reference = given(self, context.reference, "reference")
 
         def figures(states: Tensor, other_states: Tensor) -> tuple[Tensor, Tensor]:
@@ -257,4 +238,13 @@ class DGPO(TokenCredit):
             states = layout.at_predictors(policy.decode(layout))
             return tuple(layout.to_rows(f) for f in in_chunks(figures, states, others, policy.chunk_tokens))
 
-        return measure_rows(policy, batch, context, rows, measure, 2)
+        distance, entropy = measure_rows(policy, batch, context, weighed.nonzero().flatten(), measure, 2)
+        vocabulary = policy.model.config.get_text_config().vocab_size
+        scores = distance * (entropy / math.log(vocabulary)).clamp(min=0).pow(self.entropy_power)
+        share = torch.softmax((scores / self.temperature).masked_fill(~mask, -torch.inf), 1)
+        scored = mask & weighed[:, None]
+        return TokenWeights(
+            values=one_elsewhere(share * mask.sum(1, keepdim=True), scored, mask),
+            scores=scores,
+            metrics={"reference_distance": Mean.over(distance, scored)},
+        )

@@ -105,7 +105,8 @@ class GRAIL(SaliencyCredit):
         answer, mask = self._answer(policy, batch), batch.response_mask
         gated, boxed = in_gate(self.gate, batch.advantages), answer.whole.any(1)
         eligible = gated & boxed & (batch.advantages != 0)
-        values = one_elsewhere(self.map(scores, mask), eligible[:, None], mask)
+        mapped = grail_map(scores, mask, mean=self.mean, std=self.std, w_min=self.w_min, w_max=self.w_max)
+        values = one_elsewhere(mapped, eligible[:, None], mask)
         if self.answer_overwrite != "never":
             written = answer_overwrite(values, answer, mask, content=self.w_max, rest=self.mean)
             everywhere = self.answer_overwrite == "always"
@@ -119,10 +120,6 @@ class GRAIL(SaliencyCredit):
             answer=answer,
             metrics={"eligible": Mean.share(eligible)},
         )
-
-    def map(self, scores: Tensor, mask: Tensor) -> Tensor:
-        """The weights ``[B, T]`` of rows with these scores ``[B, T]``, before answer tokens are overwritten."""
-        return grail_map(scores, mask, mean=self.mean, std=self.std, w_min=self.w_min, w_max=self.w_max)
 
     def _answer(self, policy: Policy, batch: RolloutBatch) -> AnswerMasks:
         if self.saliency.box == "last":

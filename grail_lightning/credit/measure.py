@@ -35,12 +35,10 @@ def measure_rows(
     *,
     padded: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Measure some rows, micro-batch by micro-batch, in evaluation mode: ``K`` tensors ``[B, T]``.
+    """Measure some rows, micro-batch by micro-batch, in evaluation mode: `number` tensors ``[B, T]``.
 
-    Every rank makes as many forward passes as the rank with the most, as the collectives of sharded weights require.
-
-    `measure` is a function from a layout of ``b`` trimmed rows to `number` tensors ``[b, t]``. If `padded`, every row
-    is run by itself and padded on the right, whatever the policy supports.
+    `measure` is a function from a layout of ``b`` trimmed rows to tensors ``[b, t]``. If `padded`, every row is run by
+    itself and padded on the right. Every rank makes equally many passes, as the collectives of sharded weights require.
     """
     tables: tuple[Tensor, ...] = ()
     mask = batch.response_mask

@@ -89,22 +89,17 @@ class OARGradient(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from one gradient."""
-        rows = _eligible(batch).nonzero().flatten()
-        scores = self._scores_of_rows(policy, batch, rows, context)
-        return _bilevel_weights(scores, scoped_tokens(batch, self.scope), batch, self.bilevel)
-
-    def _scores_of_rows(self, policy: Policy, batch: RolloutBatch, rows: Tensor, context: CreditContext) -> Tensor:
         # Later tokens have no score: the last one is the answer's last token. If the distribution is read there and
         # tokens read the position before them, the token after it has a score, too.
         beyond = self.distribution == "last" and self.alignment == "predictor"
         ends = (last_marked(batch.answer.whole) + beyond).minimum(batch.valid_lengths)
-        short = cut_responses(batch, ends)
-        scores = zero_table(policy, batch)
-        for part in micro_batches(torch.stack([batch.prompt_lengths, ends], 1), context.token_budget, rows):
+        short, scores = cut_responses(batch, ends), zero_table(policy, batch)
+        costs, rows = torch.stack([batch.prompt_lengths, ends], 1), _eligible(batch).nonzero().flatten()
+        for part in micro_batches(costs, context.token_budget, rows):
             micro_batch = short.select(part)
             noise = self.draw_noise(policy, micro_batch, context)
             scatter(scores, part, self.gradient_scores(policy, micro_batch, noise, context))
-        return scores
+        return _bilevel_weights(scores, scoped_tokens(batch, self.scope), batch, self.bilevel)
 
     def draw_noise(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
         """``[B, P+T, D]``, zero outside the positions of the scoped tokens; keyed by row and independent of padding."""
@@ -164,8 +159,12 @@ def scoped_tokens(batch: RolloutBatch, scope: Scope) -> Tensor:
     if scope == "response":
         return batch.response_mask
     whole = batch.answer.whole
-    begun = whole.long().cumsum(1) > 0
-    return batch.response_mask & ~begun & whole.any(1, keepdim=True)
+    return batch.response_mask & ~_begun(whole) & whole.any(1, keepdim=True)
+
+
+def _begun(whole: Tensor) -> Tensor:
+    """``[B, T]`` bool: the columns from the answer's first token on."""
+    return whole.long().cumsum(1) > 0
 
 
 def _answer_distribution(
@@ -238,7 +237,9 @@ class OARPerturbation(TokenCredit):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from a forward pass for each token."""
         scope = scoped_tokens(batch, "reasoning")
-        target = _token_before(batch.answer.whole) if self.distribution == "last" else batch.answer.whole
+        target = batch.answer.whole
+        if self.distribution == "last":  # The token before the answer, sampled or not.
+            target = F.pad(_begun(target)[:, 1:], (0, 1)) & ~_begun(target)
         ends = last_marked(target)
         # Tokens after the last one whose prediction is read cannot change that prediction.
         short = cut_responses(batch.replace(answer=replace(batch.answer, whole=target)), ends)
@@ -252,11 +253,7 @@ class OARPerturbation(TokenCredit):
                 clean = short.select(part)
                 part = part.to(scope.device)
                 trunk = Trunk(policy, clean.input_ids, clean.attention_mask) if share else None
-                states = (
-                    trunk.states
-                    if trunk is not None
-                    else policy.hidden(clean.attention_mask, input_ids=clean.input_ids)
-                )
+                states = trunk.states if trunk else policy.hidden(clean.attention_mask, input_ids=clean.input_ids)
                 reference = _answer_distribution(self, policy, clean, states, context)
                 for k, t in _branches(scope[part], costs[part], context.token_budget, share):
                     perturbed = _perturbed(policy, clean.select(k), t)
@@ -294,9 +291,3 @@ def _perturbed(policy: Policy, batch: RolloutBatch, tokens: Tensor) -> RolloutBa
     ids = batch.input_ids.clone()
     ids[torch.arange(len(ids), device=ids.device), batch.prompt_width + tokens] = policy.tokenizer.pad_token_id
     return batch.replace(input_ids=ids)
-
-
-def _token_before(whole: Tensor) -> Tensor:
-    """``[B, T]`` bool: the token before each row's answer, sampled or not; none without an answer."""
-    begun = whole.long().cumsum(1) > 0
-    return F.pad(begun[:, 1:], (0, 1)) & ~begun

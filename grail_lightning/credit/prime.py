@@ -31,9 +31,6 @@ from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, st
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce, pad_to_longest_rank
 
-_NORM_EPS = 1e-6
-_VARIANCE_EPS = 1e-8
-
 
 class PRIME(TokenCredit):
     r"""Advantages from implicit process rewards: log-ratios of a second model, which learns which rollouts are right.
@@ -50,8 +47,6 @@ class PRIME(TokenCredit):
     advantage of a token, so rewards other than correctness and `objective.scale_rewards` do not act. Groups whose
     accuracy is outside of `accuracy` neither train ``φ`` nor have a gradient; `execution.refill_rounds` replaces those
     that are all right or all wrong.
-
-    The second model is loaded, adapted and sharded as the policy is, and checkpoints contain it with its optimiser.
 
     Args:
         beta: β.
@@ -94,12 +89,14 @@ class PRIME(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Train the reward model. Weights of 0, and the advantage as an additive stage."""
-        mask, used = batch.response_mask, self._used(batch)
+        right, size = group_sums(batch.correct.double(), batch.group)
+        within = (right / size >= self.accuracy[0]) & (right / size <= self.accuracy[1])
+        mask, used = batch.response_mask, within & batch.response_mask.any(1)
         rewards, metrics = self._rewards(policy, batch, replace(context, temperature=1.0), used)
         scaled = rewards
         if self.normalise:
             largest = all_reduce(discounted_returns(rewards).abs().amax().reshape(1), "max")
-            scaled = rewards / (largest + _NORM_EPS)
+            scaled = rewards / (largest + 1e-6)
         advantages = process_advantages(
             scaled, batch.correct, mask, batch.group, weight=self.weight, discount=self.discount
         )
@@ -110,12 +107,6 @@ class PRIME(TokenCredit):
             scores=toward_outcome(rewards, batch).to(dtype),
             metrics=metrics,
         )
-
-    def _used(self, batch: RolloutBatch) -> Tensor:
-        """``[B]`` bool: rows of the groups whose accuracy is within the bounds, with a token."""
-        right, size = group_sums(batch.correct.double(), batch.group)
-        low, high = self.accuracy
-        return (right / size >= low) & (right / size <= high) & batch.response_mask.any(1)
 
     def _rewards(
         self, policy: Policy, batch: RolloutBatch, context: CreditContext, used: Tensor
@@ -164,5 +155,5 @@ def _whiten(values: Tensor, mask: Tensor) -> Tensor:
     total, number = all_reduce(torch.stack([inside.sum(), mask.sum().double()]), "sum")
     centred = (inside - total / number.clamp(min=1)).masked_fill(~mask, 0)
     variance = all_reduce(centred.square().sum().reshape(1), "sum") / (number - 1).clamp(min=1)
-    whitened: Tensor = centred * (variance + _VARIANCE_EPS).rsqrt()
+    whitened: Tensor = centred * (variance + 1e-8).rsqrt()
     return whitened

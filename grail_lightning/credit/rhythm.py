@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, one_elsewhere
+from grail_lightning.credit.grail import in_gate
 from grail_lightning.credit.measure import measure_rows
 from grail_lightning.functional.attribution import future_influence, lookback, top_share
 from grail_lightning.policy import Policy
@@ -98,8 +99,7 @@ class AttentionRhythm(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from attention maps."""
-        mask, advantages = batch.response_mask, batch.advantages
-        weighed = advantages != 0 if self.gate == "all" else advantages > 0
+        mask, weighed = batch.response_mask, in_gate(self.gate, batch.advantages) & (batch.advantages != 0)
         rows, read = weighed.nonzero().flatten(), partial(_read, policy, options=self.attention)
         with policy.eager_attention():
             looks_back, influence = measure_rows(policy, batch, context, rows, read, 2, padded=True)

@@ -141,14 +141,11 @@ def forward_with_saliency(
     frozen: bool = False,
     in_place: bool = False,
 ) -> tuple[TokenStats, Callable[[], Tensor]]:
-    """`Policy.forward` with entropy, and `input_saliency` from the same forward pass.
+    """`Policy.forward` with entropy; and a function, to be called once, that returns the saliency of every row.
 
-    The layout must be made without `share_responses` if rows have common tokens. The target's `explained` is
-    ``[b, t]``; its `rows` are ignored, since every row gets scores. If `frozen`, the log-probabilities are computed
-    without gradient, in evaluation mode. For `in_place`, see `HeadGradient`.
-
-    Returns log-probabilities and entropy ``[b, t]``; and a function that returns the saliency ``[b, t]`` and can be
-    called once. It keeps the graph of the log-probabilities for the caller's backward pass.
+    Both are of one forward pass, whose graph is kept for the caller's backward pass. The layout must be made without
+    `share_responses` if rows have common tokens. If `frozen`, the log-probabilities are computed without gradient, in
+    evaluation mode. For `in_place`, see `HeadGradient`.
     """
     forward: list[Tensor] = []
 

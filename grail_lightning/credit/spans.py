@@ -9,12 +9,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, one_elsewhere
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, one_elsewhere, rows_by_group
 from grail_lightning.credit.critic import Judge
 from grail_lightning.credit.turns import turn_scores, turn_table
 from grail_lightning.grading import align_rows, located_steps
@@ -28,28 +29,21 @@ _EPS = 1e-8
 
 
 class ScoredSpan(NamedTuple):
-    """A range of characters of a response, ``text[start:stop]``, with its score.
-
-    Attributes:
-        start: The first character.
-        stop: The character behind the last one.
-        score: Any finite number; larger is better.
-        kind: The kind of action, for `SpanScores.debias`.
-    """
+    """A range of characters of a response, ``text[start:stop]``, with its score."""
 
     start: int
     stop: int
-    score: float
-    kind: str = ""
+    score: float  # Any finite number; larger is better.
+    kind: str = ""  # The kind of action, for `SpanScores.debias`.
 
 
 class _Span(NamedTuple):
     tokens: list[int]
     score: float
-    kind: str
+    kind: str = ""
 
 
-Scorer = Callable[[str, Prompt], Sequence[ScoredSpan]]
+_Scorer = Callable[[str, Prompt], Sequence[ScoredSpan]]
 
 
 @dataclass(eq=False)
@@ -83,15 +77,11 @@ class SpanScores(TokenCredit):
         most_bias: γ.
         judge: The options of a judge, which then scores turns in place of the task. Nothing is sent without it.
 
-    Raises:
-        ValueError: When called with spans that are no ranges of the response or overlap, or with scores that are not
-            finite.
-
     Source: SketchVL, arXiv 2601.05688, which does not state α and β; in its table random scores do as well as those of
     the trained scorer. What `debias` compares with is ours.
     """
 
-    scorer: str | Scorer = "task"
+    scorer: str | _Scorer = "task"
     alpha: float = 1.0
     beta: float = 2.0
     scores: Scores = "given"
@@ -106,8 +96,8 @@ class SpanScores(TokenCredit):
                 f"`judge` takes the place of `scorer`, but got both: {self.scorer!r}. Leave one of `credit.judge` and "
                 "`credit.scorer` out."
             )
-        built_in: dict[str, Scorer] = {"task": _no_spans}
-        self._score = import_function(self.scorer, built_in, "`credit.scorer`", "my_package.scores.of_steps")
+        known: dict[str, Any] = {"task": None}  # It is no function of a text.
+        self._score = import_function(self.scorer, known, "`credit.scorer`", "my_package.scores.of_steps")
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from the scores of spans."""
@@ -119,11 +109,12 @@ class SpanScores(TokenCredit):
             sizes = [len(span.tokens) for span in spans]
             mean = sum(n * span.score for n, span in zip(sizes, spans, strict=True)) / max(sum(sizes), 1)
             largest = max((span.score - mean for span in spans), default=0.0)
-            for span in spans:
+            for size, span in zip(sizes, spans, strict=True):
                 weight = 1 + self.alpha * sign * (span.score - mean) / (largest + _EPS)
-                values[row, span.tokens] = min(max(weight, 0.0), self.beta)
+                within = min(max(weight, 0.0), self.beta)
+                values[row, span.tokens] = within
                 inside[row, span.tokens] = True
-                clipped += len(span.tokens) * abs(weight - min(max(weight, 0.0), self.beta))
+                clipped += size * abs(weight - within)
         values, inside = values.to(batch.response_mask.device), inside.to(batch.response_mask.device)
         return TokenWeights(
             values=one_elsewhere(values, inside, batch.response_mask).to(batch.advantages.dtype),
@@ -136,73 +127,62 @@ class SpanScores(TokenCredit):
 
     def _spans(self, policy: Policy, batch: RolloutBatch) -> list[list[_Span]]:
         """The spans of each row, with at least one token each."""
-        if self.judge is not None or (self.scorer == "task" and batch.episodes is not None):
-            found = self._turns(policy, batch)
-        elif self.scorer == "task":
-            good = {"sound": 1.0, "inherited": 1.0, "slip": 0.0, "misconception": 0.0}  # Filler carries no reasoning.
-            steps = located_steps(batch, policy.tokenizer)
-            found = [[_Span(s.tokens, good[s.kind], "") for s in row or [] if s.kind in good] for row in steps]
-        else:
-            found = []
+        if self._score is not None:
+            rows = []
             for aligned, prompt in zip(align_rows(batch, policy.tokenizer), batch.prompts, strict=True):
                 spans = _checked(self._score(aligned.text, prompt), len(aligned.text))
-                found.append([_Span(aligned.overlapping(s.start, s.stop), float(s.score), s.kind) for s in spans])
-        return [_apart(row) for row in found]
+                rows.append([_Span(aligned.overlapping(s.start, s.stop), float(s.score), s.kind) for s in spans])
+        elif self.judge is not None or batch.episodes is not None:
+            rows = self._turns(policy, batch)
+        else:
+            good = {"sound": 1.0, "inherited": 1.0, "slip": 0.0, "misconception": 0.0}  # Filler carries no reasoning.
+            steps = located_steps(batch, policy.tokenizer)
+            rows = [[_Span(s.tokens, good[s.kind]) for s in row or [] if s.kind in good] for row in steps]
+        return [_apart(row) for row in rows]
 
     def _turns(self, policy: Policy, batch: RolloutBatch) -> list[list[_Span]]:
         """The turns that have a score, of an environment or of the judge."""
         turns = turn_table(batch)
         scores, numbers = turn_scores(self, batch, turns.exists.cpu()), turns.numbers.cpu()
         labels = self.judge.labels(policy, batch) if self.judge is not None else None
-        found: list[list[_Span]] = []
+        rows: list[list[_Span]] = []
         for row, episode in enumerate(batch.episodes or ()):
-            told = (
-                enumerate(scores[row].tolist()) if labels is None else ((k, float(v)) for k, v in labels[row].items())
-            )
-            known = [(k, score) for k, score in told if k < len(episode.turns) and not math.isnan(score)]
-            kinds = [episode.turns[k].calls[0].name if episode.turns[k].calls else "" for k, _ in known]
-            found.append(
-                [
-                    _Span((numbers[row] == k).nonzero().flatten().tolist(), score, kind)
-                    for (k, score), kind in zip(known, kinds, strict=True)
-                ]
-            )
-        return found
+            of_turns = dict(enumerate(scores[row].tolist())) if labels is None else labels[row]
+            rows.append([])
+            for k, score in of_turns.items():
+                if k < len(episode.turns) and not math.isnan(score):
+                    calls, tokens = episode.turns[k].calls, (numbers[row] == k).nonzero().flatten().tolist()
+                    rows[-1].append(_Span(tokens, float(score), calls[0].name if calls else ""))
+        return rows
 
     def _debiased(self, rows: list[list[_Span]], batch: RolloutBatch) -> list[list[_Span]]:
         """The spans without what their kinds have for their frequency in the group."""
         if not self.debias:
             return rows
-        groups = batch.group.tolist()
-        counts: dict[int, Counter[str]] = {group: Counter() for group in groups}
-        for group, row in zip(groups, rows, strict=True):
-            counts[group].update(span.kind for span in row)
-        changed = []
-        for group, row in zip(groups, rows, strict=True):
-            of_kind, total = counts[group], counts[group].total()
+        changed, most = list(rows), self.most_bias
+        for group in map(Tensor.tolist, rows_by_group(batch)):
+            of_kind = Counter(span.kind for row in group for span in rows[row])
+            total = of_kind.total()
             bias = {kind: -self.debias * math.log(n * len(of_kind) / total) for kind, n in of_kind.items()}
-            most = self.most_bias
-            changed.append([s._replace(score=s.score + min(max(bias[s.kind], -most), most)) for s in row])
+            for row in group:
+                changed[row] = [s._replace(score=s.score + min(max(bias[s.kind], -most), most)) for s in rows[row]]
         return changed
 
     def _controlled(self, rows: list[list[_Span]], batch: RolloutBatch, context: CreditContext) -> list[list[_Span]]:
         """The spans with their scores, or with those of a control."""
         if self.scores == "given":
             return rows
-        groups, names = batch.group.tolist(), batch.row.tolist()
-        of_group: dict[int, list[float]] = {group: [] for group in groups}
-        for row in sorted(range(len(rows)), key=names.__getitem__):  # The order of rows in the batch must not matter.
-            of_group[groups[row]] += [span.score for span in rows[row]]
-        changed = []
-        for row, spans in enumerate(rows):
-            generator, own = context.row_generator(names[row]), [span.score for span in spans]
-            if self.scores == "permuted":
-                drawn = [own[k] for k in torch.randperm(len(own), generator=generator).tolist()]
-            else:
-                pool = of_group[groups[row]]
-                picks = torch.randint(max(len(pool), 1), (len(own),), generator=generator).tolist()
-                drawn = [pool[k] for k in picks]
-            changed.append([span._replace(score=score) for span, score in zip(spans, drawn, strict=True)])
+        changed, names = list(rows), batch.row.tolist()
+        for group in map(Tensor.tolist, rows_by_group(batch)):
+            pool = [span.score for row in group for span in rows[row]]
+            for row in group:
+                scores, generator = [span.score for span in rows[row]], context.row_generator(names[row])
+                if self.scores == "permuted":
+                    drawn = [scores[k] for k in torch.randperm(len(scores), generator=generator).tolist()]
+                else:
+                    picks = torch.randint(max(len(pool), 1), (len(scores),), generator=generator)
+                    drawn = [pool[k] for k in picks.tolist()]
+                changed[row] = [s._replace(score=score) for s, score in zip(rows[row], drawn, strict=True)]
         return changed
 
 
@@ -217,15 +197,8 @@ def _apart(spans: list[_Span]) -> list[_Span]:
     return kept
 
 
-def _no_spans(text: str, prompt: Prompt) -> Sequence[ScoredSpan]:
-    """Stands for the scorers that are no function of a text."""
-    del text, prompt
-    return ()
-
-
 def _checked(spans: object, length: int) -> list[ScoredSpan]:
     """What a scorer returned, in order of the text."""
-    ordered: list[ScoredSpan] = []
     try:
         ordered = sorted(ScoredSpan(*span) for span in spans)  # type: ignore[attr-defined]
         ends = [0, *(span.stop for span in ordered)]

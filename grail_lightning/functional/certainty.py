@@ -32,7 +32,7 @@ def self_certainty(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) 
     """
     logits = full_precision(logits)
     scaled = logits / temperature
-    return scaled.logsumexp(-1) - scaled.mean(-1), _at(logits, token_ids)
+    return scaled.logsumexp(-1) - scaled.mean(-1), logits.gather(-1, token_ids[:, None]).squeeze(-1)
 
 
 def repeat_probability(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -41,7 +41,7 @@ def repeat_probability(logits: Tensor, token_ids: Tensor, temperature: float = 1
     .. math:: \pi(y), \qquad \sum_v \pi(v)^2, \qquad \pi = \mathrm{softmax}(\mathrm{logits} / \tau)
     """
     probabilities = torch.softmax(full_precision(logits) / temperature, -1)
-    return _at(probabilities, token_ids), probabilities.square().sum(-1)
+    return probabilities.gather(-1, token_ids[:, None]).squeeze(-1), probabilities.square().sum(-1)
 
 
 def hellinger(logits: Tensor, other_logits: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -64,11 +64,6 @@ def in_chunks(
     chunks = zip(torch.split(states, chunk_tokens), torch.split(others, chunk_tokens), strict=True)
     first, second = zip(*(figures(*chunk) for chunk in chunks), strict=True)
     return torch.cat(first), torch.cat(second)
-
-
-def _at(table: Tensor, ids: Tensor) -> Tensor:
-    """``[n]``: the entry of each token in its row of ``[n, V]``."""
-    return table.gather(-1, ids[:, None]).squeeze(-1)
 
 
 def teacher_divergence(

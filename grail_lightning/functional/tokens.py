@@ -21,17 +21,11 @@ CACHED = 2**20
 
 
 class TokenStats(NamedTuple):
-    """Figures of given tokens under the policy.
+    """Figures of given tokens under the policy."""
 
-    Attributes:
-        logprobs: The log-probability of each token.
-        entropy: The entropy of the distribution that it was drawn from; None unless requested.
-        divergence: The KL of that distribution to a teacher's; None without a teacher.
-    """
-
-    logprobs: Tensor
-    entropy: Tensor | None
-    divergence: Tensor | None = None
+    logprobs: Tensor  # The log-probability of each token.
+    entropy: Tensor | None  # The entropy of the distribution that it was drawn from; None unless requested.
+    divergence: Tensor | None = None  # The KL of that distribution to a teacher's; None without a teacher.
 
 
 def entropy_of(stats: TokenStats) -> Tensor:
@@ -71,19 +65,13 @@ def full_precision(values: Tensor) -> Tensor:
 
 
 class HeadGradient(NamedTuple):
-    """The trainable tensors of a head, for a backward pass that is written by hand.
+    """The trainable tensors of a head, for a backward pass that is written by hand."""
 
-    Attributes:
-        trained: All tensors inside the head that need a gradient.
-        weight: ``[V, D]``, if the head is a product with this weight and nothing else. Its gradient is then summed in
-            place.
-        in_place: Whether the backward pass adds `weight`'s gradient to `weight.grad` itself. Autograd would store a
-            second gradient of that size, and a third with tied weights. Allowed only if the backward pass of the loss
-            ends at these tensors.
-    """
-
-    trained: Sequence[Tensor]
+    trained: Sequence[Tensor]  # All tensors inside the head that need a gradient.
+    # [V, D], if the head is a product with this weight and nothing else. Its gradient is then summed in place.
     weight: Tensor | None = None
+    # Whether the backward pass adds this gradient to `weight.grad` itself. Autograd would store a second one of that
+    # size, and a third with tied weights. Allowed only if the backward pass of the loss ends at these tensors.
     in_place: bool = False
 
     @property
@@ -128,44 +116,33 @@ def token_logprobs(
             autograd.
 
     Returns:
-        Both figures, shaped like `token_ids`.
-
-    Raises:
-        ValueError: If the temperature is not positive or the shapes do not fit.
+        Both figures, shaped like `token_ids`. A temperature that is not positive is a ValueError.
     """
-    _check_arguments(hidden, token_ids, temperature)
-    states, ids = hidden.reshape(-1, hidden.shape[-1]), token_ids.reshape(-1).long()
-    graph, entropy_graph = torch.is_grad_enabled(), with_entropy and entropy_gradient
-    # One chunk needs no recomputation to bound its memory.
-    recompute = graph and len(ids) > chunk_tokens
-    if head_gradient is not None and not entropy_gradient and graph and len(ids):
-        head_gradient = head_gradient.without_copies(hidden)
-        if recompute or head_gradient.weight is not None:
-            chunks = _Chunks(head, temperature, chunk_tokens, with_entropy, head_gradient)
-            chosen, found = _ChunkedLogprobs.apply(chunks, states, ids, *head_gradient.tensors)  # type: ignore[no-untyped-call]
-            return _shaped(chosen, found if with_entropy else None, token_ids)
-
-    def chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        return _plain_chunk(full_precision(head(states)) / temperature, ids, with_entropy, entropy_graph)
-
-    parts = zip(torch.split(states, chunk_tokens), torch.split(ids, chunk_tokens), strict=True)
-    results = [checkpoint(chunk, *part, use_reentrant=False) if recompute else chunk(*part) for part in parts]
-    logprobs, entropies = (torch.cat(column) for column in zip(*results, strict=True))
-    return _shaped(logprobs, entropies if with_entropy else None, token_ids)
-
-
-def _check_arguments(hidden: Tensor, token_ids: Tensor, temperature: float) -> None:
     if temperature <= 0:
         raise ValueError(f"`temperature` must be positive, but got {temperature}. Greedy sampling reports at 1.")
     if hidden.shape[:-1] != token_ids.shape:
         raise ValueError(
             f"`hidden` must be `token_ids` plus a width, but got {tuple(hidden.shape)} and {tuple(token_ids.shape)}."
         )
+    states, ids = hidden.reshape(-1, hidden.shape[-1]), token_ids.reshape(-1).long()
+    graph, entropy_graph = torch.is_grad_enabled(), with_entropy and entropy_gradient
+    # One chunk needs no recomputation to bound its memory.
+    recompute = graph and len(ids) > chunk_tokens
+    by_hand = None if entropy_gradient or not graph or not len(ids) else head_gradient
+    if by_hand is not None:
+        by_hand = by_hand.without_copies(hidden)
+    if by_hand is not None and (recompute or by_hand.weight is not None):
+        chunks = _Chunks(head, temperature, chunk_tokens, with_entropy, by_hand)
+        logprobs, entropies = _ChunkedLogprobs.apply(chunks, states, ids, *by_hand.tensors)  # type: ignore[no-untyped-call]
+    else:
 
+        def chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+            return _plain_chunk(full_precision(head(states)) / temperature, ids, with_entropy, entropy_graph)
 
-def _shaped(logprobs: Tensor, entropy: Tensor | None, token_ids: Tensor) -> TokenStats:
-    shape = token_ids.shape
-    return TokenStats(logprobs.reshape(shape), None if entropy is None else entropy.reshape(shape))
+        parts = zip(torch.split(states, chunk_tokens), torch.split(ids, chunk_tokens), strict=True)
+        results = [checkpoint(chunk, *part, use_reentrant=False) if recompute else chunk(*part) for part in parts]
+        logprobs, entropies = (torch.cat(column) for column in zip(*results, strict=True))
+    return TokenStats(logprobs.reshape(token_ids.shape), entropies.reshape(token_ids.shape) if with_entropy else None)
 
 
 def _plain_chunk(logits: Tensor, ids: Tensor, with_entropy: bool, entropy_gradient: bool) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,6 @@ from grail_lightning.credit import (
     UCAS,
     AdvantageReweighting,
     Needs,
-    OARGradient,
     PermutedRewards,
     Product,
     Resampled,
@@ -20,7 +19,6 @@ from grail_lightning.credit import (
     WarmUp,
 )
 from tests.credit.rollouts import context, in_groups
-from tests.shell import built
 from tests.tolerance import near
 
 
@@ -100,20 +98,3 @@ def test_a_product_multiplies_weights_and_adds_what_is_additive(golden_policy, g
     assert torch.equal(found.fallback, one.fallback)
     assert found.fallback.any()
     assert found.metrics["first/first/eligible"] == one.metrics["eligible"]
-
-
-def test_a_product_is_composed_in_a_file_by_short_names(tmp_path):
-    (tmp_path / "mine.yaml").write_text(
-        """
-model:
-  credit:
-    class_path: Product
-    init_args:
-      first: {class_path: GRAIL, init_args: {gate: all}}
-      second:
-        class_path: WarmUp
-        init_args: {inner: OARGradient, steps: 3}
-"""
-    )
-    found = built("--config=configs/quickstart.yaml", f"--config={tmp_path / 'mine.yaml'}").model.credit
-    assert (type(found), found.first.gate, type(found.second.inner)) == (Product, "all", OARGradient)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grail_lightning.batch import AnswerMasks
-from grail_lightning.credit import GRAIL, AnswerOnly, CreditContext, Random, SameMagnitude, Shuffled, Uniform
+from grail_lightning.credit import GRAIL, AnswerOnly, CreditContext, Random, SameMagnitude, Shuffled
 
 
 def _context(seed=3):
@@ -18,10 +18,6 @@ def treated(golden_policy, golden_batch):
 
 def _free(batch):
     return batch.response_mask & ~batch.answer.whole & ~batch.answer.after
-
-
-def test_uniform_weights_are_exactly_one(golden_policy, golden_batch):
-    assert torch.equal(Uniform()(golden_policy, golden_batch, _context()).values, golden_batch.response_mask.float())
 
 
 def test_shuffling_keeps_each_rows_histogram_and_every_control_the_answer(treated, golden_batch):

@@ -172,11 +172,6 @@ def test_dgpo_is_a_softmax_of_distance_times_entropy(power, golden_policy, refer
     _assert_rows(found, [*expected, [1.0] * int(batch.response_lengths[5])], 300, 2.0)
 
 
-def test_dgpo_is_uniform_where_the_policy_is_the_reference(golden_policy, batch):
-    found = DGPO()(golden_policy, batch, context(reference=golden_policy)).values
-    assert found[batch.response_mask].tolist() == near([1.0] * int(batch.response_mask.sum()), 1000, torch.float32)
-
-
 def test_a_run_keeps_the_policy_before_training_as_the_reference():
     watch, ours = Watch(), module(credit=DGPO())
     trainer(3, watch).fit(ours, batches(3, size=8))

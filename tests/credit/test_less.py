@@ -58,21 +58,6 @@ def _ours(ids, entropies, correct, share, min_length):
     return [row[: len(own)] for row, own in zip(found.tolist(), ids, strict=True)]
 
 
-def test_a_group_of_three_by_hand():
-    """Of 6 tokens, rank round(0.8·6) = 5 is the highest entropy (9): five tokens are strictly below it, and all six
-    at or below."""
-    ids = [[1, 2, 3, 4, 5, 9], [1, 2, 3, 4, 5, 8], [7, 1, 2, 3, 4, 6]]
-    entropies = [[0.1, 0.2, 0.1, 0.2, 0.1, 9.0], [0.1, 0.2, 0.1, 0.2, 0.1, 9.0], [9.0, 0.1, 0.1, 0.1, 0.1, 0.1]]
-    # 1 2 3 4 5 is in both right rollouts and in no wrong one: 2/2. The run of the wrong one, 1 2 3 4 6, is its alone.
-    found = _ours(ids, entropies, [True, True, False], 0.8, 5)
-    assert found == [[1, 1, 1, 1, 1, 0.5], [1, 1, 1, 1, 1, 0.5], [1, 1, 1, 1, 1, 1]]
-    # With the second rollout wrong, a right and a wrong one share it.
-    found = _ours(ids, entropies, [True, False, False], 0.8, 5)
-    assert found == [[0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0.5], [0.5] * 6]
-    # Runs of five are too short if six are asked for.
-    assert _ours(ids, entropies, [True, True, False], 0.8, 6) == [[0.5] * 6, [0.5] * 6, [1] * 6]
-
-
 def test_random_groups_equal_a_plain_loop():
     """A vocabulary of three tokens and runs of two: segments repeat, overlap and nest."""
     seen = set()

@@ -63,9 +63,3 @@ def test_a_response_without_a_flawed_step_is_uniform_and_counted(arithmetic):
     batch, weights = _weights(arithmetic, SOUND, "7+5=12\n", EARLY)
     assert weights.fallback.tolist() == [False, True, False]
     assert torch.equal(weights.values[1], batch.response_mask[1].float())
-
-
-def test_rows_without_an_advantage_stay_uniform(arithmetic):
-    batch, weights = _weights(arithmetic, EARLY, LATE, right="balanced")
-    assert torch.equal(weights.values, batch.response_mask.float())
-    assert not weights.fallback.any()

@@ -81,14 +81,6 @@ def test_the_scale_is_the_inverse_density_of_the_groups_mean(name):
     assert found.tolist() == near([_scale(p, means) for p in means], 1000)
 
 
-def test_a_case_by_hand():
-    # Means 0, 1/2, 1/2, 1: m = 1/2, v = (1/4 + 1/4) / 3 = 1/6; m(1−m)/v − 1 = 1/2, a = b = 1/4, α = β = 13/12.
-    # Beta(1/2; α, α) = (1/2)^(1/6) / B(13/12, 13/12); at 0 and 1 it is 0, so the cap holds.
-    norm = math.gamma(13 / 12) ** 2 / math.gamma(13 / 6)
-    means = torch.tensor([0.0, 0.5, 0.5, 1.0])
-    assert beta_scale(means, means).tolist() == pytest.approx([1e6, norm * 2 ** (1 / 6), norm * 2 ** (1 / 6), 1e6])
-
-
 def test_advantages_are_centred_rewards_times_the_groups_scale():
     rewards = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]]
     elsewhere = [0.25, 0.25, 1.0]  # groups of another rank
@@ -106,13 +98,3 @@ def test_advantages_are_centred_rewards_times_the_groups_scale():
 def test_one_group_or_equal_means_have_scale_one(means):
     means = torch.tensor(means, dtype=torch.float64)
     assert torch.equal(beta_scale(means, means), torch.ones(len(means), dtype=torch.float64))
-
-
-def test_the_scale_is_finite_whatever_the_means():
-    random = torch.Generator().manual_seed(0)
-    for spread in (1e-7, 1e-5, 1e-2, 1.0):
-        for centre in (0.0, 0.5, 1.0):
-            means = (centre + spread * torch.randn(64, generator=random)).clamp(0, 1)
-            scale = beta_scale(means, means)
-            assert scale.isfinite().all()
-            assert ((scale > 0) & (scale <= 1e6 * (1 + 1e-9))).all()

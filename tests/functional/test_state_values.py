@@ -72,26 +72,3 @@ def test_values_and_changes_are_those_of_loops(seed, merge, own_row, shrinkage):
         assert number[row, :n].tolist() == reached
         assert changes[row, : n - 1].tolist() == pytest.approx(expected_changes[row], abs=1e-12)
         assert (changes[row, n - 1 :] == 0).all()
-
-
-def test_a_fork_of_four_rows_by_hand():
-    """Rows 0 and 1 take state 2 and earn 1 and 0; rows 2 and 3 take state 3 and earn 0.
-
-    V(root) = 1/4, V(2) = 1/2, V(3) = 0. Without row 0: V(root) = 0 and V(2) = (0 + 0) / (1 + 1) = 0. Without row 1:
-    V(root) = 1/3 and V(2) = (1 + 1/3) / 2 = 2/3.
-    """
-    path, outcomes = torch.tensor([[0, 2, 4], [0, 2, 5], [0, 3, 6], [0, 3, 7]]), torch.tensor([1.0, 0.0, 0.0, 0.0])
-    values, number = state_values(path, outcomes)
-    assert values.tolist() == [[0.25, 0.5, 1], [0.25, 0.5, 0], [0.25, 0, 0], [0.25, 0, 0]]
-    assert number.tolist() == [[4, 2, 1]] * 4
-    assert value_changes(path, outcomes, values).sum(1).tolist() == [0.75, -0.25, -0.25, -0.25]
-    left_out, _ = state_values(path, outcomes, own_row=False)
-    assert left_out[0].tolist() == [0, 0, 0]
-    assert left_out[1].tolist() == pytest.approx([1 / 3, 2 / 3, 2 / 3])
-
-
-def test_a_row_without_tokens_is_no_trouble():
-    path, outcomes = torch.tensor([[0, -1, -1], [0, 1, 2]]), torch.tensor([1.0, 0.0])
-    for own_row in (True, False):
-        values, _ = state_values(path, outcomes, own_row=own_row)
-        assert value_changes(path, outcomes, values)[0].tolist() == [0, 0]
