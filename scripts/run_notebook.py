@@ -2,12 +2,13 @@
 
     python scripts/run_notebook.py docs/examples/first_run.ipynb
 
-What a cell prints, and the HTML of its last expression, become its outputs, as Jupyter would store them.
+What a cell prints, and the picture of its last expression, become its outputs, as Jupyter would store them.
 """
 
 from __future__ import annotations
 
 import ast
+import base64
 import contextlib
 import io
 import json
@@ -28,8 +29,9 @@ def run_cell(source: str, names: dict[str, Any], number: int) -> list[dict[str, 
     if printed.getvalue():
         outputs.append({"output_type": "stream", "name": "stdout", "text": lines(printed.getvalue())})
     if value is not None:
-        data = {"text/plain": [f"<{type(value).__name__}>"]} if hasattr(value, "_repr_html_") else {}
-        data |= {"text/html": lines(value._repr_html_())} if data else {"text/plain": lines(repr(value))}
+        data = {"text/plain": [f"<{type(value).__name__}>"]} if hasattr(value, "_repr_png_") else {}
+        picture = base64.b64encode(value._repr_png_()).decode() if data else ""
+        data |= {"image/png": picture} if data else {"text/plain": lines(repr(value))}
         outputs.append({"output_type": "execute_result", "execution_count": number, "metadata": {}, "data": data})
     return outputs
 

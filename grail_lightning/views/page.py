@@ -1,4 +1,4 @@
-"""One self-contained HTML page of rollouts with their token credit, and a piece of HTML for notebooks.
+"""One self-contained HTML page of rollouts with their token credit, and a picture for notebooks.
 
 Text of a model is untrusted. It reaches the page as JSON alone, in which nothing can end the script element that holds
 it; the page's program puts it into the document as text, never as markup; and the page's policy lets no other program
@@ -13,16 +13,22 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from html import escape
 from importlib import resources
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from grail_lightning.environments.episode import read_episode
 from grail_lightning.runtime.files import write_whole
-from grail_lightning.views.pictures import LARGEST, colour_of
+from grail_lightning.tasks.problem import Step
+from grail_lightning.views.pictures import LARGEST, ShownRollout, heatmap
 from grail_lightning.views.prefix_tree import prefix_tree
 from grail_lightning.views.rollouts import Rollout, read_rollouts
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 MAX_ROLLOUTS = 200
 _CUT = 300  # Characters of a call's name and of its result, whose whole text is among the tokens.
@@ -179,7 +185,7 @@ def pieces_of(text: str, places: Sequence[tuple[int, int]], tokens: Sequence[str
     return pieces
 
 
-def _token_steps(row: dict[str, Any]) -> list[tuple[int, int, str]]:
+def _token_steps(row: dict[str, Any]) -> list[tuple[int, int, Any]]:
     """The first token, the last token and the kind of each labelled step."""
     steps = []
     ranges = list(zip(row["token_starts"], row["token_stops"], strict=True))
@@ -216,49 +222,31 @@ def _policy_hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-# --- in a notebook ----------------------------------------------------------------------------------------------------
-
-
-class _Html(str):
-    """HTML that a notebook shows."""
-
-    __slots__ = ()
-
-    def _repr_html_(self) -> str:
-        return str(self)
-
-
-def show_credit(file: str | Path, max_rollouts: int = 6) -> _Html:
-    """The first rollouts of a file of predictions, with the weight of each token as its background, for notebooks.
-
-    Orange tokens get more of the advantage than under GRPO, blue ones less, and those without colour as much. Tokens
-    with a weight of 1.5 or more are bold. Steps that the task labels as wrong are underlined. Grey tokens were not
-    sampled. The HTML has no program, so that it also shows where none may run.
+def show_credit(file: str | Path, max_rollouts: int = 3) -> Image:
+    """The first rollouts of a file of predictions as a picture for notebooks, as TensorBoard shows those of training.
 
     Args:
         file: A file that `predict` wrote, such as ``predictions.parquet``.
-        max_rollouts: The largest number of rollouts.
+        max_rollouts: The largest number of rollouts. Each is shown once for every method.
     """
-    scale = [_token(f"{weight:.3g}", weight) for weight in (0.0, 0.5, 1.0, 2.0, LARGEST)]
-    blocks = [f"<p>weight (1 is GRPO's): {' '.join(scale)}</p>"]
+    from PIL import Image
+
+    pictures = []
     for rollout in read_rollouts(Path(file), max_rollouts)[0]:
-        pieces, wrong = _pieces(rollout.row)[0], set[int]()
-        for first, last, kind in _token_steps(rollout.row):
-            wrong |= set(range(first, last + 1)) if kind in ("slip", "misconception") else set()
-        numbers = rollout.row.get("turns") or []
-        begins = {numbers.index(turn): f"<b>[turn {turn + 1}]</b>" for turn in {*numbers} - {-1}}
-        verdict = "✓ right" if rollout.row["correct"] else "✗ wrong"
-        reward = _short(rollout.row.get("reward"))
-        blocks.append(f"<p>{escape(rollout.problem[1])}<br><b>{verdict}</b>, reward {reward}</p>")
-        for name, credit in rollout.methods.items():
-            pairs = zip(pieces, credit["weights"] or [1.0] * len(pieces), strict=True)
-            tokens = [begins.get(k, "") + _token(piece, weight, k in wrong) for k, (piece, weight) in enumerate(pairs)]
-            blocks.append(f"<p>{escape(name)}</p><pre>{''.join(tokens)}</pre>")
-    return _Html("\n".join(blocks))
-
-
-def _token(text: str, weight: float | None, wrong: bool = False) -> str:
-    background, title = ",".join(map(str, colour_of(weight))), "not sampled" if weight is None else f"{weight:.3g}"
-    shown = f'<span style="background-color:rgb({background});color:black" title="{title}">{escape(text)}</span>'
-    shown = f"<b>{shown}</b>" if weight and weight >= 1.5 else shown  # For readers whose page leaves colours out.
-    return f"<u>{shown}</u>" if wrong else shown
+        pieces = _pieces(rollout.row)[0]
+        ends = [0, *accumulate(map(len, pieces))]
+        labels = _token_steps(rollout.row)
+        steps = [Step(start=ends[first], stop=ends[last + 1], kind=kind) for first, last, kind in labels]
+        verdict = "right" if rollout.row["correct"] else "wrong"
+        shown = [
+            ShownRollout(
+                title=f"{verdict}, {name}",
+                text="".join(pieces),
+                tokens=list(pairwise(ends)),
+                weights=credit["weights"] or [1.0] * len(pieces),
+                steps=steps,
+            )
+            for name, credit in rollout.methods.items()
+        ]
+        pictures.append(heatmap(rollout.problem[1], shown))
+    return Image.fromarray(np.concatenate(pictures))

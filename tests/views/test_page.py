@@ -4,12 +4,14 @@ import html.parser
 import json
 import re
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from grail_lightning.environments.episode import Call, Episode, Turn
 from grail_lightning.views import show_credit, write_page
+from grail_lightning.views.pictures import LARGEST, colour_of
 from tests.views.made import in_turns, rollout, write
 
 HOSTILE = [
@@ -156,14 +158,6 @@ def test_hostile_results_of_tools_are_data_and_cut(tmp_path):
         write_page(broken, tmp_path / "broken.html")
 
 
-def test_a_notebook_greys_what_was_not_sampled(tmp_path):
-    shown = show_credit(write(tmp_path / "made.parquet", [_played("<i>")]))
-    assert shown.count("<b>[turn ") == 2
-    told = [(attrs, text) for tag, attrs, text in _Elements(shown).found if attrs.get("title") == "not sampled"]
-    assert [text for _, text in told] == ["<i>", "!"]
-    assert {attrs["style"] for attrs, _ in told} == {"background-color:rgb(226,226,226);color:black"}
-
-
 def test_a_page_has_whole_groups_and_says_what_it_leaves_out(tmp_path):
     rows = [rollout([str(k)], prompt=f"problem {k // 4}") for k in range(12)]
     page, said = _page(tmp_path, rows, max_rollouts=10)
@@ -184,23 +178,15 @@ def test_what_exceeds_five_megabytes_is_left_out(tmp_path):
     assert len(data_of(alone)["groups"]) == 1, "the first group is always shown"
 
 
-def test_a_notebook_shows_each_token_on_its_colour_and_text_is_escaped(tmp_path):
-    hostile = ["<script>alert(1)</script>", "</pre><img src=x onerror=1>", '"&amp;', "\n", "2"]
-    row = rollout(hostile, prompt="<b>Compute", weights=[0.0, 0.5, 1.0, 1.4, 3.0])
-    row |= {"step_starts": [0], "step_stops": [len(hostile[0])], "step_kinds": ["slip"]}
-    row |= {"weights.Uniform": [1.0] * 5, "scores.Uniform": None, "fallback.Uniform": False}
-    shown = show_credit(write(tmp_path / "made.parquet", [row, rollout(["a"], weights=None)], ["Uniform"]))
-    page = _Elements(shown._repr_html_())
-    assert {*page.names} == {"p", "pre", "span", "b", "u", "br"}
-    tokens = [text for tag, _, text in page.found if tag == "span"][5:]
-    assert tokens == [*hostile, *hostile, "a", "a"], "for each method; behind the scale"
-    assert "&lt;b&gt;Compute" in shown
-    colours = page.values("style")[5:10]
-    assert len({*colours}) == 5
-    assert colours[2] == "background-color:rgb(255,255,255);color:black", "1 is GRPO's"
-    assert shown.split("<pre>")[1].count("<u>") == shown.split("<pre>")[1].count("<b>") == 1
-    assert "<p>Uniform</p>" in shown
-    assert show_credit(tmp_path / "made.parquet", 1).count("<pre>") == 2
+def test_a_notebook_shows_each_rollout_by_each_method(tmp_path):
+    row = rollout(["<b>\x00", "</pre>", "\n", "2"], weights=[0.0, 1.0, 1.4, LARGEST], prompt="<b>Compute")
+    row |= {"step_starts": [0], "step_stops": [4], "step_kinds": ["slip"]}
+    row |= {"weights.Uniform": [1.0] * 4, "scores.Uniform": None, "fallback.Uniform": False}
+    file = write(tmp_path / "made.parquet", [row, _played("<i>") | {"weights.Uniform": None}], ["Uniform"])
+    both, first = np.asarray(show_credit(file)), np.asarray(show_credit(file, 1))
+    assert (both[: len(first)] == first).all()
+    for colour, pixels in ((colour_of(0.0), first), (colour_of(LARGEST), first), (colour_of(None), both[len(first) :])):
+        assert (pixels == np.array(colour)).all(-1).sum() > 300
 
 
 @pytest.mark.parametrize(
