@@ -48,11 +48,7 @@ def turn_table(batch: RolloutBatch) -> TurnTable:
 
 
 def turn_scores(method: TokenCredit, batch: RolloutBatch, exists: Tensor) -> Tensor:
-    """``[B, K]`` float64 on the CPU: the environment's score of each turn, NaN where it gave none.
-
-    Raises:
-        ValueError: If the batch has tokens, but no episodes.
-    """
+    """``[B, K]`` float64 on the CPU: the environment's score of each turn, NaN where it gave none."""
     if batch.episodes is None and bool(batch.response_mask.any()):
         raise ValueError(
             f"`{type(method).__name__}` needs rollouts of several turns whose environment has `score_turn`, but got a "
@@ -157,7 +153,6 @@ class TurnRewards(TokenCredit):
         discount: γ, of a turn.
         baseline: ``b``, the mean return of the group's turns with the same number (`turn`), or of all of them
             (`group`), which punishes late turns where returns fall over a rollout.
-        outcome: Whether the last turn has the reward of the rollout, beside its score.
         standardise: Whether the advantage is divided by the unbiased standard deviation of these returns + 1e-4.
 
     Raises:
@@ -169,7 +164,6 @@ class TurnRewards(TokenCredit):
 
     discount: float = 1.0
     baseline: Baseline = "turn"
-    outcome: bool = True
     standardise: bool = False
 
     def __post_init__(self) -> None:
@@ -179,7 +173,7 @@ class TurnRewards(TokenCredit):
         """Weights of 0, and the advantages as an additive stage."""
         turns = turn_table(batch)
         scores = turn_scores(self, batch, turns.exists).to(turns.exists.device)
-        rewards = scores.nan_to_num(0) + turns.last * batch.rewards.double()[:, None] * self.outcome
+        rewards = scores.nan_to_num(0) + turns.last * batch.rewards.double()[:, None]
         returns = discounted_returns(rewards, self.discount)
         places = torch.arange(returns.shape[1], device=returns.device) * (self.baseline == "turn")
         key = batch.group[:, None] * returns.shape[1] + places

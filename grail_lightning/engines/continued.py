@@ -22,8 +22,6 @@ from grail_lightning.runtime.collectives import pad_to_longest_rank
 
 
 class _Waiting(NamedTuple):
-    """What is kept of a rollout while its environment answers."""
-
     ids: list[int]  # The tokens that have been read.
     stored: Stored  # Their keys and values.
 

@@ -73,16 +73,10 @@ class ResendingTurns(TurnSampler):
         stops = tuple(dict.fromkeys(stop for request in requests for stop in request.stop))
         sampling = replace(self.sampling, max_response_length=longest, stop=stops)
         batch = self.engine.generate_seeded(prompts, 1, sampling, [request.seed for request in requests])
-        lengths, ids = batch.response_lengths.tolist(), batch.response_ids.tolist()
-        logprobs = None if batch.sampling_logprobs is None else batch.sampling_logprobs.tolist()
         turns = []
-        for k, request in enumerate(requests):
-            stop = min(lengths[k], request.limit)
-            turns.append(
-                SampledTurn(
-                    ids=ids[k][:stop],
-                    logprobs=None if logprobs is None else logprobs[k][:stop],
-                    finished=bool(batch.finished[k]) and lengths[k] <= request.limit,
-                )
-            )
+        for k, (request, length) in enumerate(zip(requests, batch.response_lengths.tolist(), strict=True)):
+            own = slice(min(length, request.limit))
+            logprobs = None if batch.sampling_logprobs is None else batch.sampling_logprobs[k][own].tolist()
+            finished = bool(batch.finished[k]) and length <= request.limit
+            turns.append(SampledTurn(batch.response_ids[k][own].tolist(), logprobs, finished))
         return turns

@@ -76,11 +76,7 @@ class ChatTemplate:
         return parts
 
     def check(self) -> None:
-        """Check that a turn is shown alike whatever follows it, so that ids can only be appended.
-
-        Raises:
-            ValueError: If the template does not preserve prefixes.
-        """
+        """Check that a turn is shown alike whatever follows it, so that ids can only be appended."""
         between = "".join(self.around([["Result"]]))
         for content in ("", _THOUGHT):
             turn = [self.trial(content)[1], {"role": "tool", "name": self.tool, "content": "Result"}]

@@ -33,17 +33,11 @@ _CHAT_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response
 
 
 class Dialect(ABC):
-    """The ids of a conversation with tools.
-
-    Attributes:
-        kind: Its name.
-        stop: The strings that end a turn, beside the end tokens.
-        end_token_id: The end token that the chat template writes behind a turn; None if no template is involved.
-    """
+    """The ids of a conversation with tools."""
 
     kind: CallFormat
-    stop: tuple[str, ...] = ()
-    end_token_id: int | None = None
+    stop: tuple[str, ...] = ()  # The strings that end a turn, beside the end tokens.
+    end_token_id: int | None = None  # What the chat template writes behind a turn; None without a template.
 
     def __init__(
         self,
@@ -77,22 +71,20 @@ class Dialect(ABC):
         return self._marks.sub(r"\1 ", text)
 
     def _result_ids(self, text: str) -> list[int]:
-        """The ids of an escaped text."""
         ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         # A normaliser makes a control token out of other characters, full-width ones say.
         return [token for token in ids if token not in self.control]
 
     def _template_ids(self, text: str, shown: Sequence[Picture] = ()) -> list[int]:
-        """The ids of a text in which control tokens are meant, and places stand for the pictures `shown`."""
+        """The ids of a text whose control tokens are meant, and whose places stand for the pictures `shown`."""
         if shown and self.pictures is not None:
             return self.pictures.name(self.pictures.expand(text, shown, begins=False), shown)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _text(self, ids: Sequence[int]) -> str:
-        """A turn with its special tokens, as some calls are written with these."""
-        return cast(
-            str, self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        )
+        # With special tokens, as some calls are written with these.
+        keep = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        return cast(str, self.tokenizer.decode(list(ids), **keep))
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
@@ -227,9 +219,6 @@ def find_dialect(
     A chat template must preserve prefixes: a turn is shown alike whatever follows it. One that does not, but has the
     prompts of Qwen3's own template, is replaced by ours for training. `encode` is for prompts without tools.
     `pictures` are the tokens of pictures of a policy that takes some; the template may be that of its processor.
-
-    Raises:
-        ValueError: If the tokenizer has no chat template that can be used for the form.
     """
     written = tokenizer.chat_template or (None if pictures is None else pictures.processor.chat_template)
     if kind == "tags" or not schemas or (kind == "auto" and not written):

@@ -32,8 +32,7 @@ def side_by_side(
 ) -> list[Outcome]:
     """Run functions, each within its own limit of seconds, in at most `threads` threads at a time.
 
-    The thread of a function that takes longer is abandoned. What it works with must not be used again: the thread may
-    still be changing it.
+    What a function works with that took longer must not be used again: its thread may still be changing it.
     """
     workers = [_Worker(*pair) for pair in zip(functions, seconds, strict=True)]
     waiting, running = workers[::-1], list[_Worker]()
@@ -74,7 +73,6 @@ class _Worker(threading.Thread):
 
     @property
     def left(self) -> float:
-        """Seconds."""
         return self.began + self.limit - monotonic()
 
     def run(self) -> None:

@@ -61,15 +61,12 @@ class _Rollout:
 
     def left(self) -> tuple[float, float]:
         """How many tokens may still be sampled, and for how many there is room."""
-        positions = getattr(self.policy.model.config.get_text_config(), "max_position_embeddings", None)
-        most = self.task.limits.max_tokens if self.task else None
-        room = min(
-            math.inf if most is None else most, math.inf if positions is None else positions - len(self.prompt_ids)
-        )
-        return self.sampling.max_response_length - sum(self.sampled), room - len(self.ids)
+        positions = getattr(self.policy.model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+        most = (self.task.limits.max_tokens if self.task else None) or math.inf
+        room = min(most, positions - len(self.prompt_ids)) - len(self.ids)
+        return self.sampling.max_response_length - sum(self.sampled), room
 
     def append(self, ids: Sequence[int], logprobs: Sequence[float] | None, *, sampled: bool) -> None:
-        """Append tokens: those of a turn, or what the environment answered to it."""
         self.ids += ids
         self.sampled += [sampled] * len(ids)
         self.turn_of += [len(self.turns) - (not sampled)] * len(ids)
@@ -120,7 +117,6 @@ class _Rollout:
 
     # What environments are asked, each in a thread of its own.
     def begin(self) -> None:
-        """Make the environment, and reset it."""
         assert self.task is not None
         self.environment = self.task.environment()
         seed, shown = derive_seed(self.seed, "environment"), pictures_in(self.prompt.messages)
@@ -128,12 +124,10 @@ class _Rollout:
         self.state = call_state(self.environment)
 
     def judge_turn(self) -> None:
-        """Ask for the score of the turn that was played, and for the state behind it."""
         self.score = call_number(self.environment, "score_turn")
         self.next_state = call_state(self.environment)
 
     def judge(self) -> None:
-        """Ask for the reward."""
         self.reward = call_number(self.environment, "get_reward")
 
 
@@ -147,13 +141,8 @@ def play(
 ) -> SampledBatch:
     """Rollouts in which the tasks' environments answer after each turn; a task without one has rollouts of one turn.
 
-    Args:
-        engine: The engine, which has the present weights.
-        policy: The policy that encodes and decodes.
-        prompts: This rank's prompts.
-        group_size: Rollouts of each prompt; they are neighbours.
-        sampling: `max_response_length` limits the sampled tokens of all turns together.
-        seeds: A seed of 63 bits for each row: of its turns, and of its environment's random numbers.
+    `sampling.max_response_length` limits the sampled tokens of all turns together. The `seeds` of the rows, 63 bits
+    each, are those of their turns and of their environments' random numbers.
     """
     dialects = _dialects(policy, prompts)
     rows = zip([prompt for prompt in prompts for _ in range(group_size)], seeds, strict=True)
@@ -186,7 +175,6 @@ def play(
 
 
 def _dialects(policy: Policy, prompts: Sequence[Prompt]) -> dict[int, Dialect]:
-    """How the calls of each task are written, by the identity of the task."""
     kwargs, made = policy.loading.chat_template_kwargs, {}
     pictures = None if policy.vision is None else policy.vision.pictures
     for task in {id(p.task): p.task for p in prompts if isinstance(p.task, EnvironmentTask)}.values():
@@ -244,7 +232,6 @@ def _shown(call: Call, policy: Policy, engine: RolloutEngine) -> Call:
 
 
 def _messages(rollout: _Rollout) -> Any:
-    """The messages of the prompt, with what `reset` returned at the end of the last one."""
     messages: Any = rollout.prompt.messages
     if not rollout.opening or not rollout.dialect:
         return messages
@@ -253,7 +240,6 @@ def _messages(rollout: _Rollout) -> Any:
 
 
 def _batch(policy: Policy, rollouts: Sequence[_Rollout], group_size: int) -> SampledBatch:
-    """The rollouts as a batch, with the rewards of their environments."""
     logprobs = [r.logprobs for r in rollouts if r.logprobs is not None]
     batch = build_batch(
         policy,

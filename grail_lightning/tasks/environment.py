@@ -99,7 +99,7 @@ class EnvironmentTask(MathTask):
         kwargs: dict[str, Any],
         pictures: PictureTokens | None = None,
     ) -> Dialect:
-        """How calls are written with a tokenizer; see `find_dialect`, to which `kwargs` are those of the template."""
+        """How calls are written with a tokenizer; see `find_dialect`."""
         made = find_dialect(tokenizer, self.tools.schemas, self.calls, encode, kwargs, pictures)
         if self.tools.show_pictures:
             if pictures is None:
@@ -118,7 +118,7 @@ class EnvironmentTask(MathTask):
         super().check_columns({*columns, REWARD})
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
-        """The prompt of a row. `problem` and `answer` may be missing if `reset` and `get_reward` stand in for them."""
+        """The prompt of a row; `problem` and `answer` may be missing where the environment has a reward."""
         if not self.gives_reward and not {"problem", "answer"} <= row.keys():
             raise ValueError(
                 f"A row must have the columns `problem` and `answer`, but got only {sorted(row)}. `answer` may be "

@@ -40,18 +40,14 @@ class SearchProblem:
         chain = "".join(f"the {fact.relation.name} of " for fact in reversed(self.path))
         return f"{_ASK[self.path[-1].relation.object]} is {chain}{self.path[0].subject}?"
 
-    @property
-    def graph(self) -> FactGraph:
-        """The graph of the question."""
-        return fact_graph(self.seed)
-
     def row(self) -> dict[str, Any]:
         """The columns of the question; see `SearchSpace.sample`."""
+        path = [fact.document for fact in self.path]
         return {
             "problem": self.text,
             "answer": self.path[-1].object,
-            "hops": len(self.path),
-            "path": [fact.document for fact in self.path],
+            "hops": len(path),
+            "path": path,
             "graph": self.seed,
         }
 
@@ -91,20 +87,14 @@ class SearchSpace:
     def draw(self, num_problems: int, split: Split, seed: int = 0) -> list[SearchProblem]:
         """The questions of `sample`."""
         rng, graphs = split_rng(split, seed, "search-"), _graphs(split, self.num_graphs)
-        return distinct(
-            lambda: self._draw(rng, rng.choice(graphs)),
-            lambda problem: problem.text,
-            num_problems,
-            split,
-            "`max_hops` or `num_graphs`",
-        )
 
-    def _draw(self, rng: random.Random, seed: int) -> SearchProblem:
-        graph = fact_graph(seed)
-        while True:
-            path = _walk(rng, graph, rng.randint(self.min_hops, self.max_hops))
-            if path is not None:
-                return SearchProblem(seed, path)
+        def problem() -> SearchProblem:
+            graph, path = rng.choice(graphs), None
+            while path is None:
+                path = _walk(rng, fact_graph(graph), rng.randint(self.min_hops, self.max_hops))
+            return SearchProblem(graph, path)
+
+        return distinct(problem, lambda drawn: drawn.text, num_problems, split, "`max_hops` or `num_graphs`")
 
 
 @lru_cache(maxsize=8)
@@ -114,7 +104,7 @@ def _graphs(split: Split, number: int) -> list[int]:
 
 
 def _walk(rng: random.Random, graph: FactGraph, hops: int) -> tuple[Fact, ...] | None:
-    """A path of different relations through different entities; None if it came to an end too early."""
+    """A path of different relations through different entities; None if it ended too early."""
     kind: Kind = rng.choice(("person", "person", "firm", "town", "country"))
     entity = rng.choice(graph.entities[kind])
     path: list[Fact] = []
@@ -139,19 +129,11 @@ def search_demonstration(
     early: float = 0.0,
     again: float = 1.0,
 ) -> list[tuple[str, str]]:
-    """The turns of a rollout with random mistakes, which goes on from what it took for a result.
+    """The turns of a rollout with random mistakes: what a policy writes, and what the environment answers to it.
 
-    Each turn is what a policy writes, and what the environment answers to it, which is empty behind the last turn. The
-    answers are those of the real environment.
-
-    Args:
-        problem: The question.
-        rng: What the mistakes are drawn with.
-        query: The probability that a search has the relation of another hop, or another name.
-        reading: That another name of the result is taken than the one that was asked for.
-        early: That a name is given as the answer before the path is at its end, at each hop after the first.
-        again: That a search which did not find its fact is repeated, with the right query; else a name of the result is
-            taken.
+    At these probabilities a search has the relation of another hop or another name (`query`), another name of the
+    result is taken than the one that was asked for (`reading`), a name is given as the answer before the path is at its
+    end (`early`), and a search that did not find its fact is repeated with the right query (`again`).
     """
     environment = Search()
     environment.reset(**problem.row())
@@ -166,7 +148,7 @@ def search_demonstration(
                 word, name = _wrong_query(rng, relation, entity, relations, names)
             result = environment.search(f"{word} {name}")
             turns.append((f"<search>{word} {name}</search>", f"\n<result>{result}</result>\n"))
-            found = [problem.graph.by_document[line] for line in result.removeprefix("- ").split("\n- ")]
+            found = [fact_graph(problem.seed).by_document[line] for line in result.removeprefix("- ").split("\n- ")]
             sought = next((fact for fact in found if (fact.subject, fact.relation) == (entity, relation)), None)
             if sought is not None or rng.random() >= again:
                 break
@@ -182,7 +164,7 @@ def search_demonstration(
 def _wrong_query(
     rng: random.Random, relation: Relation, entity: str, relations: list[Relation], names: list[str]
 ) -> tuple[str, str]:
-    """The words of a query with another relation of the question, or with a name that was there before."""
+    """A query with another relation of the question, or with a name that was there before."""
     earlier = [name for name in names if name != entity]
     if earlier and rng.random() < 0.5:
         return relation.word, rng.choice(earlier)

@@ -95,11 +95,6 @@ def test_turn_rewards_are_returns_beside_those_of_the_group(policy):
     # By number of the turn: 1, 0.5, 0.5 | 0, 0 | 1.
     found = by_turn(batch, TurnRewards(discount=0.5)(policy, batch, context()).additive)
     assert [value for row in found for value in row] == near([1 / 3, 0, 0, -1 / 6, 0, -1 / 6], 8, torch.float32)
-    # Scores alone: returns 1 − 0.25 = 0.75, −0.5, 0 | 0.5, 0 | 0, of which the mean is 0.125.
-    found = by_turn(
-        batch, TurnRewards(discount=0.5, baseline="group", outcome=False)(policy, batch, context()).additive
-    )
-    assert found == [[0.625, -0.625, -0.125], [0.375, -0.125], [-0.125]]
 
 
 @pytest.mark.parametrize("method", [TurnRewards, CriticSearch, lambda: GiGPO(scores=True)])

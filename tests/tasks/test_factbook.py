@@ -92,7 +92,9 @@ def test_prompts_have_worked_examples_about_other_questions(countries):
         lambda: Search(3, retriever="factbook"), calls="tags", instruction="", tool_instruction="",
         answer=SEARCH_ANSWER, compare="text",
     )  # fmt: skip
-    (asked,) = SearchData(50, 20, problems=FactbookSpace(), task=task, few_shot=FewShot(number=2)).load("val")
+    (asked,) = SearchData(
+        num_train=50, num_val=20, problems=FactbookSpace(), task=task, few_shot=FewShot(number=2)
+    ).load("val")
     worked = {message["content"] for message in asked.prompts[0].messages[:-1]}
     assert len(asked.prompts) == 20
     assert len(worked) == 4

@@ -10,7 +10,7 @@ import grail_lightning
 from grail_lightning.batch import Sampling
 from grail_lightning.data import SearchData
 from grail_lightning.engines import HFEngine
-from grail_lightning.environments.search import Search
+from grail_lightning.environments.search import Search, fact_graph
 from grail_lightning.policy import load_policy, load_tokenizer
 from grail_lightning.step.episodes import play
 from grail_lightning.tasks import SearchSpace, search_demonstration
@@ -113,7 +113,7 @@ def test_the_packaged_policy_is_small_and_right_on_30_to_60_percent_of_its_rollo
 def test_a_name_is_the_same_tokens_in_a_question_a_query_a_result_and_an_answer():
     tokenizer, problem = load_tokenizer("search"), PROBLEMS[0]
     texts = [problem.text, *(part for turn in search_demonstration(problem, random.Random(0)) for part in turn)]
-    for fact in problem.graph.facts:
+    for fact in fact_graph(problem.seed).facts:
         for part in f"{fact.subject} {fact.object}".split():
             assert len(tokenizer(f" {part}")["input_ids"]) == 1
     assert all(
