@@ -1,4 +1,4 @@
-r"""``python -m grail_lightning.plan``: memory and seconds of a training run, before a machine is rented.
+r"""``python -m grail_lightning.plan``: the memory of a training run, before a machine is rented.
 
 All figures are closed forms; no weights are loaded. Symbols: ``P`` parameters, ``T`` trained ones, ``w`` bytes of a
 weight, ``c`` bytes of an element of a matrix product (2 in half precision), ``N`` ranks over which FSDP2 shards, ``L``
@@ -14,8 +14,7 @@ update          gradients; the input of each block, ``tokens · L · D``; one bl
                 checkpointing); the logits of a chunk
 ==============  ======================================================================================================
 
-A phase takes the time of its arithmetic, or that of reading its memory if it is longer, plus the start of its kernels
-and the exchange between ranks. docs/performance.md says how exact this is.
+docs/performance.md says how exact this is.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import torch
@@ -39,31 +38,6 @@ from grail_lightning.policy.options import first_line, read_config
 _GIB = 2**30
 # Bytes of state for each trained parameter; two float32 moments otherwise.
 _STATES = {"SGD": 0.0, "AdamW8bit": 2.1, "AdamW4bit": 1.1, "AdamWFp8": 2.1, "Adafactor": 0.1, "RMSprop": 4.0}
-# Forward passes of a credit method; one otherwise, and none for `_FREE`. GRAIL's is the update's own.
-_FORWARDS = {"OARGradient": 2.0, "RLSD": 2.0, "DGPO": 2.0, "PRIME": 4.0}
-_FREE = (
-    *("Uniform", "GRAIL", "TreeAdvantage", "PrefixWeights", "OptimalBaseline", "Oracle"),
-    *("GiGPO", "TurnRewards", "CriticSearch", "SpanScores", "EGCA", "ExecutedMask"),
-)
-_SCORED = 0.5  # The share of rollouts that a method scores: an assumption.
-
-
-class _Rates(NamedTuple):
-    """What a device achieves: 40 % of the stated products (70 % in float32), 70 % of the stated memory bandwidth."""
-
-    tflops: float  # In half precision.
-    tflops_full: float  # In float32.
-    memory: float  # Reading of memory, 10⁹ bytes a second.
-    link: float  # Exchange between ranks, 10⁹ bytes a second.
-    block_ms: float  # What a block of a decoding step takes at least.
-
-
-_RATES = {
-    "cpu": _Rates(0.1, 0.05, 10, 2, 0.3),
-    "a100": _Rates(125, 14, 1400, 150, 0.6),
-    "h100": _Rates(400, 47, 2350, 225, 0.5),
-    "h200": _Rates(400, 47, 3350, 225, 0.5),
-}
 
 
 class _Model:
@@ -88,13 +62,10 @@ class _Model:
 
 
 class _Run:
-    """The options of ``fit`` on a number of devices, as far as memory and time depend on them.
+    """The options of ``fit`` on a number of devices, as far as memory depends on them, with the longest prompt."""
 
-    `prompt` are the tokens of the longest prompt, `response` those of a mean response, on which seconds depend.
-    """
-
-    def __init__(self, fit: Any, model: _Model, ranks: int, prompt: int, response: float) -> None:
-        self.model, self.ranks, self.prompt, self.response = model, ranks, prompt, response
+    def __init__(self, fit: Any, model: _Model, ranks: int, prompt: int) -> None:
+        self.model, self.ranks, self.prompt = model, ranks, prompt
         self.loading, self.execution, self.objective = fit.model.loading, fit.model.execution, fit.model.objective
         self.limit, self.on_cpu = fit.model.sampling.max_response_length, fit.trainer.accelerator == "cpu"
         self.credit = "Uniform" if fit.model.credit is None else fit.model.credit.class_path.rpartition(".")[2]
@@ -169,43 +140,16 @@ def _micro_batch(run: _Run) -> tuple[int, int]:
     return rows, min(prompts, run.rows)
 
 
-def _seconds(run: _Run, rates: _Rates) -> dict[str, float]:
-    """Seconds of each phase of a batch; NaN where another engine samples."""
-    model, group = run.model, run.execution.group_size
-    speed = (rates.tflops if run.product == 2 else rates.tflops_full) * 1e12
-    mean = run.prompt / (group if run.shares else 1) + run.response
-    before = run.prompt + run.response / 2
-    products = 2 * model.parameters * run.rows * mean + 4 * model.blocks * model.queries * run.rows * (
-        run.response * before
-    )
-    forward, starts = products / speed, model.blocks * rates.block_ms / 1e3
-    steps = math.ceil(run.rows / run.in_call) * run.limit
-    read = steps * model.parameters * run.product + run.rows * run.response * before * run.entry
-    sampled = max(read / rates.memory / 1e9, forward) + steps * starts
-    own = 0.0 if run.credit in _FREE else _FORWARDS.get(run.credit, 1.0)
-    micro_batches = math.ceil(run.rows * mean / run.execution.token_budget)
-    exchanged = model.parameters * run.weight * (run.ranks - 1) / run.ranks / rates.link / 1e9
-    update = forward * (3 + run.loading.gradient_checkpointing) + micro_batches * 4 * starts
-    update += exchanged * (3 * micro_batches if run.sharded else 2)
-    return {
-        "sampling": sampled if run.cached else math.nan,
-        "credit": forward * _SCORED * (own + (run.credit in ("GRAIL", "OARGradient"))),
-        "update": run.execution.updates_per_batch * update,
-    }
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Print the plan for several numbers of devices. A user's mistake is one line, with exit code 2."""
     parser = argparse.ArgumentParser(
         "python -m grail_lightning.plan",
-        description="Memory of each device and seconds of a run. All further options are those of `fit`.",
+        description="Memory of each device of a run. All further options are those of `fit`.",
         allow_abbrev=False,
     )
     parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="numbers of devices")
     parser.add_argument("--gpu_memory_gib", type=float, help="memory of a device (default: 80, or this machine's)")
-    parser.add_argument("--rates", choices=_RATES, help="the kind of device (default: h100, or cpu)")
     parser.add_argument("--prompt_tokens", type=int, help="longest prompt (default: data.max_prompt_length, or 256)")
-    parser.add_argument("--response_tokens", type=float, help="mean response, for seconds (default: half of the limit)")
     parser.add_argument("--model_config", type=Path, help="a config.json, if the policy's cannot be read here")
     parser.add_argument("--json", action="store_true", help="print bytes and seconds as JSON")
     asked, others = parser.parse_known_args(arguments)
@@ -216,13 +160,8 @@ def main(arguments: list[str] | None = None) -> None:
         on_cpu = fit.trainer.accelerator == "cpu"
         own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB if on_cpu else 80
         prompt = asked.prompt_tokens or (fit.get("data.init_args") or {}).get("max_prompt_length") or 256
-        response = asked.response_tokens or fit.model.sampling.max_response_length / 2
-        rates = _RATES[asked.rates or ("cpu" if on_cpu else "h100")]
-        runs = [_Run(fit, model, ranks, prompt, response) for ranks in asked.gpus]
-        plans = [
-            {"devices": run.ranks, "checkpoint": run.checkpoint, "seconds": _seconds(run, rates), **_memory(run)}
-            for run in runs
-        ]
+        runs = [_Run(fit, model, ranks, prompt) for ranks in asked.gpus]
+        plans = [{"devices": run.ranks, "checkpoint": run.checkpoint, **_memory(run)} for run in runs]
     if asked.json:
         print(json.dumps(plans, indent=2))
     else:
@@ -248,7 +187,7 @@ def _config(fit: Any, file: Path | None) -> Any:
 
 
 def _table(plans: list[dict[str, Any]], limit: float) -> str:
-    """One column for each number of devices: GiB and seconds. 8 % of a device stay free for libraries."""
+    """One column for each number of devices, in GiB. 8 % of a device stay free for libraries."""
     columns = {}
     for made in plans:
         peaks = {phase: sum(made[phase].values()) for phase in ("sampling", "update")}
@@ -258,7 +197,7 @@ def _table(plans: list[dict[str, Any]], limit: float) -> str:
             column[f"peak of {phase}"] = peak / _GIB
         column[f"fits {limit:.0f} GiB"] = "yes" if max(peaks.values()) < 0.92 * limit * _GIB else "NO"
         column["a checkpoint on disk"] = made["checkpoint"] / _GIB
-        columns[made["devices"]] = column | {f"seconds of {phase}": time for phase, time in made["seconds"].items()}
+        columns[made["devices"]] = column
     table = pd.DataFrame(columns).rename_axis(columns="GiB of each device")
     needed = table[(table != 0).any(axis=1)]
     text = needed.to_string(float_format="{:.2f}".format, justify="right", col_space=9)

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
-from grail_lightning.evaluate.curves import CURVE
+from grail_lightning.evaluate.compare import CURVE
 from grail_lightning.evaluate.runs import CHOICE
 from grail_lightning.runtime.files import LOCK, held, write_whole
 from grail_lightning.runtime.run_folder import mark_if_new
@@ -41,9 +41,6 @@ def _check(runs: Sequence[Run], every: Sequence[Run], file: Path) -> int:
     """Parse the options of each method on each task as ``fit`` does; returns the most devices that a run asks for.
 
     Runs whose point is not yet chosen are parsed with the first one of their grid.
-
-    Raises:
-        ValueError: If an option is wrong, or a folder holds a run with other options.
     """
     parser, devices, seen = FitOptions(), 1, set()
     first = {run.group: run.point for run in reversed(every) if run.choosing}
@@ -71,11 +68,7 @@ def _check(runs: Sequence[Run], every: Sequence[Run], file: Path) -> int:
 
 
 def _best(choosing: Sequence[Run], choose: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The point with the largest mean figure over the choosing seeds, written to a file beside those runs.
-
-    Raises:
-        ValueError: If a choosing run is not finished, or has no such curve.
-    """
+    """The point with the largest mean figure over the choosing seeds, written to a file beside those runs."""
     figures, points = dict[str, list[float]](), {}
     for run in choosing:
         if run.record()["state"] != "finished":
@@ -166,11 +159,7 @@ class _Runner:
 
 
 def _environments(jobs: int | None, devices: int) -> list[dict[str, str]]:
-    """The environment of each run at a time: its GPUs, or its threads on the CPU.
-
-    Raises:
-        ValueError: If not even one run can be placed.
-    """
+    """The environment of each run at a time: its GPUs, or its threads on the CPU."""
     if jobs is not None and jobs < 1:
         raise ValueError(f"`--jobs` must be at least 1, but got {jobs}.")
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
@@ -191,30 +180,8 @@ def _environments(jobs: int | None, devices: int) -> list[dict[str, str]]:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def _slurm_script(runs: Sequence[Run], every: Sequence[Run], file: Path, output: Path | None) -> str:
-    """A job array with a task for each of `runs`, by its number among all, to be adapted to the cluster."""
-
-    def array(of: Sequence[Run]) -> str:
-        numbers = [number for number, run in enumerate(every) if run in of]
-        return f"0-{len(of) - 1}" if numbers == [*range(len(of))] else ",".join(map(str, numbers))
-
-    command = [sys.executable, "-m", "grail_lightning.sweep", str(file), *(["--output", str(output)] if output else [])]
-    choosing = array([run for run in runs if run.choosing])
-    note = f"# Runs {choosing} choose the points of the others: submit --array={choosing} first.\n"
-    return (
-        f"#!/bin/bash\n#SBATCH --array={array(runs)}\n"
-        "#SBATCH --ntasks=1 --cpus-per-task=4 --gpus=1 --time=12:00:00\n#SBATCH --signal=B:TERM@600\n"
-        f"{note if any(run.choosing for run in runs) else ''}cd {shlex.quote(str(Path.cwd()))}\n"
-        f'exec {shlex.join(command)} --index "$SLURM_ARRAY_TASK_ID"'
-    )
-
-
 def _selected(runs: Sequence[Run], asked: argparse.Namespace) -> list[Run]:
-    """The runs that a call is about: all, the one of an index, or those that match, with the ones that choose for them.
-
-    Raises:
-        ValueError: If there are none.
-    """
+    """The runs of a call: all, the one of an index, or those that match, with the ones that choose for them."""
     selected = list(runs if asked.index is None else runs[asked.index : asked.index + 1])
     if asked.only:
         match = re.compile("|".join(map(fnmatch.translate, asked.only))).match
@@ -245,26 +212,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, help="runs at once (default: one for each core, or for each GPU)")
     parser.add_argument("--only", nargs="+", metavar="PATTERN", help="runs whose folder or method matches, as 'GRAIL*'")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--list", action="store_true", help="print the commands of the runs, one a line")
-    what.add_argument("--status", action="store_true", help="print how far each run is")
-    what.add_argument("--slurm-script", action="store_true", help="print a job array with a task for each run")
-    what.add_argument("--index", type=int, help="run the run with this number in --list alone")
+    what.add_argument("--list", action="store_true", help="print the commands of the runs, and how far each is")
+    what.add_argument("--index", type=int, help="run the run with this number in --list alone, as in a job array")
     asked = parser.parse_args(arguments)
     with mistakes_in_one_line():
         every, choose = read_sweep(asked.file, asked.output)
         runs = _selected(every, asked)
-        if asked.status:
-            for run in runs:
-                print(f"{run.record()['state']:9} {run.folder.name}  {run.record().get('outcome', '')}")
-            return
-        if asked.slurm_script:
-            print(_slurm_script(runs, every, asked.file, asked.output))
-            return
         devices = _check(runs, every, asked.file)
         if asked.list:
             for run in runs:
-                chosen = "" if run.point is not None else "  # at the point that will be chosen"
-                print(f"grail-lightning fit {shlex.join(run.arguments)}{chosen}")
+                chosen = "" if run.point is not None else ", at the point that will be chosen"
+                print(f"grail-lightning fit {shlex.join(run.arguments)}  # {run.record()['state']}{chosen}")
             return
         runner = _Runner(_environments(asked.jobs, devices))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from grail_lightning.cli.config_files import find_config, read_options
-from grail_lightning.evaluate.curves import CURVE, read_scalars
+from grail_lightning.evaluate.compare import CURVE, read_scalars
 from grail_lightning.runtime.files import write_whole
 from grail_lightning.tasks.import_path import did_you_mean
 
@@ -27,15 +27,7 @@ _FACTS = ("run", "method", "task", "seed", "point", "choosing", "options")
 class Results:
     """Rows of finished runs: what a run is, its options, and its curves as JSON, values by step, to six decimals.
 
-    The file is read once. A row is added in one write, so that several sweeps may add to one file, and versions of it
-    can be merged line by line.
-
-    Args:
-        file: The CSV file, which the first row creates.
-        tags: The curves to keep, as TensorBoard calls them.
-
-    Raises:
-        ValueError: If the file has other columns.
+    A row is added in one write, so that several sweeps may add to one file, and versions of it can be merged by line.
     """
 
     def __init__(self, file: Path, tags: Sequence[str]) -> None:
@@ -164,9 +156,6 @@ def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], Mappi
     """The runs of a YAML file, those that choose first, then seed by seed, and the options of the choice.
 
     The runs go into `output`, or else into the `folder` of the file.
-
-    Raises:
-        ValueError: If the file does not describe a sweep.
     """
     content = read_options(find_config(file), "The file of a sweep")
     for key in content.keys() - set(_KEYS):

@@ -20,10 +20,6 @@ FIT = {
         ["--evaluation.sampling.max_response_length=99999"],
         "must leave room for a prompt in the 4096 positions",
     ),
-    "a callback of every run": (
-        ["--trainer.callbacks+=Evaluation"],
-        "must leave out Evaluation, which every run has. Set `--evaluation.…`",
-    ),
     "a logger's folder": (
         ["--trainer.logger.init_args.save_dir=/dev/null/x"],
         f"`trainer.logger.save_dir` {UNWRITABLE} .*Not a directory",

@@ -11,8 +11,8 @@ import pytest
 from jsonargparse import ArgumentParser
 
 from grail_lightning._version import __version__
-from grail_lightning.cli.choices import BASES, choices
 from grail_lightning.cli.help import SCREEN, SUBCOMMANDS
+from grail_lightning.cli.mistakes import BASES, choices
 from tests.shell import MADE, fails, main
 
 OPTION = re.compile(r"^  (--[\w.]+)(?!\.help)[ ,\n]", re.MULTILINE)

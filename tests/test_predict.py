@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from grail_lightning.cli.config_files import expand_methods
 from grail_lightning.data.kept import Kept, kept_rollouts
 from grail_lightning.tasks import ArithmeticTask
 from tests.shell import EVALUATED, RUN, SHORT, fails, main
@@ -22,16 +21,6 @@ PREDICT = [
 ]
 TWO = [*PREDICT, "--model.credit=LESS"]  # ... and what a test adds.
 FILE = "runs/saliency/predictions.parquet"
-
-
-def test_every_method_after_the_first_is_compared():
-    given = ["predict", "--config=a.yaml", "--model.credit=GRAIL", "--model.credit.std=0.3", "--model.policy=x"]
-    assert expand_methods(given) == given
-    given += ["--model.credit", "LESS", "--model.credit.share", "0.5", "--model.credit=my.Own", "--model.credit.n=2"]
-    assert expand_methods(given)[5:] == [
-        *("--predictions.compare+", "LESS", "--predictions.compare.share", "0.5"),
-        *("--predictions.compare+=my.Own", "--predictions.compare.n=2"),
-    ]
 
 
 def test_weights_include_what_a_method_adds_to_the_advantage(tmp_path, monkeypatch):
@@ -51,8 +40,8 @@ def test_weights_include_what_a_method_adds_to_the_advantage(tmp_path, monkeypat
 def test_several_methods_weight_the_same_rollouts_as_each_would_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = ["--model.credit=GRAIL", "--model.credit.std=0.3", "--model.credit.gate=all"]
-    others = ["--model.credit=HighEntropy", "--model.credit=OARGradient", "--model.credit", "HighEntropy"]
-    main([*PREDICT, *first, *others, "--model.credit.share=0.5"])
+    others = [f"--predictions.compare+={name}" for name in ("HighEntropy", "OARGradient", "HighEntropy")]
+    main([*PREDICT, *first, *others, "--predictions.compare.share=0.5"])
     table = pq.read_table(FILE)
     names = ["HighEntropy share=0.2", "OARGradient", "HighEntropy share=0.5"]
     assert [name for name in table.column_names if name.startswith("weights")] == [
@@ -83,10 +72,12 @@ def test_several_methods_weight_the_same_rollouts_as_each_would_alone(tmp_path, 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["fit", "--model.credit=GRAIL", "--model.credit=LESS"], "must be given once to `fit`, but got 2 methods"),
-        ([*TWO, "--model.credit=LES"], "`predictions.compare` must be one of .*LESS, .* but got 'LES'"),
-        ([*TWO, "--model.credit=GRAIL", "--model.credit.stdd=1"], "no option `predictions.compare.stdd`"),
-        ([*TWO, "--model.credit=GRAIL", "--model.credit.w_min=9"], "0 ≤ w_min ≤ w_max"),
+        ([*TWO, "--predictions.compare+=LES"], "`predictions.compare` must be one of .*LESS, .* but got 'LES'"),
+        (
+            [*TWO, "--predictions.compare+=GRAIL", "--predictions.compare.stdd=1"],
+            "no option `predictions.compare.stdd`",
+        ),
+        ([*TWO, "--predictions.compare+=GRAIL", "--predictions.compare.w_min=9"], "0 ≤ w_min ≤ w_max"),
     ],
 )
 def test_a_mistake_in_a_method_is_one_line(arguments, said, capsys, tmp_path, monkeypatch):

@@ -103,7 +103,7 @@ class PredictionWriter(Callback):
             if needs.reference and not credit.needs().reference:
                 raise ValueError(
                     f"`{name}` needs the frozen reference, which is loaded for the first credit method alone. Give it "
-                    f"first: --model.credit={name} --model.credit={type(credit).__name__}."
+                    f"first: --model.credit={name} --predictions.compare+={type(credit).__name__}."
                 )
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

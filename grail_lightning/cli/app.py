@@ -27,7 +27,7 @@ from grail_lightning.callbacks import (
 )
 from grail_lightning.callbacks.export import check_steps_left
 from grail_lightning.callbacks.preflight import check_folders
-from grail_lightning.cli.config_files import expand_configs, expand_methods, replace_lists
+from grail_lightning.cli.config_files import expand_configs, replace_lists
 from grail_lightning.cli.help import SUBCOMMANDS, answer
 from grail_lightning.cli.mistakes import mistakes_in_one_line, option_error
 from grail_lightning.cli.run_files import SaveRunConfig, keep_tables
@@ -95,7 +95,7 @@ class GrailCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Reject options that the module cannot follow, before any object is built."""
         options = self.config[self.subcommand]
-        check_options(options, ALWAYS_ON)
+        check_options(options, list(ALWAYS_ON))
         check_precision(options.trainer.get("precision"))
         options.trainer.strategy = strategy_options(options.trainer.get("strategy", "auto"))
 
@@ -177,7 +177,7 @@ def run(cli: type[CLI], args: Sequence[str] | None = None) -> CLI:
         GrailModule,
         LightningDataModule,
         subclass_mode_data=True,
-        args=expand_methods(expand_configs(arguments)),
+        args=expand_configs(arguments),
         seed_everything_default=0,
         auto_configure_optimizers=False,
         save_config_callback=SaveRunConfig,
@@ -210,7 +210,7 @@ class FitOptions:
         if self._cli is None:
             self._cli = run(_ParsedOnly, ["fit", *arguments])
         else:
-            self._cli.parse_arguments(self._cli.parser, expand_methods(expand_configs(["fit", *arguments])))
+            self._cli.parse_arguments(self._cli.parser, expand_configs(["fit", *arguments]))
             self._cli.before_instantiate_classes()
         options: Namespace = self._cli.config.fit
         return options

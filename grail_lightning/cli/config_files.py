@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 CONFIGS = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs")
-CREDIT, COMPARED = "--model.credit", "--predictions.compare"
 _MERGE = "tag:yaml.org,2002:merge"  # The key `<<`, with which a mapping takes over others.
 
 
@@ -37,26 +36,6 @@ def expand_configs(args: Sequence[str]) -> list[str]:
         for file in [*(base for base in dict.fromkeys(bases) if base.resolve() not in read), last]:
             expanded += ["--config", str(file)]
             read.add(file.resolve())
-    return expanded
-
-
-def expand_methods(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with every credit method after the first one as an entry of `predictions.compare`.
-
-    Options of a method follow its name: ``--model.credit=GRAIL --model.credit.std=0.3 --model.credit=HighEntropy``.
-    """
-    expanded, number = [], 0
-    for argument in arguments:
-        name = argument.partition("=")[0]
-        number += name == CREDIT
-        if number > 1 and (name == CREDIT or name.startswith(f"{CREDIT}.")):
-            argument = COMPARED + "+" * (name == CREDIT) + argument.removeprefix(CREDIT)
-        expanded.append(argument)
-    if number > 1 and arguments[0] != "predict":
-        raise ValueError(
-            f"`model.credit` must be given once to `{arguments[0]}`, but got {number} methods. "
-            "`grail-lightning predict` compares several."
-        )
     return expanded
 
 

@@ -3,42 +3,79 @@
 from __future__ import annotations
 
 import errno
+import importlib
+import inspect
 import os
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch.loggers import Logger
 
-from grail_lightning.cli.choices import choices
+from grail_lightning.answers import AnswerForm
 from grail_lightning.cli.help import refuse
+from grail_lightning.credit import CreditControl, TokenCredit
+from grail_lightning.engines import RolloutEngine
 from grail_lightning.policy.load import other_policy
+from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.import_path import did_you_mean, import_function
 
-PACKAGE = str(Path(__file__).parents[1])
-INTERRUPTED = 130  # The exit code of a process that Ctrl-C has ended.
+_PACKAGE = str(Path(__file__).parents[1])
+_INTERRUPTED = 130  # The exit code of a process that Ctrl-C has ended.
 # Where Lightning and jsonargparse check options; errors from elsewhere in them keep their traceback.
-CONFIG_LIBRARIES = (
+_CONFIG_LIBRARIES = (
     *("jsonargparse", "lightning/pytorch/cli", "lightning/pytorch/loops/fit_loop"),
     *("configuration_validator", "accelerator_connector", "lightning/fabric/accelerators"),
     *("lightning/fabric/utilities/device_parser", "lightning/fabric/utilities/seed"),
     "lightning/fabric/plugins/environments",
 )
-MISMATCH = "Error(s) in loading state_dict"
-NOT_LOGGED = "Early stopping conditioned on metric"  # One that only the run could show to be missing.
+_MISMATCH = "Error(s) in loading state_dict"
+_NOT_LOGGED = "Early stopping conditioned on metric"  # One that only the run could show to be missing.
 # Errors of the operating system that the user can correct, wherever they are raised.
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 # How jsonargparse's lines begin, among them those that give no reason.
-KEY, TYPE, UNRECOGNISED = 'Parser key "', "Expected a ", "unrecognized arguments: "
-REQUIRED = "the following arguments are required: "
-TYPES = {"dot import path string": "the import path of a class", "NoneType": "null"}  # By jsonargparse's words.
-ASIDE = (
+_KEY, _TYPE, _UNRECOGNISED = 'Parser key "', "Expected a ", "unrecognized arguments: "
+_REQUIRED = "the following arguments are required: "
+_TYPES = {"dot import path string": "the import path of a class", "NoneType": "null"}  # By jsonargparse's words.
+_ASIDE = (
     *("Subtypes:", "Errors:", "Given value", "Does not validate", "Expected a path but", "Problem with given"),
     *("Not a valid subclass", "Subclass types expect", "a class path", "a dict with"),
 )
+
+
+BASES: dict[str, tuple[type, tuple[str, ...]]] = {
+    "model.credit": (TokenCredit, ("grail_lightning.credit",)),
+    "predictions.compare": (TokenCredit, ("grail_lightning.credit",)),
+    "model.control": (CreditControl, ("grail_lightning.credit",)),
+    "model.engine": (RolloutEngine, ("grail_lightning.engines",)),
+    "model.optimizer": (torch.optim.Optimizer, ("torch.optim",)),
+    "model.scheduler": (torch.optim.lr_scheduler.LRScheduler, ("torch.optim.lr_scheduler",)),
+    "data": (LightningDataModule, ("grail_lightning.data",)),
+    "data.task": (Task, ("grail_lightning.tasks",)),
+    "data.task.answer": (AnswerForm, ("grail_lightning.answers.find",)),
+    "trainer.callbacks": (Callback, ("grail_lightning.callbacks", "lightning.pytorch.callbacks")),
+    "trainer.logger": (Logger, ("lightning.pytorch.loggers",)),
+}
+"""For each option that takes a class: its base class, and the modules that export the subclasses to users."""
+# Classes of torch that no list shows: their step takes more than the gradients, or refuses dense ones.
+_UNUSABLE = ("LBFGS", "ReduceLROnPlateau", "SparseAdam")
+
+
+def choices(option: str) -> list[str]:
+    """The sorted names of the classes that an option accepts; empty for an option that is not in `BASES`."""
+    base, modules = BASES.get(option, (object, ()))
+    exported = {k: v for module in modules for k, v in vars(importlib.import_module(module)).items() if k[0] != "_"}
+    return sorted(name for name in exported.keys() - {*_UNUSABLE} if _is_choice(exported[name], base))
+
+
+def _is_choice(value: object, base: type) -> bool:
+    return inspect.isclass(value) and value is not base and issubclass(value, base) and not inspect.isabstract(value)
 
 
 @contextmanager
@@ -54,7 +91,7 @@ def mistakes_in_one_line() -> Iterator[None]:
         refuse(f"{' '.join(_message(error).split())} (GRAIL_DEBUG=1 shows the traceback)")
     except SystemExit as end:
         if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's code after Ctrl-C is 1.
-            raise SystemExit(INTERRUPTED) from None
+            raise SystemExit(_INTERRUPTED) from None
         raise
 
 
@@ -63,39 +100,34 @@ def _is_users(error: BaseException) -> bool:
 
     A `ValueError` that another library raises is not of this kind and keeps its traceback.
     """
-    if isinstance(error, (ArgumentError, MisconfigurationException)) or str(error).startswith((MISMATCH, NOT_LOGGED)):
+    if isinstance(error, (ArgumentError, MisconfigurationException)) or str(error).startswith((_MISMATCH, _NOT_LOGGED)):
         return True
-    if isinstance(error, OSError) and error.errno in FULL | REFUSED:
+    if isinstance(error, OSError) and error.errno in _FULL | _REFUSED:
         # An error while a file is written does not name it. Other errors without a file are not about files.
-        return error.filename is not None or error.errno in FULL
+        return error.filename is not None or error.errno in _FULL
     frames = traceback.extract_tb(error.__traceback__)
     raised_in = frames[-1].filename if frames else ""
-    ours = raised_in.startswith(PACKAGE) and not isinstance(error, RuntimeError)
-    return ours or any(name in raised_in for name in CONFIG_LIBRARIES)
+    ours = raised_in.startswith(_PACKAGE) and not isinstance(error, RuntimeError)
+    return ours or any(name in raised_in for name in _CONFIG_LIBRARIES)
 
 
 def _message(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, OSError):
         where = "" if error.filename is None else f": {error.filename}"
-        remedy = " Free some space, or choose a folder on another disk." if error.errno in FULL else ""
+        remedy = " Free some space, or choose a folder on another disk." if error.errno in _FULL else ""
         return f"{error.strerror or text}{where}.{remedy}"
-    if text.startswith(MISMATCH):
+    if text.startswith(_MISMATCH):
         differing = [part.partition(":")[0] for part in text.split("size mismatch for ")[1:]]
         return other_policy([*differing, *text.split('"')[1::2]])
     if text.startswith("Does not validate"):  # A class refused its arguments when it was made.
         reasons = _reasons(text.splitlines())
-        return "; ".join([reason for reason in reasons if not reason.startswith(TYPE)] or reasons)
+        return "; ".join([reason for reason in reasons if not reason.startswith(_TYPE)] or reasons)
     return text
 
 
 def option_error(error: ArgumentError, known: Sequence[str]) -> str:
-    """The sentence about a wrong option, with the names that are accepted.
-
-    Args:
-        error: The error of the parser.
-        known: The names of all options of the command line.
-    """
+    """The sentence about a wrong option, with the names that are accepted; `known` are all of the command line."""
     message = str(error)
     option, lines = _deepest(message)
     for line in lines:
@@ -105,21 +137,19 @@ def option_error(error: ArgumentError, known: Sequence[str]) -> str:
             if option:
                 known = [f"{option}.{name}" for name in _options_of(_owner(message, line))]
             return _no_option(f"{option}.{stray}".lstrip("."), known)
-        if line.startswith(UNRECOGNISED):
-            return f"An option must begin with two dashes, as `--model.policy=…` does, but got {line.split()[2]!r}."
-        if line.startswith(REQUIRED) and option:
-            return f"`{option}` must be given with all arguments{_of_class(message, line)}: {line}."
-    if missing := message.partition(REQUIRED)[2] if not option else "":
+        if line.startswith(_REQUIRED) and option:
+            return f"`{option}` must be given with all arguments: {line}."
+    if missing := message.partition(_REQUIRED)[2] if not option else "":
         needed = ", ".join(f"`{name.partition('.')[2]}`" for name in missing.split(", "))  # Behind the subcommand.
         return f"{needed} must be given, on the command line or in a file such as configs/quickstart.yaml."
     if not option:
         return message
     value = _value(lines)
     names, reasons = choices(option), _reasons(lines)
-    types = [r.removeprefix(TYPE).removeprefix("<class '").partition("'>")[0] for r in reasons if r.startswith(TYPE)]
-    types = [TYPES.get(name, name) for name in (kind.partition(": ")[0] for kind in types)]
+    types = [r.removeprefix(_TYPE).removeprefix("<class '").partition("'>")[0] for r in reasons if r.startswith(_TYPE)]
+    types = [_TYPES.get(name, name) for name in (kind.partition(": ")[0] for kind in types)]
     accepted = f"one of {', '.join(names)}, or the import path of a class" if names else " or ".join(types)
-    others = [reason for reason in reasons if not reason.startswith(TYPE)]
+    others = [reason for reason in reasons if not reason.startswith(_TYPE)]
     why = f": {'; '.join(others)}." if others else "." + did_you_mean(value.rpartition(".")[2], names)
     return f"`{option}` must be {accepted or 'another value'}{value and f', but got {value!r}'}{why}"
 
@@ -136,8 +166,8 @@ def _deepest(message: str) -> tuple[str, list[str]]:
         text = line.lstrip(" -")
         indent = len(line) - len(text)
         above = [node for node in above if node[0] < indent]
-        while KEY in text:
-            name, _, text = text.partition(KEY)[2].partition('":')
+        while _KEY in text:
+            name, _, text = text.partition(_KEY)[2].partition('":')
             above.append((indent, name))
         text = text.rpartition("callable class: ")[2].strip()
         lines.setdefault(".".join(name for _, name in above), []).append(text)
@@ -148,7 +178,7 @@ def _deepest(message: str) -> tuple[str, list[str]]:
 def _reasons(lines: Iterable[str]) -> list[str]:
     """What is wrong, in the words of jsonargparse, one reason for each type."""
     leaves = [line.partition(". Got value: ")[0].strip(" -.") for line in lines]
-    return list(dict.fromkeys(leaf for leaf in leaves if leaf and not leaf.startswith(ASIDE)))
+    return list(dict.fromkeys(leaf for leaf in leaves if leaf and not leaf.startswith(_ASIDE)))
 
 
 def _value(lines: Iterable[str]) -> str:
@@ -164,7 +194,7 @@ def _value(lines: Iterable[str]) -> str:
 
 def _stray(line: str) -> str:
     """The name in a line about an option that does not exist; empty in other lines."""
-    for before, after in ((f"{UNRECOGNISED}--", "="), ("Option '", "' is not acc"), ("does not accept option '", "'")):
+    for before, after in ((f"{_UNRECOGNISED}--", "="), ("Option '", "' is not acc"), ("does not accept option '", "'")):
         if before in line:
             name = line.partition(before)[2].partition(after)[0].split()[0]
             group = line.partition("Group '")[2].partition("'")[0]
@@ -190,13 +220,6 @@ def _owner(message: str, line: str) -> str:
     before, _, after = message.partition(line)
     made_of = f"{line}{after}".partition("\n")[0]  # A class that is called later stands behind the reason.
     return (made_of if "class_path" in made_of else before).rpartition("class_path")[2].split("'")[1]
-
-
-def _of_class(message: str, line: str) -> str:
-    """The class, after " of ", that a line of a message is about; empty if the message does not name it."""
-    before, _, after = message.partition(line)
-    made = before.rpartition("class_path '")[2] if "class_path '" in before else after.partition("class_path='")[2]
-    return f" of {path}" if (path := made.partition("'")[0]) else ""
 
 
 def _options_of(owner: str) -> list[str]:

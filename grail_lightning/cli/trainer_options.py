@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from jsonargparse import Namespace
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
@@ -19,35 +18,16 @@ from lightning.pytorch.utilities import rank_zero_info
 from grail_lightning.distributed.sharding import check_strategy
 from grail_lightning.tasks.import_path import import_function
 
-# Options of the Trainer that the module cannot follow: the values that ask for nothing, and what to set instead.
-LEFT_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
-    "gradient_clip_val": ((None, 0), "`--model.execution.max_grad_norm`"),
-    "gradient_clip_algorithm": ((None, "norm"), "`--model.execution.max_grad_norm`, which clips the norm of all"),
-    "accumulate_grad_batches": ((None, 1), "`--model.execution.token_budget`"),
-    "enable_checkpointing": ((None, True), "`--checkpoint.save_top_k=0` and `--last_checkpoint.on_validation=false`"),
-    "barebones": ((None, False), "`--trainer.enable_progress_bar=false`"),
-}
 
-
-def check_options(options: Namespace, always_on: Mapping[str, type[Callback]]) -> None:
-    """Raise a ValueError for options of a run that the module cannot follow."""
-    groups = ["trainer", "model", *(name for name, made in always_on.items() if inspect.signature(made).parameters)]
-    for name in (*groups, "model.sampling", "model.loading", "model.objective", "model.execution"):
-        if not isinstance(value := options.get(name), Namespace):
+def check_options(options: Namespace, groups: Sequence[str]) -> None:
+    """Raise a ValueError for a group of options that a file leaves empty, and for an interval of 0."""
+    ours = [f"model.{name}" for name in ("sampling", "loading", "objective", "execution")]
+    for name in (*groups, "trainer", "model", *ours):
+        if name in options and not isinstance(value := options.get(name), Namespace):
             raise ValueError(f"`{name}` must be a group of options, but got {value!r}. Fill it in, or leave it out.")
-    trainer = options.trainer
-    for name, (without_effect, instead) in LEFT_OUT.items():
-        if (value := trainer.get(name)) not in without_effect:
-            raise ValueError(f"`trainer.{name}` must be left out, but got {value}. Set {instead} instead.")
     for name in ("val_check_interval", "check_val_every_n_epoch"):  # Lightning divides by them.
-        if trainer.get(name) == 0:
+        if options.trainer.get(name) == 0:
             raise ValueError(f"`trainer.{name}` must be positive, but got 0. `trainer.limit_val_batches: 0` is off.")
-    listed = {str(getattr(c, "class_path", "")).rpartition(".")[2] for c in as_list(trainer.get("callbacks"))}
-    for name, callback in always_on.items():
-        if callback.__name__ in listed and callback is not ModelCheckpoint:
-            raise ValueError(
-                f"`trainer.callbacks` must leave out {callback.__name__}, which every run has. Set `--{name}.…`."
-            )
 
 
 def as_list(value: object) -> list[Any]:

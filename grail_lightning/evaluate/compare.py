@@ -1,4 +1,4 @@
-"""The figures of methods on the same problems, with intervals, and their differences from a baseline.
+"""The figures of methods on the same problems, their learning curves, and their differences from a baseline.
 
 Shapes: ``N`` problems, ``S`` seeds.
 """
@@ -6,127 +6,106 @@ Shapes: ``N`` problems, ``S`` seeds.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from grail_lightning.evaluate.records import Problem, read_samples, unequal, whole_problems
+from grail_lightning.evaluate.records import Problem, flat, read_samples, unequal, whole_problems
 from grail_lightning.evaluate.runs import Run, paired_seeds
-from grail_lightning.evaluate.statistics import difference, estimate, holm
+from grail_lightning.evaluate.statistics import difference, estimate, holm, seeds_difference, seeds_estimate
 from grail_lightning.evaluate.table import Share, accuracies, failures, parts_of
 
+CURVE = "val/accuracy"
+# Options of the data that change training but not the problems of its validations.
+_TRAINING = re.compile(
+    r"(train|num_train|test|num_test|prompts_per_batch|eval_prompts_per_batch|curriculum|kept|task\.init_args\.rewards)"
+    r"(\..*)?"
+)
 _KEY = ["dataset", "identity", "number"]  # Of a problem; the number tells equal ones apart.
 
 
-def compare(
-    runs: Sequence[Run], baseline: str, pass_at: Sequence[int], maj_at: Sequence[int], *, common: bool = False
-) -> pd.DataFrame:
-    """The figures of methods with intervals, and of acc@n, pass@k and maj@k the differences from a baseline.
+def compare(runs: Sequence[Run], baseline: str, pass_at: Sequence[int]) -> pd.DataFrame:
+    """The figures of methods with intervals, and of acc@n and pass@k the differences from a baseline.
 
     A row has the columns ``part`` (dataset or average), ``dataset``, ``figure``, ``problems``, ``method``, ``seeds``,
-    ``value``, ``low``, ``high``, ``baseline``, ``paired_seeds``, and those of `with_corrected`.
-
-    Args:
-        runs: The runs (`find_runs`), all with samples.
-        baseline: The name of one of the methods.
-        pass_at: The k of each pass@k.
-        maj_at: The k of each maj@k.
-        common: Whether only the problems are compared that all runs have.
-
-    Raises:
-        ValueError: If the runs were evaluated with other settings, or on other problems and not `common`.
+    ``value``, ``low``, ``high``, ``baseline``, ``paired_seeds``, and those of `_with_corrected`.
+    A ValueError if the runs were evaluated on other problems or with other settings. All must have samples.
     """
-    _check_comparable(runs, common=common)
-    frame = _read_problems(runs, common=common, votes=bool(maj_at))
+    _check_comparable(runs)
+    frame = _read_problems(runs)
     sizes = {name: len(rows) // len(runs) for name, rows in frame.groupby("dataset", sort=False)}
     limit = float((runs[0].facts.get("sampling") or {}).get("max_response_length") or 1 << 20)
     rows: list[dict[str, Any]] = []
-    for figure, (values, noise) in _figures(list(frame["problem"]), pass_at, maj_at, limit).items():
+    for figure, (values, noise) in _figures(list(frame["problem"]), pass_at, limit).items():
         columns = {"index": _KEY, "columns": ["method", "seed"], "values": ["values", "noise"]}
         tables = frame.assign(values=values, noise=noise).pivot(**columns)
         for part, weights in parts_of(sizes).items():
             known = {
                 "part": "dataset" if part in weights else "average",
-                "dataset": _label(part, sizes[part], runs[0].facts["datasets"][part]) if part in weights else part,
+                "dataset": _label(part, runs[0].facts["datasets"][part]) if part in weights else part,
                 "figure": figure,
                 "problems": sum(sizes[name] for name in weights),
             }
             tested = baseline if "@" in figure else None
             rows += [known | row for row in _methods(runs, tables, weights, tested, limit if figure == "tokens" else 1)]
-    return with_corrected(pd.DataFrame(rows))
+    return _with_corrected(pd.DataFrame(rows))
 
 
-def _check_comparable(runs: Sequence[Run], *, common: bool) -> None:
-    """Refuse runs that were evaluated with other settings, or on other problems unless only `common` ones count."""
+def _check_comparable(runs: Sequence[Run]) -> None:
+    """Refuse runs that were evaluated on other problems or with other settings."""
     for run in runs[1:]:
-        one, two = _settings(runs[0].facts, common), _settings(run.facts, common)
-        differ = unequal(one, two)
-        if common:  # Of datasets that only one has nothing is compared.
-            shared = one.keys() & two.keys()
-            differ = {name: both for name, both in differ.items() if name in shared or not name.startswith("grading")}
-        if differ:
-            problems = next(iter(differ)).startswith("problems")
-            remedy = ", or compare the problems that all runs have: --common" if problems else ""
+        if differ := unequal(_settings(runs[0].facts), _settings(run.facts)):
             raise ValueError(
                 f"Runs can be compared only on the same problems with the same settings, but {runs[0].samples} and "
-                f"{run.samples} differ in {'; '.join(differ.values())}. Test them with the same config{remedy}."
+                f"{run.samples} differ in {'; '.join(differ.values())}. Test them with the same config."
             )
 
 
-def _settings(facts: Mapping[str, Any], common: bool) -> dict[str, Any]:
+def _settings(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What must be the same in two evaluations, by name."""
     settings = {"num_samples": facts["num_samples"]}
     settings |= {f"sampling.{name}": value for name, value in (facts.get("sampling") or {}).items()}
     settings |= {f"grading of {name}": value for name, value in (facts.get("grading") or {}).items()}
-    if not common:
-        for name, about in facts["datasets"].items():
-            settings[f"problems of {name}"] = f"{about['problems']} problems, digest {about['digest']}"
+    for name, about in facts["datasets"].items():
+        settings[f"problems of {name}"] = f"{about['problems']} problems, digest {about['digest']}"
     return settings
 
 
-def _read_problems(runs: Sequence[Run], *, common: bool, votes: bool) -> pd.DataFrame:
-    """A row for each run and problem, of the problems that all runs have: ``method``, `_KEY` and ``problem``.
-
-    ``seed`` is the number of the run in its method.
-    """
+def _read_problems(runs: Sequence[Run]) -> pd.DataFrame:
+    """A row for each run and problem: ``method``, ``seed`` (the run's number in its method), `_KEY`, ``problem``."""
     rows, of_method = [], Counter[str]()
     for run in runs:
         assert run.samples is not None
-        problems = whole_problems(read_samples(run.samples), run.facts, votes=votes)
+        problems = whole_problems(read_samples(run.samples), run.facts, votes=False)
         rows += [(run.method, of_method[run.method], p.dataset, p.identity, p) for p in problems]
         of_method[run.method] += 1
         for dataset, about in run.facts["datasets"].items():
             number = sum(problem.dataset == dataset for problem in problems)
-            if number != about["problems"] and not common:
+            if number != about["problems"]:
                 raise ValueError(
                     f"{run.samples} must hold all {about['problems']} problems of {dataset or 'its data'} with "
                     f"{run.facts['num_samples']} samples each, but it holds {number}. Run the same `test` "
-                    "again, which continues it, or compare the problems that all runs have: --common."
+                    "again, which continues it."
                 )
     frame = pd.DataFrame(rows, columns=["method", "seed", "dataset", "identity", "problem"])
     frame["number"] = frame.groupby(["method", "seed", "dataset", "identity"]).cumcount()
-    shared = frame.groupby(_KEY)["problem"].transform("size") == len(runs)
-    if not shared.any():
-        raise ValueError("The runs must have problems in common, but there is none. Test them on the same data.")
-    return frame[shared]
+    return frame
 
 
-def _label(name: str, size: int, about: Mapping[str, Any]) -> str:
+def _label(name: str, about: Mapping[str, Any]) -> str:
     """The name of a dataset, and which part of it was evaluated."""
-    parts = [f"first {about['first']}"] if about.get("first") is not None else []
-    parts += [f"{size} in common"] if size != about["problems"] else []
-    return (name or "all") + (f" ({', '.join(parts)})" if parts else "")
+    return (name or "all") + (f" (first {about['first']})" if about.get("first") is not None else "")
 
 
-def _figures(
-    problems: Sequence[Problem], pass_at: Sequence[int], maj_at: Sequence[int], limit: float
-) -> dict[str, Share]:
+def _figures(problems: Sequence[Problem], pass_at: Sequence[int], limit: float) -> dict[str, Share]:
     # Lengths are shares of the limit, so that they have the interval of a share.
     tokens = np.array([problem.lengths for problem in problems]) / limit
-    figures = accuracies(problems, pass_at, maj_at) | {"tokens": (tokens.mean(1), tokens.var(1) / tokens.shape[1])}
+    figures = accuracies(problems, pass_at, ()) | {"tokens": (tokens.mean(1), tokens.var(1) / tokens.shape[1])}
     return figures | {name: of for name, of in failures(problems).items() if name != "grading errors"}
 
 
@@ -158,7 +137,7 @@ def _methods(
     return rows
 
 
-def with_corrected(frame: pd.DataFrame) -> pd.DataFrame:
+def _with_corrected(frame: pd.DataFrame) -> pd.DataFrame:
     """Figures with the columns of their differences in place of ``tested``, which holds a `Difference` or None.
 
     They are ``difference``, ``difference_low``, ``difference_high``, ``p``, ``p_holm`` (corrected for the number of
@@ -173,3 +152,94 @@ def with_corrected(frame: pd.DataFrame) -> pd.DataFrame:
             cells = (tested.value, tested.low, tested.high, tested.p_value, p_value, least)
             frame.loc[place, ["difference", "difference_low", "difference_high", "p", "p_holm", "detectable"]] = cells
     return frame.drop(columns="tested")
+
+
+# --- learning curves -----------------------------------------------------------------------------------------------
+
+
+def read_scalars(folder: Path, tag: str) -> dict[int, float]:
+    """A scalar by step, of all event files of a folder; empty if they do not have it.
+
+    A run that was resumed has logged some steps twice. The value that was logged last counts.
+    """
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    # 1 keeps the newest of what is not needed; 0 keeps everything.
+    unused = dict.fromkeys(("tensors", "images", "audio", "histograms", "compressedHistograms"), 1)
+    events = EventAccumulator(str(folder), size_guidance={**unused, "scalars": 0}).Reload()
+    if tag not in events.Tags()["scalars"]:
+        return {}
+    return {point.step: float(point.value) for point in events.Scalars(tag)}
+
+
+def read_curves(runs: Sequence[Run]) -> tuple[pd.DataFrame, list[str]]:
+    """The curves as rows of ``method``, ``seed``, ``step`` and ``value``, and the runs that are left out.
+
+    A run that was interrupted, or is not yet over, would cut the curves of its method's other runs short.
+    """
+    points = []
+    for run in runs:
+        for step, value in (read_scalars(run.events, CURVE) if run.events else {}).items():
+            if math.isfinite(value):
+                points.append((run.method, run.seed, run.given, step, value))
+    frame = pd.DataFrame(points, columns=["method", "seed", "run", "step", "value"]).astype({"seed": object})
+    last = frame.groupby("run")["step"].transform("max")
+    short = last < last.groupby(frame["method"]).transform("max")
+    return frame[~short], list(frame[short]["run"].unique())
+
+
+def compare_curves(curves: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """A row for each method and step, and one for its end: the last step that all runs of all methods have.
+
+    Ends are compared with the baseline's: paired over seeds, and corrected for the number of comparisons.
+    """
+    tables = {
+        name: of.pivot(index="step", columns="run", values="value").dropna()[of["run"].unique()]
+        for name, of in curves.groupby("method", sort=False)
+    }
+    end = max(set.intersection(*(set(table.index) for table in tables.values())), default=None) if tables else None
+    seed_of = curves.groupby("run")["seed"].first()
+    rows: list[dict[str, Any]] = []
+    for method, table in tables.items():
+        known = {"figure": CURVE, "dataset": "", "method": method, "tested": None, "paired_seeds": math.nan}
+        for step, values in table.iterrows():
+            band = seeds_estimate(list(values))
+            row = known | {"step": step, "seeds": len(values), "value": band.value, "low": band.low, "high": band.high}
+            rows.append(row | {"part": "curve"})
+            if step == end:
+                ending = row | {"part": "end"}
+        if end is not None:
+            if method != baseline and baseline in tables:
+                ending |= {"baseline": baseline} | _difference(table.loc[end], tables[baseline].loc[end], seed_of)
+            rows.append(ending)
+    return _with_corrected(pd.DataFrame(rows)) if rows else pd.DataFrame()
+
+
+def _difference(ours: pd.Series, theirs: pd.Series, seed_of: pd.Series) -> dict[str, Any]:
+    """The difference of two ends over seeds, and over how many seeds it is paired."""
+    places = paired_seeds(list(seed_of[ours.index]), list(seed_of[theirs.index]))
+    if not places:
+        return {"tested": seeds_difference(list(ours), list(theirs), False)}
+    mine, other = (list(of) for of in zip(*places, strict=True))
+    tested = seeds_difference(list(ours.iloc[mine]), list(theirs.iloc[other]), True)
+    return {"tested": tested, "paired_seeds": len(places) if tested else math.nan}
+
+
+def other_validation(runs: Sequence[Run]) -> str | None:
+    """What differs between the validations of two runs, as far as their configs tell; None if nothing does."""
+    runs = [run for run in runs if run.events and run.config]
+    for run in runs[1:]:
+        if differ := unequal(_validation(runs[0]), _validation(run)):
+            return f"{runs[0].given} and {run.given} differ in {', '.join(differ.values())}"
+    return None
+
+
+def _validation(run: Run) -> dict[str, object]:
+    """The options that decide on the problems and the sampling of a validation."""
+    evaluation, data, model = (run.config.get(name) or {} for name in ("evaluation", "data", "model"))
+    options = {
+        f"data.{name}": value for name, value in flat(data.get("init_args") or {}) if not _TRAINING.fullmatch(name)
+    }
+    options |= {"data": data.get("class_path"), "evaluation.num_samples": evaluation.get("num_samples")}
+    # Without options of its own a validation samples as training does.
+    return options | {"evaluation.sampling": evaluation.get("sampling") or model.get("sampling")}

@@ -57,10 +57,7 @@ def find_runs(given: Sequence[str]) -> list[Run]:
 
     Runs of one method are neighbours, in the order of seeds. They belong to one if the user gave them the same name;
     else if a sweep says so; else if their configs differ in nothing but the seed and the places of files. Tasks of a
-    sweep are apart; runs of one task are together with runs of no task, if there are some.
-
-    Raises:
-        ValueError: If there are no such runs, or they must not be compared.
+    sweep are apart. A ValueError if there are no such runs, or they must not be compared.
     """
     runs: dict[Path, Run] = {}
     for argument in given:
@@ -134,12 +131,6 @@ def _read_first(*files: Path) -> dict[str, Any]:
 
 
 def _with_methods(runs: Sequence[Run]) -> list[Run]:
-    tasks = dict.fromkeys(str(run.sweep.get("task", "")) for run in runs)
-    if "" in tasks and len(tasks) > 2:
-        raise ValueError(
-            "Runs are compared within a task of a sweep, but some belong to none, and others to "
-            f"{', '.join(filter(None, tasks))}. Report the runs of no task beside those of one task."
-        )
     if len({bool(run.sweep.get("choosing")) for run in runs if run.sweep}) > 1:
         raise ValueError(
             "Runs that chose a point of a grid must not be reported beside others, which would flatter the point, but "
@@ -147,7 +138,7 @@ def _with_methods(runs: Sequence[Run]) -> list[Run]:
         )
     groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
-        groups["" if "" in tasks else str(run.sweep.get("task", "")), _key(run)].append(run)
+        groups["" if run.name else str(run.sweep.get("task", "")), _key(run)].append(run)
     points = Counter((task, of[0].sweep.get("method")) for (task, _), of in groups.items())
     grouped = list[Run]()
     for (task, _), members in groups.items():

@@ -73,6 +73,6 @@ def test_further_methods_have_columns_of_their_own_and_names_that_tell_them_apar
 
 
 def test_a_method_that_needs_the_reference_has_to_be_the_first_one(tmp_path):
-    message = "`DGPO` needs the frozen reference.* --model.credit=DGPO --model.credit=Uniform"
+    message = "`DGPO` needs the frozen reference.* --model.credit=DGPO --predictions.compare\\+=Uniform"
     with pytest.raises(ValueError, match=message):
         _predict(tmp_path, PredictionWriter(compare=[DGPO()]), prompts(2))

@@ -17,8 +17,8 @@ from torch.utils.tensorboard import SummaryWriter
 from grail_lightning.answers.records import STATUSES
 from grail_lightning.callbacks.predictions import prediction_types
 from grail_lightning.callbacks.rollouts import TRAINING_COLUMNS, TURN_COLUMNS
-from grail_lightning.cli.choices import choices
 from grail_lightning.cli.config_files import expand_configs
+from grail_lightning.cli.mistakes import choices
 from grail_lightning.evaluate import Sample
 from tests.shell import RUN, SHORT, main
 
