@@ -58,12 +58,11 @@ class WarmUp(_Around):
     def fade(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The given weights of the inner method, interpolated with 1."""
         strength = min(context.step / self.steps, 1.0)
-        metrics = {**weights.metrics, "strength": strength}
         if strength == 1:
-            return replace(weights, metrics=metrics)
+            return weights
         values = (1 + strength * (weights.values - 1)).masked_fill(~batch.response_mask, 0)
         additive = None if weights.additive is None else strength * weights.additive
-        return replace(weights, values=values, additive=additive, metrics=metrics)
+        return replace(weights, values=values, additive=additive)
 
     def needs(self) -> Needs:
         """What the inner method needs, also of saliency: the transition uses only a token's own weight."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from grail_lightning.batch import RolloutBatch, pad_left
-from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, one_elsewhere
+from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, one_elsewhere, uniform_weights
 from grail_lightning.credit.measure import logprobs
 from grail_lightning.functional import TokenStats
 from grail_lightning.picture import add_text
@@ -70,13 +70,13 @@ class RLSD(TokenCredit):
         share = self.strength * max(0.0, 1 - context.step / self.decay_steps)
         teacher = self._teacher(policy, context.step)
         if share == 0:
-            return TokenWeights(values=mask.float(), metrics={"teacher_share": 0.0})
+            return uniform_weights(batch)
         rows = weighed.nonzero().flatten()
         student = logprobs(policy, batch, context, rows)
         gap = logprobs(policy, with_shown_answers(policy, batch, self.sentence), context, rows, teacher) - student
         factor = (batch.advantages.sign()[:, None] * gap).exp().clamp(1 - self.clip, 1 + self.clip)
         values = one_elsewhere((1 - share) + share * factor, mask & weighed[:, None], mask)
-        return TokenWeights(values=values, scores=gap, metrics={"teacher_share": share})
+        return TokenWeights(values=values, scores=gap)
 
     def state_dict(self) -> dict[str, Any]:
         """The teacher's state for a checkpoint: its weights, and the optimiser step at which they were copied."""

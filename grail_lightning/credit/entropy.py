@@ -128,7 +128,6 @@ class LESS(TokenCredit):
         return TokenWeights(
             values=values,
             scores=entropy,
-            metrics={"shared_tokens": Mean.share(values[mask] == 0)},
         )
 
 

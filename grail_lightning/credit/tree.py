@@ -185,7 +185,6 @@ class OptimalBaseline(TokenCredit):
         return TokenWeights(
             values=torch.zeros_like(mask, dtype=batch.advantages.dtype),
             additive=additive.to(batch.advantages.dtype),
-            metrics={"gradient_energy": Mean.over(energy, live[:, None] & mask)},
         )
 
 

@@ -33,7 +33,6 @@ def test_warming_up_goes_from_uniform_to_full_strength(golden_policy, golden_bat
                 assert found.values[row, t].item() == near(1 + strength * (w - 1), 1000)
                 assert found.additive[row, t].item() == near(strength * a, 1000)
         assert (found.values[~batch.response_mask] == 0).all()
-        assert found.metrics["strength"] == strength
 
 
 class _Seen(TokenCredit):

@@ -159,8 +159,8 @@ RUN_EVERYTHING += ["GiGPO", "TurnRewards", "IGPO", "CriticSearch", "CriticSearch
 STEP = 5
 # The rows of each rank: one group of two rows, and two groups; then all rows, and none.
 SHARES = [[0, 1], [2, 3, 4, 5]], [[0, 1, 2, 3, 4, 5], []]
-FIGURES = {"eligible", "self_certainty", "shared_tokens", "length", "teacher_share", "entropy_threshold", "in_tree"}
-FIGURES |= {"gradient_energy", "reference_distance", "attention_lookback", "continued_tokens", "divided", "filtered"}
+FIGURES = {"eligible", "self_certainty", "length", "entropy_threshold", "in_tree"}
+FIGURES |= {"reference_distance", "attention_lookback", "continued_tokens", "divided", "filtered"}
 FIGURES |= {"reward_model_loss", "reward_model_accuracy", "reward_model_grad_norm"}
 FIGURES |= {"shared_states", "scored_turns", "turn_score", "information_gain", "good_turns", "clipped", "span_tokens"}
 FIGURES |= {"syntax", "constraint", "correct", "logic", "not_executed"}
