@@ -24,7 +24,7 @@ MAX_CHARACTERS = 10_000
 _REFUSED = (SyntaxError, ValueError, LookupError, RecursionError, MemoryError, OverflowError)
 _BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_TO_COLON = re.compile(r"(?:#[^\r\n]*|[^:#])*:")
+_TO_COLON = re.compile(r"(?:#[^\r\n]*(?=[\r\n])|[^:#])*:")  # A comment goes to the end of its line: one way to match.
 _NEW_LINE = re.compile(r"\r\n|\r|\n")  # Not `str.splitlines`, which knows more of them than Python does.
 _LINE = re.compile(r"\S(?:[^\r\n]*\S)?")
 

@@ -35,12 +35,13 @@ _PRELOAD = (
     "bisect collections copy datetime decimal fractions functools gc hashlib heapq itertools math operator random re "
     "statistics string typing"
 )
-# What Python needs to compute, to import from the standard library and to leave.
+# What Python needs to compute, to import from the standard library and to leave. No rt_sigreturn: a forged frame blocks
+# the timer's signal, and a child has no handlers.
 _CALLS = (
     "read readv write lseek pread64 close fstat newfstatat stat lstat statx access faccessat faccessat2 readlink "
-    "readlinkat getcwd getdents64 dup mmap munmap mprotect mremap brk madvise futex sched_yield sched_getaffinity "
-    "rt_sigreturn restart_syscall getrandom getpid getppid gettid getuid geteuid getgid getegid uname sysinfo "
-    "clock_gettime clock_getres gettimeofday time nanosleep clock_nanosleep getrusage times exit exit_group"
+    "readlinkat getcwd getdents64 dup mmap munmap mprotect mremap brk futex sched_yield sched_getaffinity "
+    "restart_syscall getrandom getpid getppid gettid getuid geteuid getgid getegid uname sysinfo clock_gettime "
+    "clock_getres gettimeofday time nanosleep clock_nanosleep getrusage times exit exit_group"
 )
 
 
@@ -72,6 +73,8 @@ def _system_calls() -> bytes:
     rules.add_rule(seccomp.ALLOW, "openat", seccomp.Arg(2, seccomp.MASKED_EQ, to_write, os.O_RDONLY))
     for command in (1, 2, 3, 1030):  # F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC; not F_SETOWN, which sends signals
         rules.add_rule(seccomp.ALLOW, "fcntl", seccomp.Arg(1, seccomp.EQ, command))
+    for advice in (4, 8):  # MADV_DONTNEED, MADV_FREE; not MADV_HWPOISON, by which root takes memory from the machine
+        rules.add_rule(seccomp.ALLOW, "madvise", seccomp.Arg(2, seccomp.EQ, advice))
     with tempfile.TemporaryFile() as file:
         rules.export_bpf(file)
         file.seek(0)

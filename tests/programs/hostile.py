@@ -357,6 +357,132 @@ class Last:
     def __del__(self):
         while True: pass
 def f(x): return [Last()] and x + 1
+## return from a signal that was none, which blocks the timer: crashed raised
+import ctypes, mmap, struct
+def f(x):
+    code, memory = b"", mmap.mmap(-1, 8192, prot=7)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    stores = {4: b"L\\x89\\xa7", 5: b"L\\x89\\xaf", 6: b"L\\x89\\xb7", 7: b"L\\x89\\xbf"}
+    stores |= {10: b"H\\x89\\xaf", 11: b"H\\x89\\x9f", 15: b"H\\x89\\xa7"}
+    for place, store in stores.items(): code += store + struct.pack("<i", 40 + 8 * place)
+    memory[:] = (code + b"H\\x89\\xfc\\xb8\\x0f\\0\\0\\0\\x0f\\x05\\xc3").ljust(8192, b"\\0")
+    for place, word in {16: base + len(code) + 10, 17: 0x202, 18: 0x33 | 0x2b << 48, 32: 2**64 - 1}.items():
+        struct.pack_into("<Q", memory, 4096 + 40 + 8 * place, word)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(base)(base + 4096)
+    while True: pass
+## advice about memory that only root may give: failed raised
+import ctypes, mmap
+def f(x):
+    memory = mmap.mmap(-1, 4096)
+    base = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+    return x + 1 if any(ctypes.CDLL(None).madvise(base, 4096, advice) == 0 for advice in (12, 101)) else -1
+## call the kernel as a 32-bit program: crashed raised
+import ctypes, mmap
+def f(x):
+    memory = mmap.mmap(-1, 4096, prot=7)
+    memory.write(b"\\xb8\\x02\\0\\0\\0\\xcd\\x80\\xc3")
+    return x + 1 if ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))() >= 0 else -1
+## call the kernel with numbers of x32: crashed failed raised
+import ctypes
+def f(x): return x + 1 if ctypes.CDLL(None).syscall(0x40000000 + 57) >= 0 else -1
+## rarer calls of the kernel: failed raised
+import ctypes
+def f(x): return x + 1 if any(ctypes.CDLL(None).syscall(n, 0, 0, 0) >= 0 for n in (425, 323, 319, 434, 272, 58)) else -1
+## overwrite the stack: crashed raised
+import ctypes
+def f(x):
+    held = ctypes.create_string_buffer(1)
+    return ctypes.memset(ctypes.addressof(held) - 4096, 65, 1 << 22) and x + 1
+## leave with the status that ends the sandbox: crashed
+import os
+def f(x): os._exit(77)
+## leave with the status of a filter that failed: crashed
+import os
+def f(x): os._exit(78)
+## exception whose class has no name: crashed raised
+class M(type):
+    @property
+    def __name__(self): raise KeyboardInterrupt
+class Bad(Exception, metaclass=M): pass
+def f(x): raise Bad
+## exception whose name is an answer: raised
+class M(type):
+    @property
+    def __name__(self): return {"ok": 4}
+class Bad(Exception, metaclass=M): pass
+def f(x): raise Bad
+## text that is an answer: raised
+class Text(str):
+    def __getitem__(self, key): return {"ok": 4}
+class Bad(Exception):
+    def __str__(self): return Text("x")
+def f(x): raise Bad
+## exception with arguments of its own: raised
+def f(x): raise UnicodeDecodeError("a", b"b", 1, 2, "c")
+## group of exceptions: raised
+def f(x): raise ExceptionGroup("a", [ValueError()])
+## object that says that it is a list: failed
+class Yes:
+    __class__ = list
+    def __iter__(self): yield x
+def f(x): return Yes()
+## dictionary with items of its own: failed
+class Yes(dict):
+    def items(self): return [(1, 4)]
+def f(x): return Yes(a=4)
+## hash and index of its own: failed
+class Yes:
+    def __hash__(self): return 4
+    def __index__(self): return 4
+    __int__ = __index__
+def f(x): return {Yes(): Yes()}
+## bytes: failed
+def f(x): return b"4"
+## a name that looks alike: raised
+def \u0192(x): return x + 1
+## one byte at a time: output raised timeout
+import os
+def f(x):
+    while True: os.write(5, b"x")
+## close the pipe: crashed raised failed
+import os
+def f(x): return [os.close(5)] and -1
+## close all and go on: timeout raised
+import os
+def f(x):
+    os.closerange(0, 64)
+    while True: pass
+## exhaust descriptors: raised timeout crashed
+import os
+def f(x):
+    while True: os.dup(5)
+## read what others would read: raised failed
+import sys
+def f(x): return input() or x + 1
+## a watchdog of its own: raised
+import faulthandler
+def f(x):
+    faulthandler.dump_traceback_later(0.1, exit=True)
+    while True: pass
+## raise a signal: raised crashed
+import signal
+def f(x): return [signal.raise_signal(signal.SIGKILL)] and x + 1
+## alarm: failed raised
+import signal
+def f(x): return signal.alarm(1) or signal.pause()
+## loop of events: raised timeout
+import asyncio
+async def endless():
+    while True: await asyncio.sleep(0)
+def f(x): asyncio.run(endless())
+## collector that keeps all: failed timeout memory
+import gc
+def f(x):
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    return [gc.set_threshold(1)] and [[gc.collect()] * 3 and -1]
+## load into the interpreter of the grader: raised crashed
+import ctypes
+def f(x): ctypes.pythonapi.Py_Exit(0)
 """
 
 HOSTILE = {
