@@ -1,4 +1,4 @@
-"""Statements of programs, which statements of two programs correspond, and where two runs first differ.
+"""Statements of programs, which of two programs correspond, where two runs first differ, and repairs by lines.
 
 Programs are text from a model: they are parsed, never compiled or run here. Numbers of statements count from 0 in the
 order of the text.
@@ -13,14 +13,17 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import lru_cache
-from itertools import takewhile
+from itertools import combinations, takewhile
 from typing import Any, NamedTuple
 
 from grail_lightning.programs.outcome import Visit
 
 # Python's parser refuses deep brackets and indentation itself; what else is deep (1+1+…) is as long as it is deep.
 MAX_CHARACTERS = 10_000
+MOST_LINES = 100
+MOST_EDITS = 5  # Lines. Any of them may be needed together: 31 repairs.
 _REFUSED = (SyntaxError, ValueError, LookupError, RecursionError, MemoryError, OverflowError)
 _BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -224,3 +227,53 @@ def _in_functions(program: Program, trace: Sequence[Visit]) -> list[tuple[int, V
 
 def _renamed(visit: Visit, names: Mapping[str, str]) -> dict[str, str]:
     return {names.get(name, name): value for name, value in visit.variables}
+
+
+class ProgramLine(NamedTuple):
+    """A line that is not empty: its indentation, its text, and where this begins in the program."""
+
+    indent: str
+    text: str
+    start: int
+
+
+class Edit(NamedTuple):
+    """The lines ``start`` to ``stop`` of a program, and those that the reference has there; either may be none."""
+
+    start: int
+    stop: int
+    reference_start: int
+    reference_stop: int
+
+
+def program_lines(program: str) -> list[ProgramLine]:
+    """The lines that are not empty."""
+    parts = ((match, match[0].lstrip()) for match in re.finditer(r"[^\n]+", program))
+    return [ProgramLine(m[0][: len(m[0]) - len(t)], t.rstrip(), m.end() - len(t)) for m, t in parts if t]
+
+
+def edits(lines: Sequence[ProgramLine], reference: Sequence[ProgramLine]) -> list[Edit] | None:
+    """The places at which a program differs from a reference other than in blanks; None if there are too many."""
+    if max(len(lines), len(reference)) > MOST_LINES:
+        return None
+    own, other = ([(len(x.indent.expandtabs(4)), "".join(x.text.split())) for x in both] for both in (lines, reference))
+    places = []
+    for tag, a, b, c, d in SequenceMatcher(None, own, other, autojunk=False).get_opcodes():
+        if tag == "replace" and b - a == d - c:  # Line by line.
+            places += [Edit(a + k, a + k + 1, c + k, c + k + 1) for k in range(b - a)]
+        elif tag != "equal":
+            places.append(Edit(a, b, c, d))
+    lines_of = [max(edit.stop - edit.start, edit.reference_stop - edit.reference_start) for edit in places]
+    return places if sum(lines_of) <= MOST_EDITS else None
+
+
+def repairs(
+    lines: Sequence[ProgramLine], reference: Sequence[ProgramLine], places: Sequence[Edit], size: int
+) -> Iterator[tuple[tuple[Edit, ...], str]]:
+    """Every choice of so many edits, the earliest places first, with the program in which they are made."""
+    for chosen in combinations(places, size):
+        made, at = list[ProgramLine](), 0
+        for edit in chosen:
+            made += [*lines[at : edit.start], *reference[edit.reference_start : edit.reference_stop]]
+            at = edit.stop
+        yield chosen, "\n".join(line.indent + line.text for line in [*made, *lines[at:]])

@@ -14,10 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from grail_lightning.programs.grade import grade, line_of
+from grail_lightning.programs.grade import grade, line_of, printed
 from grail_lightning.programs.guest import encode
 from grail_lightning.programs.outcome import Call, Limits, Outcome, Tests
-from grail_lightning.programs.printed import printed
 from grail_lightning.programs.remote import RemoteSandbox
 from grail_lightning.programs.sandbox import COMMANDS, LostError, Sandbox, StartError
 
@@ -27,7 +26,7 @@ AUTO = ("bubblewrap", "sandlock", "wasm")
 _MAX_CHARACTERS = 1 << 17
 _ATTEMPTS = 20
 _LARGEST = 1 << 20
-_KEPT_BYTES = 64 << 20  # of outcomes that are kept
+_MOST_KEPT = 50_000  # Outcomes: some 50 MB. Those with traces are not kept.
 _PROBE = Path(__file__).with_name("probe.py")
 
 Result = TypeVar("Result")
@@ -109,7 +108,6 @@ class Executor:
         self.limits = limits
         self.workers = workers
         self._kept: dict[bytes, Outcome] = {}
-        self._kept_bytes = 0
         self._forget()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -128,18 +126,18 @@ class Executor:
         if self._pid != os.getpid():  # we are a fork: threads and pipes are our parent's
             self._forget()
         keys = [_key(job) for job in jobs]
-        fresh = {key: job for key, job in zip(keys, jobs, strict=True) if key not in self._kept}
+        outcomes = {key: outcome for key in keys if (outcome := self._kept.get(key)) is not None}
+        fresh = {key: job for key, job in zip(keys, jobs, strict=True) if key not in outcomes}
         futures = [self._threads.submit(self._run, job) for job in fresh.values()]
         try:
-            outcomes = self._kept | dict(zip(fresh, (future.result() for future in futures), strict=True))
+            outcomes |= dict(zip(fresh, (future.result() for future in futures), strict=True))
         finally:
             for future in futures:
                 future.cancel()
-        for key in fresh:
-            self._kept[key] = outcomes[key]
-            self._kept_bytes += _size(outcomes[key])
-        while self._kept_bytes > _KEPT_BYTES:  # the newest stay
-            self._kept_bytes -= _size(self._kept.pop(next(iter(self._kept))))
+        with self._lock:
+            self._kept |= {key: outcomes[key] for key in fresh if outcomes[key].trace is None}
+            while len(self._kept) > _MOST_KEPT:  # the newest stay
+                del self._kept[next(iter(self._kept))]
         return [outcomes[key] for key in keys]
 
     def printed(self, program: str) -> str:
@@ -155,6 +153,7 @@ class Executor:
 
     def _forget(self) -> None:
         self._pid = os.getpid()
+        self._lock = threading.Lock()
         self._own = threading.local()
         self._sandboxes: list[Sandbox] = []
         self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="programs")
@@ -192,13 +191,6 @@ def _end(threads: ThreadPoolExecutor, sandboxes: list[Sandbox], pid: int) -> Non
         threads.shutdown(wait=True, cancel_futures=True)
         for sandbox in sandboxes:
             sandbox.close()
-
-
-def _size(outcome: Outcome) -> int:
-    """About how many bytes an outcome takes, with what holds it."""
-    visits = outcome.trace or ()
-    texts = [text for visit in visits for pair in (*visit.variables, (visit.value or "",)) for text in pair]
-    return 600 + len(outcome.message) + 8 * len(outcome.passed) + 300 * len(visits) + sum(80 + len(t) for t in texts)
 
 
 def _key(job: Job) -> bytes:

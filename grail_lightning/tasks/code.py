@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple
 
 from grail_lightning.answers import AnswerForm, AnswerSpan, Fenced
 from grail_lightning.answers.records import Verdict
+from grail_lightning.programs.alignment import Edit, ProgramLine, edits, program_lines, repairs
 from grail_lightning.programs.executor import Executor
 from grail_lightning.programs.guest import encode
 from grail_lightning.programs.outcome import Call, Limits, Outcome, Tests
-from grail_lightning.programs.repair import Edit, ProgramLine, edits, program_lines, repairs
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import GradedAnswer
 from grail_lightning.tasks.problem import Prompt, Step
@@ -167,7 +167,7 @@ class CodeTask(MathTask):
         one does, the statements of the smallest set that does so together. It is a misconception if it is that of the
         row's column `tempting`, which has a text for each line of the reference, else a slip. Others are sound. One
         that is missing is blamed on the next line. There are no labels without a reference, without a program, or where
-        both differ in too many lines (`repair.MOST_EDITS`).
+        both differ in too many lines (`alignment.MOST_EDITS`).
         """
         _, tests, right = read_problem(prompt.columns)
         if (found := self.program(text)) is None or right is None:

@@ -265,14 +265,12 @@ def test_nothing_is_run_where_nothing_isolates(monkeypatch):
                 Executor(limits=Limits(**{name: wrong}))
 
 
-def test_outcomes_are_kept_within_a_number_of_bytes(executor, monkeypatch):
-    monkeypatch.setattr("grail_lightning.programs.executor._KEPT_BYTES", 300_000)
-    program = "def f(n):\n    x = ''\n    for i in range(99):\n        x = 'x' * 199\n    return 1  # {}"
-    outcomes = executor.run_many([(program.format(n), TESTS, 0) for n in range(12)])
-    texts = [sum(len(text) for visit in o.trace for _, text in visit.variables) for o in outcomes]
-    kept = list(executor._kept.values())
-    assert kept == outcomes[12 - len(kept) :]
-    assert 0 < sum(texts[12 - len(kept) :]) < 300_000 < sum(texts)
+def test_the_newest_outcomes_are_kept_and_no_traces(executor, monkeypatch):
+    monkeypatch.setattr("grail_lightning.programs.executor._MOST_KEPT", 5)
+    outcomes = executor.run_many([(f"def f(x): return x + 1  # kept {n}", TESTS) for n in range(12)])
+    assert [*map(id, executor._kept.values())] == [*map(id, outcomes[7:])]
+    assert executor.run(TRACED, Tests("f", (Call((2,), None),)), trace=0).trace
+    assert [*map(id, executor._kept.values())] == [*map(id, outcomes[7:])]
 
 
 _SCALARS = (
