@@ -22,9 +22,11 @@ FILES = {
 }
 
 
-def _imports(file):
+def _imports(file, at_top=False):
     """Modules of ours that a file imports, at its top or inside a function; not what types alone need."""
     tree = ast.parse(file.read_text())
+    if at_top:
+        tree.body = [node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
     for_types = {
         id(node)
         for branch in ast.walk(tree)
@@ -78,3 +80,17 @@ def test_no_files_import_each_other_in_a_circle():
         TopologicalSorter(IMPORTS).prepare()
     except CycleError as error:
         pytest.fail(f"a circle of imports: {' -> '.join(reversed(error.args[1]))}")
+
+
+def test_plain_grpo_loads_nothing_that_another_option_alone_needs():
+    """Who follows a step from `module` by what is imported at the top of files meets no saliency and no tools."""
+    found, ahead = set(), ["grail_lightning.module"]
+    while ahead:
+        name = ahead.pop()
+        if name not in found:
+            found.add(name)
+            ahead += _imports(FILES[name], at_top=True)
+    step = ("step.fused", "step.second_model", "step.continuations", "step.episodes")
+    others = ("credit.saliency", "engines.hf", "environments.tools", "answers.verifier")
+    assert "grail_lightning.step.update" in found
+    assert not found & {f"grail_lightning.{name}" for name in (*step, *others)}

@@ -15,8 +15,7 @@ from torch.func import functional_call
 
 from grail_lightning.batch import RolloutBatch, pad_left
 from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, one_elsewhere, uniform_weights
-from grail_lightning.credit.measure import logprobs
-from grail_lightning.functional import TokenStats
+from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.picture import add_text
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
@@ -66,6 +65,9 @@ class RLSD(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from the teacher and the student."""
+        # Options of every run name SDPG's sentence, which is here; plain GRPO need not load what measures.
+        from grail_lightning.credit.measure import logprobs
+
         mask, weighed = batch.response_mask, batch.advantages != 0
         share = self.strength * max(0.0, 1 - context.step / self.decay_steps)
         teacher = self._teacher(policy, context.step)

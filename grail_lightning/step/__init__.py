@@ -14,10 +14,10 @@ r"""One training step. The files are listed about in the order in which a step n
 `report`            Figures of the step, over all ranks; `outputs` passes them and the batch to callbacks and loggers.
 ==================  ================================================================================================
 
-Four files are loaded where an option asks for them, and can be left out by who reads plain GRPO: `fused` (GRAIL's
-saliency from the update's own passes), `second_model` (a model that a credit method trains beside the policy),
-`continuations` (of rollouts, for credit methods) and `episodes` (rollouts of several turns). So can `distillation`, the
-loss of SDPG.
+Four files are loaded only where an option asks for them, and a reader of plain GRPO can leave them out: `fused`
+(GRAIL's saliency from the update's own passes), `second_model` (a model that a credit method trains beside the policy),
+`continuations` (of rollouts, for credit methods) and `episodes` (rollouts of several turns). The same holds for
+`distillation`, the loss of SDPG.
 
 The calls of one step. The loop over optimiser steps is in the module, since it calls Lightning's optimisers::
 
