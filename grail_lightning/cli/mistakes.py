@@ -32,7 +32,7 @@ _CONFIG_LIBRARIES = (
     *("jsonargparse", "lightning/pytorch/cli", "lightning/pytorch/loops/fit_loop"),
     *("configuration_validator", "accelerator_connector", "lightning/fabric/accelerators"),
     *("lightning/fabric/utilities/device_parser", "lightning/fabric/utilities/seed"),
-    "lightning/fabric/plugins/environments",
+    *("lightning/fabric/plugins/environments", "lightning/pytorch/trainer/trainer", "callback_connector"),
 )
 _MISMATCH = "Error(s) in loading state_dict"
 _NOT_LOGGED = "Early stopping conditioned on metric"  # One that only the run could show to be missing.
