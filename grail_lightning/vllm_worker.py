@@ -2,8 +2,8 @@
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --worker-extension-cls grail_lightning.vllm_worker.WeightReceiver
 
-The functions take the worker, as `LLM.collective_rpc` and a worker extension give it, and use parts of vLLM that are
-not public. The trainer's probe notices if a later release no longer does what is expected of them here.
+The functions take vLLM's worker and use parts of it that are not public. The trainer's probe notices if a later release
+no longer does what is expected of them here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 
 class WeightReceiver:
-    """The methods that ``--worker-extension-cls`` adds to every worker of a vLLM server.
+    """The methods that ``--worker-extension-cls`` adds to every worker of a vLLM server, called by ``/collective_rpc``.
 
-    The trainer calls them by name through the route ``/collective_rpc``. Arguments and results are JSON, and weights
-    come as a safetensors file that this machine can read: nothing is unpickled. A server that was restarted has no
-    version and another instance, which is how the trainer notices it.
+    Arguments and results are JSON, and weights a safetensors file: nothing is unpickled. A server that was restarted
+    has no version and another instance, which is how the trainer notices it.
     """
 
     grail_instance = f"{os.getpid()}-{time.time_ns()}"
@@ -84,8 +83,7 @@ def take_weights(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
 def report_whole_vocabulary(worker: Any) -> None:
     """Make the sampler report log-probabilities at the sampling temperature, but before top-k and top-p.
 
-    Those are what the trainer computes. vLLM's ``raw_logprobs`` are before the temperature, and its
-    ``processed_logprobs``, which must be switched on, are renormalised over the tokens that top-k and top-p leave.
+    vLLM's ``raw_logprobs`` are before the temperature; its ``processed_logprobs``, which must be on, after all three.
     """
     sampler = worker.model_runner.sampler
     if hasattr(sampler, "topk_topp_sampler"):  # vLLM's first model runner.

@@ -13,7 +13,6 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from grail_lightning.policy import Loading, Policy, load_policy
 from grail_lightning.policy.layout import padded_layout
-from grail_lightning.policy.options import PolicySource
 from grail_lightning.policy.pictures import PictureTokens
 from grail_lightning.runtime.collectives import whole_tensor
 
@@ -50,7 +49,7 @@ def shard(policy: Policy, mesh: DeviceMesh) -> Policy:
 
 
 def load_on_ranks(
-    name: PolicySource,
+    name: str,
     loading: Loading,
     mesh: DeviceMesh | None,
     *,

@@ -19,7 +19,6 @@ from grail_lightning.batch import SampledBatch, Sampling, lengths_to_mask, pad_l
 from grail_lightning.engines.turns import ResendingTurns, TurnSampler
 from grail_lightning.environments.episode import one_turn, read_episode
 from grail_lightning.policy import Loading, Policy
-from grail_lightning.policy.options import PolicySource
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.problem import Prompt, TokenText
 
@@ -49,7 +48,7 @@ class RolloutEngine(ABC):
     samples_elsewhere: ClassVar[bool] = False
     takes_pictures: ClassVar[bool] = False
 
-    def check(self, policy: PolicySource, loading: Loading) -> None:  # noqa: B027  (most engines need nothing)
+    def check(self, policy: str, loading: Loading) -> None:  # noqa: B027  (most engines need nothing)
         """Raise now for what would fail later: called at the start of a run, before the policy is loaded."""
 
     @abstractmethod
@@ -65,8 +64,7 @@ class RolloutEngine(ABC):
         """Like `generate`, with a seed of 63 bits for each row, so that a response depends on no other row of the call.
 
         `test` samples in this way, and so do continuations for credit methods. An engine that does not override the
-        method draws the whole call from one seed, which depends on all of `seeds`; its responses then depend on the
-        division of the problems into batches.
+        method draws the whole call from one seed, so that its responses depend on the division into batches.
         """
         return self.generate(prompts, group_size, sampling, derive_seed(*seeds))
 

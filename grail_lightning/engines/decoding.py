@@ -65,8 +65,7 @@ class Decoding:
     """One call of the loop: rows are decoded together, and finished rows are removed.
 
     Rows of one prompt use one row of the cache as long as they draw the same tokens, and a long common beginning of
-    all prompts is run once. A row's token at a step is a function of its logits and of one uniform number, which is
-    keyed by row and step. It does not depend on the other rows of the batch.
+    all prompts is run once. A row's token is a function of its logits and of one uniform number, of no other row.
 
     Args:
         policy: The policy, in evaluation mode.
@@ -139,7 +138,7 @@ class Decoding:
         return Sampled(self.ids, self.logprobs, self.lengths, self.finished & ~self.cut)
 
     def _read_prompts(self) -> Tensor:
-        """Fill the cache with the prompts; returns the logits ``[m, V]`` of the first response token."""
+        """Fill the cache; returns the logits ``[m, V]`` of the first response token."""
         first = [k for k, row in enumerate(self.prompts) if k == 0 or row != self.prompts[k - 1]]
         prompts, device = [self.prompts[k] for k in first], self.rows.device
         last = {"logits_to_keep": 1} if self.policy.model._supports_logits_to_keep() else {}
@@ -161,7 +160,7 @@ class Decoding:
         return self._model(ids, self.valid[:, : self.column], positions, **last)
 
     def _read_common(self, prompts: Sequence[Sequence[int]], last: dict[str, int]) -> Tensor:
-        """Run the common beginning; ``[m, common]`` bool, that all its columns are valid."""
+        """Run the common beginning; ``[m, common]`` bool, which are all true."""
         if self.common:
             begin = torch.arange(self.common, device=self.rows.device)[None]
             self._model(torch.tensor([prompts[0][: self.common]], device=begin.device), begin >= 0, begin, **last)

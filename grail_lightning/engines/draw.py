@@ -18,16 +18,10 @@ _SUM_BLOCK = 512
 
 
 def draw(logits: Tensor, sampling: Sampling, warpers: Sequence[Any], noise: Tensor) -> tuple[Tensor, Tensor]:
-    r"""A token of each row, and its log-probability before top-k and top-p, ``[n]`` each.
+    r"""A token of each row of ``[n, V]``, and its log-probability before top-k and top-p, ``[n]`` each.
 
-    ``token = min {v : Σ_{w ≤ v} p_w > u Σ_w p_w}`` with ``p = exp(logits / temperature)``: one exponential over the
-    vocabulary gives both the token and the normaliser.
-
-    Args:
-        logits: ``[n, V]``, float32 or float64.
-        sampling: The sampling options; temperature 0 takes the most likely token.
-        warpers: The processors that set the scores of excluded tokens to -inf; see `warpers`.
-        noise: ``[n]`` uniform in ``[0, 1)``: `u`.
+    ``token = min {v : Σ_{w ≤ v} p_w > u Σ_w p_w}`` with ``p = exp(logits / temperature)`` and the noise ``u [n]``,
+    uniform in ``[0, 1)``: one exponential over the vocabulary gives both the token and the normaliser.
     """
     scores = logits / sampling.logprob_temperature
     top = scores.amax(-1, keepdim=True)
@@ -44,11 +38,8 @@ def draw(logits: Tensor, sampling: Sampling, warpers: Sequence[Any], noise: Tens
 
 
 def _pick(weights: Tensor, noise: Tensor) -> Tensor:
-    """One index ``[n]`` of each row of ``[n, V]``, in proportion to the weights, by inverting their cumulative sum.
-
-    Long rows are summed in blocks, and only the selected block is searched: a cumulative sum over a vocabulary of
-    150,000 takes several times as long as a sum.
-    """
+    """One index ``[n]`` of each row of ``[n, V]``, in proportion to the weights, by inverting their cumulative sum."""
+    # Of long rows only one block is summed cumulatively, which takes several times as long as a sum.
     if weights.shape[1] <= 4 * _SUM_BLOCK:
         return _invert(weights, noise)[0]
     blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _SUM_BLOCK)).reshape(len(weights), -1, _SUM_BLOCK)
@@ -96,8 +87,7 @@ class Sampled(NamedTuple):
 class Ending:
     """Determines which rows end with their newest token: with an end token, or because it completes a stop string.
 
-    Only response tokens are read, so a stop string that begins in the prompt has no effect. Stop strings are compared
-    with the text of all tokens, including special tokens, which the graded text leaves out.
+    Stop strings are compared with the text of all response tokens, special ones included.
     """
 
     def __init__(self, policy: Policy, sampling: Sampling) -> None:
@@ -109,6 +99,6 @@ class Ending:
         self.reach: int = 1 if self.stops is None else self.stops.maximum_token_len
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """``[n]`` bool: the rows of ``ids [n, t]`` (response tokens only) that end with their last token."""
+        """``[n]`` bool: the rows of response tokens ``[n, t]`` that end with their last one."""
         ended: Tensor = (ids[:, -1:] == self.end_tokens).any(1)
         return ended if self.stops is None else ended | self.stops(ids[:, -self.reach :], None)

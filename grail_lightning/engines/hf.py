@@ -72,7 +72,7 @@ class HFEngine(RolloutEngine):
     def generate_seeded(
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
     ) -> SampledBatch:
-        """See `RolloutEngine.generate_seeded`. Transformers' `generate` draws the whole call from one seed."""
+        """See `RolloutEngine.generate_seeded`; `generate` draws the whole call from one seed."""
         streams = (torch.Generator().manual_seed(seed) for seed in seeds)
         return self._sample(prompts, group_size, sampling, derive_seed(*seeds), streams)
 
@@ -199,7 +199,7 @@ class _Recorder:
         return scaled
 
     def ends(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
-        """``[n]`` bool: the rows that have finished, as a stopping criterion. It is called after each token."""
+        """``[n]`` bool: the rows that have finished, as a stopping criterion."""
         self.logprobs.append(self.pending.gather(1, input_ids[:, -1:]).squeeze(1))
         self.lengths = self.lengths + ~self.finished
         self.finished = self.finished | self.ending(input_ids[:, self.prompt_width :])

@@ -39,7 +39,7 @@ def find_tree_kernel(policy: Policy) -> TreeKernel | None:
 def _supports_prefix_trees(policy: Policy, kernel: TreeKernel) -> bool:
     """Whether rows in a prefix tree have the log-probabilities and gradients that they have when run separately.
 
-    Any failure means that the model does not support it: recurrent states and convolutions mix neighbouring rows.
+    Recurrent states and convolutions mix neighbouring rows.
     """
     trained = [p for p in policy.parameters() if p.requires_grad]
     try:
@@ -62,10 +62,7 @@ def _supports_prefix_trees(policy: Policy, kernel: TreeKernel) -> bool:
 
 
 def _trial_weights(policy: Policy) -> dict[str, Tensor]:
-    """Copies of the smallest weights, by name, and other values for weights that are zero.
-
-    What begins at zero (adapters, Doge's mask) would change no log-probability, whatever the model does with it.
-    """
+    """Copies of the smallest weights, and other values for those that are zero, which would change nothing else."""
     weights: dict[str, Tensor] = {}
     room = _TRIAL_WEIGHTS
     for name, p in sorted(policy.named_parameters(), key=lambda named: named[1].numel()):

@@ -1,9 +1,8 @@
 """The layout of some rows' tokens in the decoder's input, and the way from its output back to the rows.
 
-There are three layouts. *Padded*: every row is a row of the decoder's input. *Packed*: the valid tokens of all rows
-form one long row, for flash-attn's variable-length kernels. *Prefix trees*: tokens that several rows have in common
-at their beginning are run once (`grail_lightning.policy.trees`). Other modules treat the three layouts alike. Only
-this module deals with the next-token shift: the state of a token predicts the token that follows it.
+*Padded*: every row is a row of the decoder's input. *Packed*: the valid tokens of all rows form one long row, for
+flash-attn's variable-length kernels. *Prefix trees*: tokens that several rows have in common at their beginning are run
+once (`grail_lightning.policy.trees`). Only this module deals with the next-token shift.
 
 Shapes: ``b`` rows, ``P`` prompt tokens, ``T`` response tokens, ``R × N`` places for tokens in the decoder's input,
 ``M`` predictions, ``D`` width.

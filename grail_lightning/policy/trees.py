@@ -38,10 +38,7 @@ TREE_ATTENTION = "prefix_tree_sdpa"
 
 
 class _AttentionUnits(NamedTuple):
-    """Units of neighbouring rows. Padding has any number.
-
-    Queries are the tokens that the rows of a unit add to the tree; keys are these and the path to the first of them.
-    """
+    """Units of neighbouring rows: queries are the tokens that they add, keys these and the path to the first."""
 
     queries: Tensor  # [U, Q] long, token numbers
     keys: Tensor  # [U, K] long, token numbers
@@ -82,10 +79,7 @@ def _tree_attention(
 
 
 def _one_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: object) -> tuple[Tensor, None]:
-    """SDPA of one token a row, in which the heads that share keys are queries: ``query [b, heads, 1, d]``.
-
-    In half precision torch's kernel for CPUs takes four times as long for them one by one.
-    """
+    """SDPA of one token a row, in which the heads that share keys are queries: four times as fast in half precision."""
     asked = query.reshape(*key.shape[:2], -1, query.shape[-1])
     out = nn.functional.scaled_dot_product_attention(asked, key, value, mask, scale=cast("float | None", scaling))
     return out.reshape(query.shape).transpose(1, 2), None
@@ -171,7 +165,7 @@ class _Tree(NamedTuple):
 
 
 def _number_tokens(valid: Tensor, new: Tensor) -> _Tree:
-    """The tokens of rows with the mask ``valid [b, W]``; `new` is True from where a row differs from the row before."""
+    """The tokens ``valid [b, W]`` of rows; `new` is True from where a row differs from the row before."""
     rows, columns = torch.arange(len(valid))[:, None], torch.arange(valid.shape[1])
     owner = first_rows(new)
     cells = owner * valid.shape[1] + columns  # Where in a `[b, W]` table a token occurs for the first time.

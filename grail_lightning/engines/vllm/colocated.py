@@ -145,7 +145,7 @@ class VLLMEngine(RolloutEngine):
             self._asleep = True
 
     def _start(self, policy: Policy) -> Any:
-        """A vLLM with the policy's architecture and random weights, which the first push replaces."""
+        """A vLLM with random weights, which the first push replaces."""
         if world_size() % self.tensor_parallel_size:
             raise ValueError(
                 "`engine.tensor_parallel_size` must divide the number of ranks, but got "
@@ -226,7 +226,7 @@ def _completion(output: Any) -> Completion:
 
 @contextmanager
 def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Without gradients, autocast and inference mode; all random states are as before afterwards."""
+    """Without gradients, autocast and inference mode, and without a trace in the random states."""
     with (
         torch.inference_mode(False),
         torch.no_grad(),
@@ -238,10 +238,9 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _starting(policy: Policy) -> Iterator[str]:
-    """A folder with the policy's config and tokenizer, without weights, in an environment in which vLLM can start.
+    """A folder with the policy's config and tokenizer, in an environment that tells vLLM its rank as `torchrun` would.
 
-    vLLM finds its rank there as `torchrun` would have told it. Afterwards the folder is gone, and what was changed for
-    the sake of the start alone is as before.
+    Afterwards both are as before.
     """
     os.environ.update({name: value for name, value in _DEFAULTS.items() if name not in os.environ})
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

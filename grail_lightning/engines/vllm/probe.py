@@ -49,11 +49,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def probe_requests(policy: Policy) -> list[Request]:
-    """Requests for a few tokens after two prompts: a text, and ids from all over the vocabulary.
-
-    Half of them are drawn at temperature 1 and half at another one with top-k and top-p, whatever the run samples with.
-    They run to their length limit.
-    """
+    """Requests for a few tokens, at two temperatures, after a text and after ids from all over the vocabulary."""
     vocabulary = policy.model.config.get_text_config().vocab_size
     spread = torch.linspace(0, vocabulary - 1, min(_SPREAD_TOKENS, vocabulary)).long().tolist()
     prompts = [policy.encode([{"role": "user", "content": _TEXT}] if policy.tokenizer.chat_template else _TEXT), spread]

@@ -27,7 +27,7 @@ from grail_lightning.engines.vllm.requests import Completion, Request, VLLMTurns
 from grail_lightning.engines.vllm.weights import WeightFile, checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.loops import background_loop
 from grail_lightning.policy import Loading, Policy
-from grail_lightning.policy.options import PolicySource, resolve_policy
+from grail_lightning.policy.options import resolve_policy
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, on_first_rank, rank
 from grail_lightning.tasks.problem import Prompt
@@ -113,10 +113,10 @@ class VLLMServer(RolloutEngine):
             future.cancel()  # After an interrupt; nothing happens to one that has ended.
             self._calls.discard(future)
 
-    def check(self, policy: PolicySource, loading: Loading) -> None:
+    def check(self, policy: str, loading: Loading) -> None:
         """See `RolloutEngine.check`: every server answers, and has the extension that takes weights."""
         for server in self._servers:
-            server.model = resolve_policy(policy) if isinstance(policy, str) else str(policy)
+            server.model = resolve_policy(policy)
         self._await(all_of(server.patiently(server.workers, self.wait_seconds) for server in self._servers))
 
     # --- weights ------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class VLLMServer(RolloutEngine):
             )
 
     def _publish(self, policy: Policy) -> Weights:
-        """Write the weights where the servers find them. Every rank gathers in step with the first, which writes."""
+        """Write the weights. Every rank gathers in step with the first, which writes."""
         (first, *_) = self._servers
         dtype = on_first_rank(lambda: self._await(first.patiently(first.workers))[0]["dtype"])
         self._pushes += 1
@@ -225,8 +225,8 @@ class VLLMServer(RolloutEngine):
     ) -> tuple[list[list[Completion]], list[str]]:
         """For each server that has a share of the requests, their completions, and its dtype.
 
-        Answers count if every server was the same process with the same weights before the first and after the last of
-        them; else all are asked for again. A row depends on its seed alone, so nothing is lost but time.
+        Answers count if every server was the same process with the same weights before and after; else all are asked
+        for again. A row depends on its seed alone, so nothing is lost but time.
         """
         weights, reason = self._weights, ""
         assert weights is not None
