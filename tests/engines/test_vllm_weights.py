@@ -171,15 +171,16 @@ def test_a_trainer_that_fails_while_it_writes_leaves_nothing_in_the_folder(tmp_p
     assert not list(tmp_path.iterdir())
 
 
-def test_a_fork_gives_up_its_copy_and_not_the_file_of_its_parent(tmp_path):
-    """As a data loader's worker is one, which ends while the run goes on."""
-    file = WeightFile(str(tmp_path), "mine")
+def test_a_fork_and_another_rank_leave_the_file_alone(tmp_path):
+    """A data loader's worker ends while the run goes on, and so may a second run."""
+    file, other = WeightFile(str(tmp_path), "mine"), WeightFile(str(tmp_path), "mine")
     path = file.write("run-1", [("ones", torch.ones(3))], torch.float32)
     child = os.fork()
     if child == 0:
         file.close()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    other.close()
     assert torch.equal(load_file(path)["ones"], torch.ones(3))
     file.close()
     assert not os.path.exists(path)

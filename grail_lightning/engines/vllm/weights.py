@@ -112,7 +112,7 @@ class WeightFile:
 
     def __init__(self, folder: str, name: str) -> None:
         self._path = Path(folder).absolute() / f"grail-{name}.safetensors"
-        self._process = os.getpid()
+        self._writer: int | None = None  # The process that has written it.
 
     def write(self, version: str, tensors: Iterable[Named], dtype: torch.dtype) -> str:
         """Replace the earlier weights, which a server that is reading them may go on with; returns the path.
@@ -123,7 +123,7 @@ class WeightFile:
         for name, value in tensors:
             written = dtype if value.is_floating_point() and value.ndim > 1 else value.dtype
             copies[name] = value.detach().to("cpu", written, copy=True).contiguous()
-        unfinished = self._path.with_suffix(".new")
+        unfinished, self._writer = self._path.with_suffix(".new"), os.getpid()
         try:
             save_file(copies, unfinished, {"version": version})
             unfinished.replace(self._path)
@@ -132,6 +132,6 @@ class WeightFile:
         return str(self._path)
 
     def close(self) -> None:
-        """Remove the file."""
-        if os.getpid() == self._process:  # Not in a fork, such as a worker of a data loader.
+        """Remove the file, unless another rank, another run, or the process of which this is a fork has written it."""
+        if os.getpid() == self._writer:
             self._path.unlink(missing_ok=True)
