@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as torch_flex
 from transformers import (
-    AttentionInterface,
     DogeConfig,
     Gemma3TextConfig,
     Lfm2Config,
@@ -26,12 +25,11 @@ from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer, m
 from grail_lightning.policy.capabilities import within_attention_window
 from grail_lightning.policy.layout import gather_rows
 from grail_lightning.policy.micro_batch import cut_into_trees, cut_rows
-from grail_lightning.policy.trees import TREE_ATTENTION, tree_layout
+from grail_lightning.policy.trees import tree_layout
 from grail_lightning.step.fused import SaliencyForward
 from tests import batches
 from tests.architectures import ARCHITECTURES, SIZES, tiny
 from tests.steps import FEWER, gap, steps, update_of
-from tests.tolerance import assert_near
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 
@@ -441,24 +439,3 @@ def test_packed_blocks_and_dropout_keep_rows_apart(batch, tmp_path):
         assert policy.shares_prefixes is not training
         cuts = cut_rows(policy, batch, torch.arange(16), 1000)
         assert all((micro.starts is None) is training for micro in cuts)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_single_query_in_half_precision_attends_as_its_heads_do_one_by_one(dtype):
-    draw = torch.Generator().manual_seed(0)
-    query = torch.randn(4, 6, 1, 16, generator=draw).to(dtype)
-    key, value = (torch.randn(4, 2, 11, 16, generator=draw).to(dtype) for _ in range(2))
-    mask = torch.arange(11) >= torch.tensor([0, 3, 7, 10])[:, None, None, None]  # Padding on the left.
-    module = torch.nn.Module().eval()
-    module.num_key_value_groups = 3
-    attend = AttentionInterface()[TREE_ATTENTION]
-    for padding, seen in ((mask, mask), (None, torch.ones_like(mask))):
-        out, _ = attend(module, query, key, value, padding, scaling=0.3)
-        # Head h reads the keys of head h // 3.
-        keys, values = (states.double().repeat_interleave(3, 1) for states in (key, value))
-        scores = (0.3 * query.double() @ keys.transpose(2, 3)).masked_fill(~seen, -torch.inf)
-        wanted = (scores.softmax(-1) @ values).transpose(1, 2)
-        assert out.dtype == dtype
-        assert out.shape == (4, 1, 6, 16)
-        # The shares of the keys and the result are rounded, the rest is in float32.
-        assert_near(out.double(), wanted, 2, dtype, scale=values.abs().max())

@@ -64,9 +64,6 @@ def _tree_attention(
         flex = _flex_attention(query.device.type)
         return flex(query, key, value, block_mask=block_mask, scale=scale, enable_gqa=grouped).transpose(1, 2), None
     if units is None:
-        half = query.device.type == "cpu" and value.dtype in (torch.bfloat16, torch.float16)
-        if half and query.shape[2] == 1 and not (options.get("softcap") or module.training):
-            return _one_query(query, key, value, attention_mask, options.get("scaling"))
         whole: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return whole
     asked = query[0].transpose(0, 1)[units.queries].transpose(1, 2)
@@ -76,13 +73,6 @@ def _tree_attention(
     scaling = options.get("scaling")
     out, _ = sdpa_attention_forward(module, asked, keys, values, mask, scaling=scaling)
     return out.flatten(0, 1)[units.output_of][None], None
-
-
-def _one_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: object) -> tuple[Tensor, None]:
-    """SDPA of one token a row, in which the heads that share keys are queries: four times as fast in half precision."""
-    asked = query.reshape(*key.shape[:2], -1, query.shape[-1])
-    out = nn.functional.scaled_dot_product_attention(asked, key, value, mask, scale=cast("float | None", scaling))
-    return out.reshape(query.shape).transpose(1, 2), None
 
 
 def _gather(states: Tensor, index: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from grail_lightning.answers import Verifier
 from grail_lightning.grading import grade_answers, labelled_steps
 from grail_lightning.module import GrailModule
+from grail_lightning.policy import load_policy
 from grail_lightning.tasks import MathTask
 from tests.runs import SAMPLING, problems
 from tests.shell import fails, main
@@ -237,7 +238,7 @@ def test_kept_samples_are_read(capsys):
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches")
-def test_the_program_of_the_page_trains_a_given_model_on_given_rows():
+def test_the_program_of_the_page_trains_on_given_rows():
     """Cut to one step; everything else is the text itself."""
     program = Path("from_python.py").read_text()
     assert f"{program}```" in (EXAMPLES.parent / "from_python.md").read_text()
@@ -252,7 +253,7 @@ def test_the_program_of_the_page_trains_a_given_model_on_given_rows():
     figures = names["trainer"].callback_metrics
     assert 0 < figures["train/reward"] - figures["train/accuracy"] < 0.1, "the awaited reward adds its tenth"
     assert "val/accuracy" in figures
-    given, trained = (dict(names[name].named_parameters()) for name in ("model", "trained"))
+    given, trained = (dict(model.named_parameters()) for model in (load_policy("arithmetic").model, names["trained"]))
     assert any(not torch.equal(given[name], weight) for name, weight in trained.items())
     exec(predict + arguments, names)
     assert Path("runs/from_python/predictions.parquet").is_file()
