@@ -6,6 +6,7 @@ docs/report.md says how to read it.
 from __future__ import annotations
 
 import argparse
+import html
 import math
 import re
 import signal
@@ -23,7 +24,7 @@ from grail_lightning.evaluate.table import as_text
 from grail_lightning.runtime.console import Parser, refused
 from grail_lightning.runtime.files import write_whole
 
-_ENDINGS = (".md", ".csv")
+_ENDINGS = (".md", ".csv", ".html")
 _DIFFERENCE = ("difference", "difference_low", "difference_high")
 _COLUMNS = (
     *("part", "task", "dataset", "method", "figure", "step", "problems", "seeds", "value", "low", "high"),
@@ -50,13 +51,13 @@ def make_parser() -> Parser:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder, or NAME=FOLDER")
     parser.add_argument("--baseline", metavar="NAME", help="the method to compare with (default: the first run's)")
     parser.add_argument("--pass_at", type=int, nargs="+", metavar="K", help="the k of pass@k (default: all samples)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write to a file (.md, .csv)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write to a file (.md, .csv, .html)")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run ``python -m grail_lightning.report``; returns 0, or 2 for a user's mistake, which is one line on stderr."""
-    formats = {"": _as_text, ".md": _as_markdown, ".csv": _as_csv}
+    formats = {"": _as_text, ".md": _as_markdown, ".csv": _as_csv, ".html": _as_html}
     try:
         options = make_parser().parse_args(arguments)
         ending = options.output.suffix.lower() if options.output else ""
@@ -201,6 +202,15 @@ def _as_markdown(sections: Sequence[_Section]) -> str:
         parts += [escape(section.title), "\n".join(f"| {' | '.join(row)} |" for row in rows)]
         parts.append("\n".join(f"- {escape(note)}" for note in section.notes))
     return "\n\n".join(parts)
+
+
+def _as_html(sections: Sequence[_Section]) -> str:
+    """The report as one HTML page of tables by pandas. All names are escaped."""
+    parts = ['<!doctype html><meta charset="utf-8"><title>Comparison of runs</title>']
+    for section in sections:
+        parts += [f"<h2>{html.escape(section.title)}</h2>", str(_table(section).to_html(escape=True, border=0))]
+        parts += [f"<p>{html.escape(note)}</p>" for note in section.notes]
+    return "\n".join(parts)
 
 
 def _as_csv(sections: Sequence[_Section]) -> str:

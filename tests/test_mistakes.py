@@ -49,6 +49,7 @@ NO_OPTION = "There is no option `%s`.*Did you mean `?%s`?\\?"
         ("--model.credit.saliency.leef=first", NO_OPTION % ("model.credit.saliency.leef", "leaf")),
         ("--model.credit={class_path: GRAIL, init_args: {saliency: {leef: 1}}}", "`model.credit.saliency.leef`"),
         ("--model.credit=TreeAdvantage --model.credit.state=length", "state` must be .*'prefix', .*'length'"),
+        ("--trainer.gradient_clip_val=1", "Set `--model.execution.max_grad_norm` instead"),
         ("--trainer.precision=16-mixed", "Use bf16-mixed, or 32-true"),
         ("--trainer.val_check_interval=0", "`trainer.val_check_interval` must be positive, but got 0"),
         ("--config=nowhere.yaml", "`--config` must name a YAML file, but got nowhere.yaml: .*No such file"),

@@ -18,13 +18,23 @@ from lightning.pytorch.utilities import rank_zero_info
 from grail_lightning.distributed.sharding import check_strategy
 from grail_lightning.tasks.import_path import import_function
 
+# Options of the Trainer that manual optimisation cannot follow: the values that ask for nothing, and what to set.
+_LEFT_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
+    "gradient_clip_val": ((None, 0), "`--model.execution.max_grad_norm`"),
+    "gradient_clip_algorithm": ((None, "norm"), "`--model.execution.max_grad_norm`, which clips the norm of all"),
+    "accumulate_grad_batches": ((None, 1), "`--model.execution.token_budget`"),
+}
+
 
 def check_options(options: Namespace, groups: Sequence[str]) -> None:
-    """Raise a ValueError for a group of options that a file leaves empty, and for an interval of 0."""
+    """Raise a ValueError for a group of options that a file leaves empty, and for what the module cannot follow."""
     ours = [f"model.{name}" for name in ("sampling", "loading", "objective", "execution")]
     for name in (*groups, "trainer", "model", *ours):
         if name in options and not isinstance(value := options.get(name), Namespace):
             raise ValueError(f"`{name}` must be a group of options, but got {value!r}. Fill it in, or leave it out.")
+    for name, (without_effect, instead) in _LEFT_OUT.items():
+        if (value := options.trainer.get(name)) not in without_effect:
+            raise ValueError(f"`trainer.{name}` must be left out, but got {value}. Set {instead} instead.")
     for name in ("val_check_interval", "check_val_every_n_epoch"):  # Lightning divides by them.
         if options.trainer.get(name) == 0:
             raise ValueError(f"`trainer.{name}` must be positive, but got 0. `trainer.limit_val_batches: 0` is off.")

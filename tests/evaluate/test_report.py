@@ -268,17 +268,19 @@ def hostile(tmp_path_factory):
     return sorted(map(str, folder.iterdir()))
 
 
-def test_no_name_steers_a_terminal_or_breaks_a_table_of_markdown_or_csv(hostile, tmp_path, capsys):
+def test_no_name_steers_a_terminal_or_breaks_a_table_of_markdown_html_or_csv(hostile, tmp_path, capsys):
     text = _said(capsys, *hostile)
     assert all(c.isprintable() or c == "\n" for c in text)
     assert r"\u202eright to left \x1b[31m | pipe" in text
     assert HOSTILE[0] in text
-    for ending in ("md", "csv"):
+    for ending in ("md", "csv", "html"):
         _said(capsys, *hostile, "--output", tmp_path / "deep" / f"report.{ending}")
     markdown = (tmp_path / "deep" / "report.md").read_text()
     rows = [row for row in markdown.splitlines() if row.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {12}
     assert not re.search(r"(?<!\\)[<`*]", markdown)
+    page = (tmp_path / "deep" / "report.html").read_text()
+    assert not {"script", "img"} & set(re.findall(r"<(\w+)", page)), "names are text"
     rows = csv.DictReader(io.StringIO((tmp_path / "deep" / "report.csv").read_text()))
     assert {row["task"] for row in rows} == {"'=HYPERLINK(1)"}, "a spreadsheet must not compute a name"
 
@@ -312,7 +314,7 @@ def test_tasks_are_sections_of_their_own_and_a_reader_is_told_of_equal_weights(t
         (["absent"], r"A run must be a folder, but got absent\. Give one"),
         (["empty"], r"empty must hold the samples of an evaluation .* Run `grail-lightning test`"),
         (["good", "--baseline=GRIAL"], r"`--baseline` must be one of 'good', but got 'GRIAL'\."),
-        (["good", "--output=o.pdf"], r"`--output` must end in \.md or \.csv, but got o\.pdf"),
+        (["good", "--output=o.pdf"], r"`--output` must end in \.md or \.csv or \.html, but got o\.pdf"),
         (["good", "--pass_at=4"], r"pass@4 needs at least 4 samples a problem, but got 3\."),
         (["good", "--tables"], r"Unrecognized arguments: --tables\. See --help\."),
         (["good", "--output=/proc/no/page.md"], r"/proc/no: .* Choose another file"),
