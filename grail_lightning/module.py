@@ -21,6 +21,8 @@ from grail_lightning.picture import pictures_in
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.options import (
     Loading,
+    PolicySource,
+    as_source,
     check_dtype,
     check_policy,
     check_precision,
@@ -45,7 +47,13 @@ from grail_lightning.step.update import Update
 from grail_lightning.tasks.problem import Messages, Prompt
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from grail_lightning.step.second_model import TrainedModel
+
+    GivenPolicy = str | tuple[PreTrainedModel, PreTrainedTokenizerBase]
+else:  # What YAML can say.
+    GivenPolicy = str
 
 
 class GrailModule(pl.LightningModule):
@@ -53,7 +61,8 @@ class GrailModule(pl.LightningModule):
 
     Args:
         policy: A model on the hub, a folder in Hugging Face format, or a packaged one: `arithmetic`, `chains`,
-            `long_chains`, `words`, `search`, `code`, `charts`.
+            `long_chains`, `words`, `search`, `code`, `charts`. From Python also a loaded model with its tokenizer,
+            ``(model, tokenizer)``: a copy of it is trained.
         sampling: Options with which training responses are sampled.
         loading: Options with which the policy is loaded.
         engine: The rollout engine that samples; default `HFEngine`.
@@ -71,7 +80,7 @@ class GrailModule(pl.LightningModule):
 
     def __init__(
         self,
-        policy: str,
+        policy: GivenPolicy,
         sampling: Sampling,
         loading: Loading = Loading(),  # noqa: B008  (frozen)
         engine: RolloutEngine | None = None,
@@ -84,15 +93,16 @@ class GrailModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        check_policy(policy, loading, sampling.max_response_length)
-        self.policy_name, self.loading, self.sampling = policy, loading, sampling
+        source: PolicySource = as_source(policy)
+        check_policy(source, loading, sampling.max_response_length)
+        self.policy_name, self.loading, self.sampling = source, loading, sampling
         self.engine, self.credit, self.control = engine or _default_engine(), credit or Uniform(), control
         check_engine(self.engine, execution, self.credit)
         check_optimizer(optimizer, scheduler)
         if (training := self.needs.training) is not None:
             from grail_lightning.step.second_model import check_training
 
-            check_training(training, policy, trust_remote_code=loading.trust_remote_code)
+            check_training(training, source, trust_remote_code=loading.trust_remote_code)
         self.objective, self.execution = objective, execution.for_engine(self.engine.own_weights)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.policy: Policy | None = None

@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grail_lightning import GrailModule, MathData
-from grail_lightning.policy import load_policy
+from grail_lightning.callbacks import ExportPolicy
+from grail_lightning.policy import Loading, LoRA, resolve_policy
 from grail_lightning.step.options import Objective
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.rewards import Reward, RewardSpec, correctness, overlong
+from tests.processes import run_script
 from tests.runs import SAMPLING, batches, module, trainer, weights
 from tests.shell import fails
 
@@ -26,21 +30,85 @@ class _Verdict:
 ROWS = [{"problem": "7+5-3+8-9", "answer": 8}, {"problem": "9+9+6-5+7", "answer": 26}]
 
 
-def test_a_policy_that_is_no_text_is_refused_with_what_to_do():
-    for wrong in (Path("export"), (object(), object())):
-        with pytest.raises(ValueError, match=r"must be a name, or a folder as text, but got .*Save a loaded model"):
-            GrailModule(wrong, sampling=SAMPLING)
+def loaded():
+    folder = resolve_policy("arithmetic")
+    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
-def test_a_second_fit_goes_on_and_a_late_reference_is_the_policy_of_the_start():
-    run = module()
+def of(policy, **changes):
+    """The module of `tests.runs` with another policy."""
+    options = {"sampling": SAMPLING, "optimizer": lambda p: torch.optim.AdamW(p, lr=1e-4)} | changes
+    return GrailModule(policy, **options)
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(rank=2)], ids=["all weights", "LoRA"])
+def test_a_loaded_model_is_trained_as_one_by_its_name_and_stays_as_it_is(lora, tmp_path):
+    pair = loaded()
+    before = {name: p.clone() for name, p in pair[0].state_dict().items()}
+    options = {"objective": Objective(kl_coefficient=0.1), "loading": Loading(lora=lora)}
+    trained = []
+    for name, policy in (("name", "arithmetic"), ("pair", pair)):
+        torch.manual_seed(0)
+        run = of(policy, **options)
+        trainer(2, ExportPolicy(folder=str(tmp_path / name))).fit(run, batches(2))
+        trained.append(weights(run))
+    assert all(torch.equal(trained[0][name], p) for name, p in trained[1].items())
+    new = {n.removeprefix("model."): p for n, p in trained[1].items() if lora is None or "lora_B" in n}
+    assert any(not torch.equal(p, before.get(n, torch.zeros_like(p))) for n, p in new.items())
+    assert all(torch.equal(before[name], p) for name, p in pair[0].state_dict().items())
+    exported = [AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("name", "pair")]
+    assert all(torch.equal(exported[0][name], p) for name, p in exported[1].items())
+    assert AutoTokenizer.from_pretrained(tmp_path / "pair").get_vocab() == pair[1].get_vocab()
+
+
+def test_a_second_fit_goes_on_and_a_late_reference_is_the_model_that_was_given():
+    run = of(loaded())
     trainer(1).fit(run, batches(1))
     once = weights(run)
     run.objective = Objective(kl_coefficient=0.1)
     trainer(1).fit(run, batches(1, seed=1))
     assert any(not torch.equal(once[name], p) for name, p in weights(run).items())
-    fresh = load_policy("arithmetic").state_dict()
-    assert all(torch.equal(fresh[name], p) for name, p in run.reference.policy.state_dict().items())
+    fresh = loaded()[0].state_dict()
+    assert all(torch.equal(fresh[name], p) for name, p in run.reference.policy.model.state_dict().items())
+
+
+def test_a_checkpoint_of_a_loaded_model_is_resumed(tmp_path):
+    def fit(steps, checkpoint=None):
+        run, fitted = of(loaded()), trainer(steps)
+        data = MathData(train=ROWS, task=ArithmeticTask(), prompts_per_batch=1)
+        fitted.fit(run, data, ckpt_path=checkpoint, weights_only=False)
+        return run, fitted
+
+    fit(1)[1].save_checkpoint(tmp_path / "one.ckpt")
+    whole, again = weights(fit(2)[0]), weights(fit(2, tmp_path / "one.ckpt")[0])
+    assert all(torch.equal(whole[name], p) for name, p in again.items())
+
+
+def test_the_options_of_loading_hold_for_a_loaded_model():
+    model, tokenizer = loaded()
+    frequencies = model.bfloat16().model.rotary_emb.inv_freq.dtype
+    for dtype, expected in (("auto", torch.bfloat16), ("float32", torch.float32)):
+        run = of((model, tokenizer), loading=Loading(dtype=dtype))
+        run.policy = None
+        trainer(1).validate(run, batches(1), verbose=False)
+        assert run.policy.model.dtype == expected
+        assert run.policy.model.model.rotary_emb.inv_freq.dtype == frequencies
+
+
+def test_what_cannot_be_copied_or_is_no_model_is_refused():
+    model, tokenizer = loaded()
+    (hooked, _), (adapted, _) = loaded(), loaded()
+    add_hook_to_module(hooked.model.layers[0], ModelHook())
+    adapted.add_adapter(__import__("peft").LoraConfig(target_modules=["q_proj"]))
+    refused = [(wrong, "`policy` must be a name, a folder, or a Transformers model with its tok") for wrong in (
+        model, (model,), (tokenizer, model), (model, tokenizer, 1), Path("export")
+    )]  # fmt: skip
+    refused += [((other, tokenizer), "without adapters or `device_map`") for other in (hooked, adapted)]
+    for wrong, message in refused:
+        with pytest.raises(ValueError, match=message):
+            of(wrong)
+    with pytest.raises(ValueError, match=r"must leave room for a prompt .* of Qwen3ForCausalLM given in Python, but"):
+        of((model, tokenizer), sampling=type(SAMPLING)(max_response_length=10**6))
 
 
 class Length:
@@ -108,7 +176,38 @@ def test_async_rewards_wait_side_by_side_in_one_loop_beside_a_running_one():
 def test_a_record_of_what_a_program_gave_is_no_option(capsys):
     config = "--config=configs/quickstart.yaml"
     task = json.dumps([{"function": "Length given in Python"}])
-    said = fails(capsys, "fit", config, "--data=MathData", "--data.train=2 rows given in Python")
-    assert "cannot repeat. Run that program again" in " ".join(said.split())
+    for options in (
+        ["--model.policy=Qwen3ForCausalLM given in Python"],
+        ["--data=MathData", "--data.train=2 rows given in Python"],
+    ):
+        assert "cannot repeat. Run that program again" in " ".join(fails(capsys, "fit", config, *options).split())
     wrong = fails(capsys, "fit", config, "--data.task=ArithmeticTask", f"--data.task.rewards={task}")
     assert "Length given in Python" in wrong
+
+
+_RANKS = """
+import sys
+import torch
+import lightning.pytorch as pl
+from grail_lightning.callbacks import ExportPolicy
+from tests.runs import batches, strategy_of, trainer
+from tests.test_from_python import loaded, of
+
+torch.set_num_threads(1)
+pl.seed_everything(0)
+for name, policy in (("name", "arithmetic"), ("pair", loaded())):
+    run = of(policy)
+    ranks = {"devices": 2, "strategy": strategy_of(sys.argv[1])}
+    trainer(1, ExportPolicy(folder=f"{sys.argv[2]}/{name}"), **ranks).fit(run, batches(1))
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_ranks_train_a_loaded_model_as_one_by_its_name(strategy, tmp_path):
+    script = tmp_path / "ranks.py"
+    script.write_text(_RANKS)
+    run_script(script, strategy, tmp_path, ranks=2)
+    exported = [AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("name", "pair")]
+    assert all(torch.equal(exported[0][name], p) for name, p in exported[1].items())
+    fresh = loaded()[0].state_dict()
+    assert any(not torch.equal(fresh[name], p) for name, p in exported[1].items())

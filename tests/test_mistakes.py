@@ -132,7 +132,10 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
         ("--model.policy=arithmetc", "`policy` 'arithmetc' cannot be loaded: .* a packaged policy such as"),
         ("--model.policy=", "`policy` '' cannot be loaded"),
         ("--ckpt_path=last", "last.ckpt does not exist .*Train first"),
-        ("--ckpt_path=text.ckpt", "`ckpt_path` must be a whole checkpoint"),
+        (
+            "--ckpt_path=text.ckpt",
+            "`ckpt_path` must be a checkpoint of a run, .* text.ckpt cannot be read",
+        ),
         ("--data=MathData --data.train.path=nowhere.jsonl", "'nowhere.jsonl' does not exist"),
         ("--data=MathData --data.train=cut.jsonl", "cut.jsonl, line 1: malformed JSON"),
         (f"{OVERLONG}{{limit: 100}}}}]", "The reward `overlong` must get `arguments` .*missing 1 required"),

@@ -28,7 +28,7 @@ from grail_lightning.policy import (
     resolve_policy,
 )
 from grail_lightning.policy.layout import padded_layout
-from grail_lightning.policy.options import check_dtype
+from grail_lightning.policy.options import LoadedPolicy, check_dtype
 from grail_lightning.policy.trees import TREE_ATTENTION
 from tests.runs import TASK
 from tests.tolerance import assert_near
@@ -85,7 +85,7 @@ def test_log_probabilities_equal_the_models_own_logits(name, arithmetic):
     assert_near(found.entropy[response].double(), distribution.entropy()[response], 64, torch.float32)
 
 
-def test_a_head_that_we_do_not_know_is_an_error(monkeypatch):
+def test_a_head_that_we_do_not_know_is_an_error(arithmetic):
     model = AutoModelForCausalLM.from_config(ARCHITECTURES["mistral"])
     original = model.forward
 
@@ -95,9 +95,8 @@ def test_a_head_that_we_do_not_know_is_an_error(monkeypatch):
         return out
 
     model.forward = changed
-    monkeypatch.setattr("grail_lightning.policy.load._load_model", lambda *_: model)
     with pytest.raises(ValueError, match="changes its logits in a way"):
-        load_policy("arithmetic")
+        load_policy(LoadedPolicy(model, arithmetic.tokenizer))
 
 
 @pytest.mark.parametrize("packing", [False, True])

@@ -1,4 +1,4 @@
-"""A run whose problems and rewards are objects of a Python program."""
+"""A run whose problems, rewards and model are objects of a Python program."""
 
 import asyncio
 from functools import partial
@@ -6,10 +6,12 @@ from functools import partial
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch.optim import AdamW
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grail_lightning import GrailModule, MathData, default_callbacks
 from grail_lightning.batch import Sampling
 from grail_lightning.credit import GRAIL
+from grail_lightning.policy import resolve_policy
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.rewards import RewardSpec, correctness
 
@@ -34,8 +36,11 @@ async def brevity(responses: list[str], references: list[str], *, lengths: list[
     return await asyncio.gather(*map(judge, lengths))
 
 
+folder = resolve_policy("arithmetic")  # Any folder or name that Transformers takes.
+model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+
 module = GrailModule(
-    policy="arithmetic",  # Or any folder or name that Transformers takes.
+    policy=(model, tokenizer),
     sampling=Sampling(max_response_length=64),
     credit=GRAIL(),
     optimizer=partial(AdamW, lr=1e-4, weight_decay=0.0),

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from grail_lightning.policy import Loading, Policy, load_policy
 from grail_lightning.policy.layout import padded_layout
+from grail_lightning.policy.options import PolicySource
 from grail_lightning.policy.pictures import PictureTokens
 from grail_lightning.runtime.collectives import whole_tensor
 
@@ -49,7 +50,7 @@ def shard(policy: Policy, mesh: DeviceMesh) -> Policy:
 
 
 def load_on_ranks(
-    name: str,
+    name: PolicySource,
     loading: Loading,
     mesh: DeviceMesh | None,
     *,

@@ -19,6 +19,7 @@ from grail_lightning.batch import SampledBatch, Sampling, lengths_to_mask, pad_l
 from grail_lightning.engines.turns import ResendingTurns, TurnSampler
 from grail_lightning.environments.episode import one_turn, read_episode
 from grail_lightning.policy import Loading, Policy
+from grail_lightning.policy.options import PolicySource
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.problem import Prompt, TokenText
 
@@ -48,7 +49,7 @@ class RolloutEngine(ABC):
     samples_elsewhere: ClassVar[bool] = False
     takes_pictures: ClassVar[bool] = False
 
-    def check(self, policy: str, loading: Loading) -> None:  # noqa: B027  (most engines need nothing)
+    def check(self, policy: PolicySource, loading: Loading) -> None:  # noqa: B027  (most engines need nothing)
         """Raise now for what would fail later: called at the start of a run, before the policy is loaded."""
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 from dataclasses import replace
@@ -13,7 +14,7 @@ from grail_lightning.picture import Picture
 from grail_lightning.policy.adapters import add_adapters
 from grail_lightning.policy.capabilities import check_packing
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.options import Loading, first_line, read_config, reading
+from grail_lightning.policy.options import LoadedPolicy, Loading, PolicySource, first_line, read_config, reading
 from grail_lightning.policy.pictures import PictureTokens, load_pictures, placed, takes_pictures, vision_parameters
 from grail_lightning.policy.tokenizer import load_tokenizer
 
@@ -24,7 +25,7 @@ _HEAD_TOLERANCE = 1e-3
 
 
 def load_policy(
-    name: str,
+    name: PolicySource,
     loading: Loading | None = None,
     *,
     half_precision: bool = False,
@@ -35,7 +36,7 @@ def load_policy(
 
     Args:
         name: A model on the hub, a folder in Hugging Face format, or a packaged policy: `arithmetic`,
-            `chains`, `long_chains`, `words`, `search`, `code`, `charts`.
+            `chains`, `long_chains`, `words`, `search`, `code`, `charts`; or a loaded model, which is copied.
         loading: The options; None takes the defaults.
         half_precision: Whether the model will run in half precision (autocast included).
         trainable: Whether the weights are trained. A reference policy is loaded with False, which freezes them.
@@ -71,7 +72,7 @@ def load_policy(
     return policy
 
 
-def _load_model(name: str, loading: Loading, half_precision: bool) -> PreTrainedModel:
+def _load_model(name: PolicySource, loading: Loading, half_precision: bool) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     sees = takes_pictures(name, loading.trust_remote_code)
@@ -87,8 +88,16 @@ def _load_model(name: str, loading: Loading, half_precision: bool) -> PreTrained
         config = read_config(name, loading.trust_remote_code)
         dtype = config.dtype if dtype == "auto" else dtype
         return auto.from_config(config, dtype=dtype, **options)
-    with reading(name) as path:
-        return auto.from_pretrained(path, dtype=dtype, **options)
+    if not isinstance(name, LoadedPolicy):
+        with reading(name) as path:
+            return auto.from_pretrained(path, dtype=dtype, **options)
+    model = copy.deepcopy(name.model)
+    if dtype != "auto":
+        for weight in model.parameters():  # Not the buffers: rotary frequencies stay in float32.
+            weight.data = weight.data.to(dtype)
+    if attention is not None:
+        model.set_attn_implementation(attention)
+    return model
 
 
 def _check_head(policy: Policy) -> None:

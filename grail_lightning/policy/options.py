@@ -2,21 +2,65 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS
 from grail_lightning.runtime.checks import check_option
+from grail_lightning.tasks.import_path import GIVEN, refuse_given
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _ASSETS = Path(__file__).parents[1] / "assets"
 
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
 Attention = Literal["auto", "sdpa", "flash_attention_2", "eager"]
+
+
+class LoadedPolicy(NamedTuple):
+    """A model that a Python program has loaded, and its tokenizer. Runs train copies of it; it stays as it is."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    processor: Any = None  # Of a model that takes pictures.
+
+    def __repr__(self) -> str:
+        return f"{type(self.model).__name__} {GIVEN}"
+
+
+PolicySource = str | LoadedPolicy
+
+
+def as_source(policy: object) -> PolicySource:
+    """The name of a policy, or a model with its tokenizer; a `ValueError` if a copy of it could not be trained."""
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    match policy:
+        case str():
+            return policy
+        case (PreTrainedModel() as model, PreTrainedTokenizerBase() as tokenizer):
+            source = LoadedPolicy(model, tokenizer)
+        case LoadedPolicy():
+            source = policy
+        case (PreTrainedModel() as model, processor) if hasattr(processor, "image_processor"):
+            source = LoadedPolicy(model, cast(Any, processor).tokenizer, processor)
+        case _:
+            got = ", ".join(type(part).__name__ for part in (policy if isinstance(policy, tuple) else [policy]))
+            raise ValueError(
+                "`policy` must be a name, a folder, or a Transformers model with its tokenizer, (model, tokenizer), "
+                f"but got {got}. For adapters set `loading.lora`."
+            )
+    # A copy of such a model would call the modules of the first one, or be exported as adapters alone.
+    if getattr(model, "_hf_peft_config_loaded", False) or any(hasattr(m, "_hf_hook") for m in model.modules()):
+        raise ValueError("`policy` must be a model without adapters or `device_map`. Merge them, or load it again.")
+    return source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +131,7 @@ class Loading:
 
 def resolve_policy(name: str) -> str:
     """A name in the form that Transformers accepts; that of a packaged policy becomes its folder."""
-    if not isinstance(name, str):  # From Python.
-        raise ValueError(
-            f"`policy` must be a name, or a folder as text, but got {type(name).__name__}. Save a loaded model with "
-            "its tokenizer (`save_pretrained`), and give the folder."
-        )
+    refuse_given("policy", name)
     folder, packaged = Path(name).expanduser(), _ASSETS / name
     if name not in os.listdir(_ASSETS):
         return str(folder) if folder.is_dir() else name
@@ -119,26 +159,31 @@ def reading(name: str) -> Iterator[str]:
         ) from error
 
 
-def read_config(name: str, trust_remote_code: bool = False) -> Any:
+def read_config(name: PolicySource, trust_remote_code: bool = False) -> Any:
     """The model's config."""
     from transformers import AutoConfig
 
+    if isinstance(name, LoadedPolicy):
+        config = copy.deepcopy(name.model.config)
+        config.dtype = name.model.dtype  # The program may have converted the weights.
+        return config
     with reading(name) as path:
         return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type if it has none."""
-    return next(iter(str(error).splitlines()), "").strip() or type(error).__name__
+    """The first line of an error's message, or its type if it has none; that of a KeyError is a key alone."""
+    said = "" if isinstance(error, KeyError) else next(iter(str(error).splitlines()), "").strip()
+    return said or type(error).__name__
 
 
-def context_length(name: str, loading: Loading) -> int | None:
+def context_length(name: PolicySource, loading: Loading) -> int | None:
     """The number of positions of the model; None if it has no limit."""
     config = read_config(name, loading.trust_remote_code).get_text_config()
     return cast(int | None, getattr(config, "max_position_embeddings", None))
 
 
-def check_policy(name: str, loading: Loading, response_length: int = 0) -> None:
+def check_policy(name: PolicySource, loading: Loading, response_length: int = 0) -> None:
     """Check that the config can be read, and that a prompt and such a response fit into the model."""
     limit = context_length(name, loading)
     if limit is not None and response_length >= limit:
@@ -154,7 +199,7 @@ def check_precision(precision: object) -> None:
         raise ValueError(f"`trainer.precision` {precision} needs loss scaling. Use bf16-mixed, or 32-true.")
 
 
-def check_dtype(name: str, loading: Loading) -> None:
+def check_dtype(name: PolicySource, loading: Loading) -> None:
     """Refuse to train weights in float16, in which small gradients are zero unless losses are scaled."""
     auto = loading.dtype == "auto"
     dtype: object = read_config(name, loading.trust_remote_code).dtype if auto else loading.dtype

@@ -9,6 +9,7 @@ Shapes: ``k`` picture tokens, ``D`` width.
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import weakref
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from grail_lightning.picture import FIRST_PICTURE_ID, Picture
 from grail_lightning.policy.layout import gather_rows
-from grail_lightning.policy.options import first_line, read_config, reading
+from grail_lightning.policy.options import LoadedPolicy, PolicySource, first_line, read_config, reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -261,7 +262,7 @@ def vision_parameters(model: PreTrainedModel) -> list[tuple[str, nn.Parameter]]:
     return [(name, p) for name, p in model.named_parameters() if id(p) not in others]
 
 
-def takes_pictures(name: str, trust_remote_code: bool = False) -> bool:
+def takes_pictures(name: PolicySource, trust_remote_code: bool = False) -> bool:
     """Whether Transformers loads the policy as a model of pictures and text, by its config."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -274,11 +275,15 @@ def takes_pictures(name: str, trust_remote_code: bool = False) -> bool:
 
 
 def load_pictures(
-    name: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
+    name: PolicySource, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
 ) -> PictureTokens | None:
     """The picture tokens of a policy; None for a policy of text. An error names packages that its processor lacks."""
     if not takes_pictures(name, trust_remote_code):
         return None
+    if isinstance(name, LoadedPolicy):
+        if name.processor is None:
+            raise ValueError("`policy` takes pictures: give it with its processor, (model, processor).")
+        return PictureTokens(copy.deepcopy(name.processor), tokenizer)
     from transformers import AutoProcessor
 
     with reading(name) as path:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from grail_lightning.picture import in_parts, pictures_in
-from grail_lightning.policy.options import read_config, reading
+from grail_lightning.policy.options import LoadedPolicy, PolicySource, read_config, reading
 from grail_lightning.tasks.problem import Messages, TokenText
 
 if TYPE_CHECKING:
@@ -15,12 +16,15 @@ if TYPE_CHECKING:
     from grail_lightning.policy.pictures import PictureTokens
 
 
-def load_tokenizer(name: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: PolicySource, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a policy. Its pad token must have an embedding; if it has none, the end token replaces it."""
     from transformers import AutoTokenizer
 
-    with reading(name) as path:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    if isinstance(name, LoadedPolicy):
+        tokenizer = copy.deepcopy(name.tokenizer)
+    else:
+        with reading(name) as path:
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # Transformers makes one without words.
         raise ValueError(
             f"`policy` {name!r} must have a tokenizer, but its files (tokenizer.json, say) are missing. Copy them from "

@@ -16,7 +16,7 @@ from grail_lightning.credit.base import SecondModel, Training
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.policy.micro_batch import MicroBatch
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.options import read_config
+from grail_lightning.policy.options import PolicySource, read_config
 from grail_lightning.policy.pictures import takes_pictures
 from grail_lightning.policy.tokenizer import load_tokenizer
 from grail_lightning.runtime.collectives import rank, whole_tensor, world_size
@@ -24,7 +24,7 @@ from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
 
 
-def check_training(training: Training | None, policy: str, *, trust_remote_code: bool) -> None:
+def check_training(training: Training | None, policy: PolicySource, *, trust_remote_code: bool) -> None:
     """Check the optimiser of the model that a credit method trains, and that another model has the policy's tokens."""
     if training is None:
         return

@@ -27,7 +27,7 @@ from grail_lightning.engines.vllm.requests import Completion, Request, VLLMTurns
 from grail_lightning.engines.vllm.weights import WeightFile, checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.loops import background_loop
 from grail_lightning.policy import Loading, Policy
-from grail_lightning.policy.options import resolve_policy
+from grail_lightning.policy.options import PolicySource, resolve_policy
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, on_first_rank, rank
 from grail_lightning.tasks.problem import Prompt
@@ -113,10 +113,10 @@ class VLLMServer(RolloutEngine):
             future.cancel()  # After an interrupt; nothing happens to one that has ended.
             self._calls.discard(future)
 
-    def check(self, policy: str, loading: Loading) -> None:
+    def check(self, policy: PolicySource, loading: Loading) -> None:
         """See `RolloutEngine.check`: every server answers, and has the extension that takes weights."""
         for server in self._servers:
-            server.model = resolve_policy(policy)
+            server.model = resolve_policy(policy) if isinstance(policy, str) else str(policy)
         self._await(all_of(server.patiently(server.workers, self.wait_seconds) for server in self._servers))
 
     # --- weights ------------------------------------------------------------------------------------------------
