@@ -13,7 +13,8 @@ from typing import NamedTuple
 from grail_lightning.answers.normalise import string_key
 from grail_lightning.answers.parse import Node, negated, number
 from grail_lightning.answers.structure import Answer, Group, Leaf, Many, Quantity, Relation, Union
-from grail_lightning.answers.values import agree_everywhere, approximate, equal_by_math_verify, is_terminating, rational
+from grail_lightning.answers.values import agree_everywhere, approximate, is_terminating, rational
+from grail_lightning.answers.wording import anagrams, wordy
 
 LAYERS = ("string", "number", "structure", "symbolic", "math-verify")
 
@@ -25,26 +26,40 @@ class Conventions:
     Args:
         tolerance: relative error within which a decimal of four or more digits stands for a number that no decimal can
             write exactly (1/3, a root). Two numbers that decimals can write must be equal exactly.
+        percent_as_number: `28%` for 28, and 28 for `28%`.
+        percent_as_fraction: `28%` for 0.28.
         missing_unit: accept a number without its unit, or with one that the reference does not have; two known units
             must agree in any case.
+        ignore_case: words in any case.
+        bare_tuple: `1,2` for the reference `(1,2)`.
+        max_characters: longer answers are `capped`.
+        max_nesting: deeper brackets are `capped`.
+        max_digits: a longer run of digits is `capped`.
     """
 
     tolerance: float = 1e-6
+    percent_as_number: bool = True
+    percent_as_fraction: bool = True
     missing_unit: bool = True
+    ignore_case: bool = True
+    bare_tuple: bool = True
+    max_characters: int = 2000
+    max_nesting: int = 30
+    max_digits: int = 1000
 
 
-_MOST_CHARACTERS = 2000
-_MOST_NESTED = 30
-_TOO_MANY_DIGITS = re.compile(r"\d{1001}")
+_DIGITS = re.compile(r"\d+")
 _LARGE_EXPONENT = re.compile(r"[eE][+-]?0*(\d{4,})")
 
 
-def capped(text: str) -> bool:
+def capped(text: str, conventions: Conventions) -> bool:
     """Whether a text is too large in one way or another for anything that parses."""
-    if len(text) > _MOST_CHARACTERS or "\0" in text or _LARGE_EXPONENT.search(text) or _TOO_MANY_DIGITS.search(text):
+    if len(text) > conventions.max_characters or "\0" in text or _LARGE_EXPONENT.search(text):
         return True
     depths = accumulate((character in "([{") - (character in ")]}") for character in text)
-    return max(depths, default=0) > _MOST_NESTED
+    return max(depths, default=0) > conventions.max_nesting or any(
+        len(run) > conventions.max_digits for run in _DIGITS.findall(text)
+    )
 
 
 class Outcome(NamedTuple):
@@ -55,7 +70,6 @@ class Outcome(NamedTuple):
 
 
 _DECIMAL = re.compile(r"[+-]?([0-9]*\.[0-9]+)(?:[eE][+-]?[0-9]+|\*10\^\{?-?[0-9]+\}?|\\ldots)?", re.ASCII)
-_WORDY = re.compile(r"\\text|(?<![\\A-Za-z])[A-Za-z]{4,}|\?|\"")
 _ONE = number(1)
 _HUNDREDTH = number(Fraction(1, 100))
 _DEGREE = Node("function", "degrees", (number(1),))
@@ -90,7 +104,7 @@ class Formulas:
             return False
         if string_key(left.text) == string_key(right.text) and left[2:] == right[2:]:
             return True
-        if _anagrams(left.text, right.text):
+        if anagrams(left.text, right.text):
             return False
         if gold.node is None or other.node is None:
             return self.unknown(left, right, other.node is None)
@@ -99,7 +113,7 @@ class Formulas:
             value = rational(gold.node)
             if not slack or (value is not None and is_terminating(value)):
                 return False
-        factors = _factors_between(left, right)
+        factors = _factors_between(left, right, self.conventions)
         return any(self.nodes(_times(gold.node, ours), _times(other.node, theirs), slack) for ours, theirs in factors)
 
     def nodes(self, gold: Node, other: Node, slack: float = 0.0) -> bool:
@@ -120,26 +134,17 @@ class Formulas:
 
     def unknown(self, left: Quantity, right: Quantity, prediction_unknown: bool) -> bool:
         """A formula outside of the grammar."""
-        if _wordy(left.text) or _wordy(right.text):
+        if wordy(left.text) or wordy(right.text):
             if prediction_unknown:
                 raise Unparseable
             return False
         self.reach("math-verify")
-        verdict = equal_by_math_verify(left.text, right.text, self.conventions.tolerance)
+        from grail_lightning.answers import external  # it takes a while; a worker has it
+
+        verdict = external.equal(left.text, right.text, self.conventions.tolerance)
         if verdict is None:
             raise Unparseable
         return verdict
-
-
-def _anagrams(one: str, two: str) -> bool:
-    """Whether two texts are words of the same letters, which a letter that comes twice tells from products: `SAS`."""
-    words = [text.lower() for text in (one, two) if text.isascii() and text.isalpha() and len(text) > 2]
-    return len(words) == 2 and words[0] != words[1] and len(set(words[0])) < len(words[0])
-
-
-def _wordy(text: str) -> bool:
-    """Whether a formula that cannot be read has words in it, which no mathematical library should see."""
-    return bool(_WORDY.search(text))
 
 
 def same_form(one: Node, two: Node) -> bool:
@@ -160,11 +165,13 @@ def _times(node: Node, factor: Node) -> Node:
     return node if factor is _ONE else Node("multiply", "", (node, factor))
 
 
-def _factors_between(left: Quantity, right: Quantity) -> Iterator[tuple[Node, Node]]:
+def _factors_between(left: Quantity, right: Quantity, conventions: Conventions) -> Iterator[tuple[Node, Node]]:
     """What two formulas may be multiplied with before they are compared: percent and degrees."""
     if left.percent != right.percent:
-        yield _ONE, _ONE
-        yield (_HUNDREDTH, _ONE) if left.percent else (_ONE, _HUNDREDTH)
+        if conventions.percent_as_number:
+            yield _ONE, _ONE
+        if conventions.percent_as_fraction:
+            yield (_HUNDREDTH, _ONE) if left.percent else (_ONE, _HUNDREDTH)
     elif left.degrees and _in_radians(right):
         yield _DEGREE, _ONE
     elif right.degrees and _in_radians(left):

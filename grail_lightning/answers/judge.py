@@ -10,7 +10,6 @@ they would be needed.
 import re
 import traceback
 from collections.abc import Sequence
-from fractions import Fraction
 from pathlib import Path
 
 from grail_lightning.answers.compare import (
@@ -24,32 +23,26 @@ from grail_lightning.answers.compare import (
     capped,
     same_form,
 )
-from grail_lightning.answers.normalise import ELEMENTARY, TEXT, normalise, string_key
+from grail_lightning.answers.normalise import normalise, string_key
 from grail_lightning.answers.parse import Node, letters, negated
 from grail_lightning.answers.records import text_key
 from grail_lightning.answers.structure import Answer, Broken, Group, Leaf, Many, Quantity, Relation, Words, read
 from grail_lightning.answers.values import TooLarge, Undefined, ratio_sign
+from grail_lightning.answers.wording import (
+    has_other_letters,
+    lowest_terms,
+    named_sides,
+    named_value,
+    same_wording,
+    spelled_alike,
+    without_letters,
+)
 
 _MOST_ITEMS = 64
 # Of each sign the one that it is written with, and whether the sides are turned for that.
 _TURNS = {"<": ("<", 1), ">": ("<", -1), r"\le": (r"\le", 1), r"\ge": (r"\le", -1), r"\ne": (r"\ne", 0)}
-_FRACTION = re.compile(r"\\frac\{([0-9]+)\}\{(0*[1-9][0-9]*)\}", re.ASCII)
-# `{n}^{1/2}` that is nobody's script or argument.
-_HALF_POWER = re.compile(r"(?<![A-Za-z}\]^_.,\\])\{([0-9]+)\}\^\{1/2\}", re.ASCII)
-_WRAPPED_WORD = re.compile(r"\\text\{[^{}]*[A-Za-z]\.?[A-Za-z][^{}]*\}", re.ASCII)
-_WORDING = re.compile(r"[A-Za-z0-9 ,.:;'!?/()-]+", re.ASCII)
-# What names a quantity: words, a symbol with its index, an angle, a vector, and a function's value `f(2)` or `P(A)`.
-_NAME = re.compile(
-    r"""(?:m?\\(?:angle|triangle)\s?)?
-    (?:\\text\{[A-Za-z][^{}]*\}|\\(?:bar|hat|vec|overline|overrightarrow)\{[A-Za-z]{1,3}\}|[A-Z]{1,5}|[a-z]|[A-Za-z\s]{3,}
-      |\\(?!frac|sqrt|pi|infty|sin|cos|tan|cot|sec|csc|l[no]|exp|int|sum|text)[a-zA-Z]+)
-    (?:'|_\{[^{}]*\}|_[A-Za-z0-9])*
-    (?:(?<=[fghFGHPVET]|\d|\}|')\([A-Za-z0-9]+(?:,[A-Za-z0-9]+)*\))?""",
-    re.VERBOSE,
-)
-_FUNCTION_WORD = re.compile(rf"\b(?:{'|'.join(ELEMENTARY)}|sqrt)\b")
-# In small letters: `NO` is a segment.
-_DENIED = re.compile(r"\b(?:[Nn]ot?|[Nn]ever|[Nn]either|nor|isn't|cannot|false|wrong)\b")
+# `(B)24`: the letter of a choice, and behind it what is chosen, in which there is no second answer.
+_CHOICE = re.compile(r"\(([A-E])\)(?!.*\bor\b)(?:[0-9]|\\\$|\\frac|\\sqrt)[^A-Z(,;=]*")
 
 
 def judge(gold: str, prediction: str, conventions: Conventions, *, slow: bool = False) -> Outcome | None:
@@ -61,7 +54,7 @@ def judge(gold: str, prediction: str, conventions: Conventions, *, slow: bool = 
         return Outcome("missing", "none")
     if gold.strip() == prediction.strip():
         return Outcome("right", "string")
-    if capped(prediction) or capped(gold):
+    if capped(prediction, conventions) or capped(gold, conventions):
         return Outcome("capped", "none")
     try:
         return _Comparison(conventions, slow=slow).outcome(normalise(gold), normalise(prediction))
@@ -89,9 +82,11 @@ class _Comparison(Formulas):
     def outcome(self, gold: str, prediction: str) -> Outcome:
         if string_key(gold) == string_key(prediction):
             return Outcome("right" if prediction else "unparseable", "string")
-        if string_key(_lowest_terms(gold)) == string_key(_lowest_terms(prediction)):
+        if re.fullmatch(r"\(?[A-E]\)?", gold) and (choice := _CHOICE.fullmatch(prediction)):
+            prediction = choice[1]
+        if string_key(lowest_terms(gold)) == string_key(lowest_terms(prediction)):
             return Outcome("right", "number")
-        if _same_wording(gold, prediction):
+        if same_wording(gold, prediction, ignore_case=self.conventions.ignore_case):
             return Outcome("right", "structure")
         gold_answer, answer = read(gold), read(prediction)
         if isinstance(answer, Broken):
@@ -108,7 +103,7 @@ class _Comparison(Formulas):
             case Leaf() as gold, Leaf() as other:
                 return self.leaves(gold, other)
             case Words() as gold, Words() as other:
-                return gold.text == other.text
+                return gold.text == other.text if self.conventions.ignore_case else gold.exact == other.exact
             case Group() as gold, Group() as other:
                 return gold.brackets == other.brackets and self.in_order(gold.items, other.items)
             case (Relation(), _) | (_, Relation()) as sides:
@@ -119,8 +114,10 @@ class _Comparison(Formulas):
     def mixed(self, gold: Answer, other: Answer) -> bool:
         """Two kinds that may still say the same."""
         if isinstance(gold, Group) and isinstance(other, Many) and not other.braced:
-            bare = gold.brackets == "()" and other.joint == ","
+            bare = self.conventions.bare_tuple and gold.brackets == "()" and other.joint == ","
             return bare and self.in_order(gold.items, other.items)
+        if spelled_alike(gold, other, ignore_case=self.conventions.ignore_case):
+            return True
         if isinstance(gold, Many) and isinstance(other, Many) and _joined_alike(gold, other):
             return self.one_to_one(gold, other) or self.same_set(gold, other)
         return self.same_set(gold, other)
@@ -159,15 +156,21 @@ class _Comparison(Formulas):
         if isinstance(other, Relation):
             return self.claimed(gold, other) or self.same_set(gold, other)
         assert isinstance(gold, Relation)
-        value = gold.sides[-1] if set(gold.signs) == {r"\approx"} else _named_value(gold)
+        value = gold.sides[-1] if set(gold.signs) == {r"\approx"} else named_value(gold)
         return (value is not None and self.answers(value, other)) or self.same_set(gold, other)
 
-    def claimed(self, gold: Answer, relation: Relation) -> bool:
-        r"""Whether `name = ... = value` says the reference; every further side must say it too, so `0=7` is not 7."""
+    def claimed(self, gold: Answer, relation: Relation, *, derived: bool = True) -> bool:
+        r"""Whether `name = ... = value` says the reference; every further side must say it too, so `0=7` is not 7.
+
+        With `derived`, a formula between a name and a number need not: of the letters in `V=\pi r^2h=12\pi` only the
+        problem knows the values. Of a number, `m+n=17` says it as well; `x-y=0` is the equation of a line.
+        """
         if set(relation.signs) - {"=", r"\in", r"\equiv", r"\approx"}:
             return False
-        named = zip(relation.sides, _named_sides(relation), strict=True)
-        values = [side for side, name in named if not name]
+        named = named_sides(relation, gold)
+        values = [side for side, name in zip(relation.sides, named, strict=True) if not name]
+        if derived and named[0] and without_letters(gold) and without_letters(values[-1]):
+            values = [side for side in values if not has_other_letters(side, relation.sides[0])]
         if relation.signs == (r"\approx",):  # `3\sqrt{7} \approx 7.94`: the exact value is the answer
             values = values[:1]
         return all(self.answers(gold, side) for side in values)
@@ -176,8 +179,9 @@ class _Comparison(Formulas):
         if gold.signs == other.signs and (gold.signs == ("=",) or set(gold.signs) == {r"\in"}):
             return self.equations(gold, other)
         if set(gold.signs + other.signs) == {"="}:  # chains: the names at their heads, and the last sides
-            heads = string_key(gold.sources[0]) == string_key(other.sources[0]) and _named_sides(gold)[0]
-            return heads and self.claimed(gold.sides[-1], other)
+            derived = all(map(without_letters, gold.sides[1:]))  # a reference that derives its value tells how
+            heads = string_key(gold.sources[0]) == string_key(other.sources[0]) and named_sides(gold)[0]
+            return heads and self.claimed(gold.sides[-1], other, derived=derived)
         if as_cuts(gold) is not None and as_cuts(other) is not None:
             return _letters_of(gold) == _letters_of(other) and self.same_set(gold, other)
         (sign, turn), (twin, other_turn) = (_TURNS.get(" ".join(relation.signs), ("", 0)) for relation in (gold, other))
@@ -221,7 +225,7 @@ def _joined_alike(one: Many, two: Many) -> bool:
 def _distinct_names(answer: Many) -> bool:
     """Whether every member is a relation about a name of its own, so that a bare list must keep the order."""
     names = [
-        string_key(item.sources[0]) for item in answer.items if isinstance(item, Relation) and _named_sides(item)[0]
+        string_key(item.sources[0]) for item in answer.items if isinstance(item, Relation) and named_sides(item)[0]
     ]
     return len(names) == len(set(names)) == len(answer.items) > 1
 
@@ -229,60 +233,6 @@ def _distinct_names(answer: Many) -> bool:
 def _letters_of(relation: Relation) -> set[str]:
     nodes = [side.node for side in relation.sides if isinstance(side, Leaf) and side.node is not None]
     return set[str]().union(*map(letters, nodes))
-
-
-# words, and the sides of equations that only name what the others are ------------------------------------------------
-def _lowest_terms(text: str) -> str:
-    r"""The text with each `\frac` of two whole numbers in lowest terms, and `{n}^{1/2}` as a root."""
-    return _HALF_POWER.sub(r"\\sqrt{\1}", _FRACTION.sub(_reduced, text))
-
-
-def _reduced(fraction: re.Match[str]) -> str:
-    value = Fraction(int(fraction[1]), int(fraction[2]))
-    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
-
-
-def _same_wording(one: str, two: str) -> bool:
-    r"""Whether two answers without formulas are the same but for upright type around words, as `\text{June 20}`."""
-    if not (_WRAPPED_WORD.search(one) or _WRAPPED_WORD.search(two)):
-        return False
-    plain = [_plain(text) for text in (one, two)]
-    if not all(map(_WORDING.fullmatch, plain)):
-        return False
-    if not re.search(r"[0-9] ?[A-Za-z]", plain[0] + "|" + plain[1]):
-        plain = [text.lower() for text in plain]
-    return plain[0] == plain[1]
-
-
-def _plain(text: str) -> str:
-    text = re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text))
-    return re.sub(r" ?([,.:;!?/()-]) ?", r"\1", text).strip(' "').rstrip(".!")
-
-
-def _is_name(source: str) -> bool:
-    r"""Whether a side of an equation only names what the other is: `x`, `T_{4}`, `f(x)`, `\text{Volume}`, `(x,y)`."""
-    source = source.strip()
-    if source.startswith("(") and source.endswith(")"):
-        return all(map(_is_name, source[1:-1].split(",")))
-    if _FUNCTION_WORD.search(source) or _DENIED.search(source):
-        return False
-    return all(_NAME.fullmatch(part.strip()) for part in source.split(":"))
-
-
-def _named_sides(relation: Relation) -> list[bool]:
-    """Of each side whether it only names the others; at least one side is always a value."""
-    named = [_is_name(source) for source in relation.sources]
-    if all(named):  # `x = y`: a formula that happens to look like a name
-        named[-1] = False
-    return named
-
-
-def _named_value(relation: Relation) -> Answer | None:
-    """What a relation says of its name, or None if it is more than a name and a value."""
-    named = _named_sides(relation)
-    if set(relation.signs) <= {"=", r"\in"} and named[0]:
-        return relation.sides[-1]
-    return relation.sides[0] if relation.signs == ("=",) and named[1] else None
 
 
 _MOST_COMPARED = 64
@@ -311,7 +261,7 @@ def answer_classes(answers: Sequence[str | None], conventions: Conventions | Non
         if answer is None or not answer.strip():
             classes.append(-1)
             continue
-        key = answer.strip() if capped(answer) else string_key(normalise(answer))
+        key = answer.strip() if capped(answer, rules) else string_key(normalise(answer))
         if key not in number_of:
             compared = enumerate(first[:_MOST_COMPARED])
             number_of[key] = next((n for n, other in compared if _equal(other, answer, rules)), len(first))

@@ -92,6 +92,14 @@ _RESULT = r"(?:the\s+)?(?:final\s+)?(?:answer|solution|result)s?"
 _LEAD = re.compile(
     rf"^\s*(?:{_RESULT}(?:\s+(?:is|are))?\s*[:=]?|\\approx|=|:)(?=[\s\\(\[\d.+\-$a-zA-Z])", re.IGNORECASE
 )
+# Up to a verb that ends the upright type or, for the phrase that all use, that stands inside of it.
+_INTRODUCTION = re.compile(
+    rf"\\text\{{\s*(?:(?P<inside>{_RESULT}\s+(?:is|are)\s*[:,]?\s(?=[^\s}}]))"
+    r"|(?:(?:so|thus|hence|therefore)\s*,?|[A-Za-z][A-Za-z ,']*?(?:\s(?:is|are|equals|equal to)|\s*:))"
+    r"\s*:?\s*\}\s*(?=\S))",
+    re.IGNORECASE,
+)
+_DENIAL = re.compile(r"\b(?:not?|never|nor|neither|cannot|false|wrong|unless|if|whether)\b|n't", re.IGNORECASE)
 # `1{,}000`, `1,\!000`, `1\,000`, `1\ 000`: separators that are no list commas.
 _SEPARATED = re.compile(r"(?<=\d)(?:\{,\}|,?\\!|,?\\,|\\[ :;>]|~)\s*(?=\d{3}(?!\d))")
 _GOES_ON = re.compile(r"(?<=[,+*<=-])\s*\.{3,}")
@@ -107,8 +115,10 @@ _TRAILING = re.compile(r"(?:[.,;]|\\\\)\s*$")
 _GROUPED = re.compile(
     r"(?<![0-9.,_^A-Za-z\\])(?<!_\{)[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9])(?!\.[0-9]+,[0-9])", re.ASCII
 )
-# `\bar 3` and `\overline{3}`.
+# `\bar 3`, `\overline{3}`, and a dot over the first and the last digit of the block that repeats.
 _BAR = re.compile(r"\\(?:overline|bar)\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))")
+_DOTTED_BLOCK = re.compile(r"\\dot\s*\{?\s*([0-9])\}?(?:([0-9]*)\\dot\s*\{?\s*([0-9])\}?)?")
+_BARS_SIDE_BY_SIDE = re.compile(r"(\\overline\{[0-9]+)\}\s*\\overline\{([0-9]+\})")
 # A decimal comma is told from that of a list by the bar behind it.
 _BEFORE_BAR = re.compile(
     r"(?<![0-9A-Za-z\\.,;])([0-9]*)(?:[.,]|\{[.,]\})([0-9]*)(?:\{\\overline\{([0-9]+)\}\}|\\overline\{([0-9]+)\})"
@@ -176,7 +186,10 @@ def _normalised(text: str) -> str:
         text = text[box.content_start : box.content_stop].strip()
     text = _SEPARATED.sub("", _unicode(text))
     text = _repeating(_grouped(_commands(_delimiters(text))))
-    text = _trailing(_spaces(_LEAD.sub("", _trailing(_spaces(text)))))
+    text = _trailing(_spaces(text))
+    if (phrase := _INTRODUCTION.match(text)) is not None and not _DENIAL.search(phrase[0]):
+        text = rf"\text{{{text[phrase.end() :]}" if phrase["inside"] else text[phrase.end() :]
+    text = _trailing(_spaces(_LEAD.sub("", text)))
     # A function of nothing is a word.
     return rf"\text{{{text[1:]}}}" if text[:1] == "\\" and text[1:] in _WRAPPED_FUNCTIONS else text
 
@@ -297,8 +310,9 @@ def _repeating(text: str) -> str:
     r"""The text with each decimal that repeats as `0.1\overline{6}`."""
     if not re.search(r"[.,]", text):
         return text
+    text = _DOTTED_BLOCK.sub(lambda run: rf"\overline{{{''.join(filter(None, run.groups()))}}}", text)
     text = _BAR.sub(lambda run: rf"\overline{{{run[1] or run[2]}}}", text)
-    text = _BAR_AND_DOTS.sub(r"\1", text)
+    text = _BAR_AND_DOTS.sub(r"\1", _BARS_SIDE_BY_SIDE.sub(r"\1\2", text))
     for decimal in (_BEFORE_BAR, _PARENTHESES):
         text = decimal.sub(lambda run: rf"{run[1] or '0'}.{run[2] or ''}\overline{{{run[3] or run[4]}}}", text)
     return _DOTS.sub(_dotted, text)

@@ -43,7 +43,10 @@ _OPERATORS = ("sqrt", "pi", "max", "min", "gcd", "lcm", "lim", "det", "arg", "mo
 _FUNCTION_WORDS = frozenset([*ELEMENTARY, *_OPERATORS])
 
 _TEXT_SUFFIX = re.compile(r"\s*\\text\{([^{}]*)\}(?:\s*\^\{?\s*(-?[0-9])\s*\}?)?\s*$")
+# `\text{ft}/s`: a single letter loses its `\mathrm` when it is normalised.
+_PER = re.compile(r"(?<=\})\s*/\s*([a-zA-Z]{1,3})(?=(?:\^\{?[0-9]\}?)?$)")
 _OVER = re.compile(r"\s*/\s*$")
+_BARE_UNIT = re.compile(r"(?<=[0-9}\)])\s*([A-Za-z]{2,})$|(?<=[0-9}\)]) ([A-Za-z]{3,}(?: [A-Za-z]{3,})*)$")
 _DEGREES = re.compile(r"\s*\^\{?\s*\\circ\s*\}?\s*(?:\\text\{[CF]\}|[CF])?\s*$")
 _PERCENT = re.compile(r"\s*(?:%|\\text\{\s*(?:percent|pct)\.?\s*\}|(?<![A-Za-z])(?:percent|pct)\.?)\s*$")
 _WORD = re.compile(r"[A-Za-z]+")
@@ -64,6 +67,10 @@ def split_quantity(text: str) -> Quantity:
     r"""Take units, currency, percent and degrees off a normalised formula."""
     money = re.match(r"([+-]?)\s*\\\$\s*", text)
     bare = re.sub(r"\s*\\\$$", "", money[1] + text[money.end() :] if money else text)
+    if r"\text" in bare:
+        bare = _PER.sub(lambda per: rf"/\text{{{per[1]}}}" if per[1] in _CANONICAL else per[0], bare)
+    elif (words := _BARE_UNIT.search(bare)) and (words[2] or words[1].lower() in _CANONICAL):
+        bare = rf"{bare[: words.start()]}\text{{{words[0]}}}" if _FUNCTION_WORDS.isdisjoint(words[0].split()) else bare
     quantity = Quantity(bare, unit="dollar" if money else "")
     for _ in range(6):
         shorter = _without_suffix(quantity)
@@ -144,9 +151,10 @@ class Union(NamedTuple):
 
 
 class Words(NamedTuple):
-    """What is compared as text: words in lower case, and digits in a number base."""
+    """What is compared as text: words, in lower case and as written, and digits in a number base."""
 
     text: str
+    exact: str
 
 
 class Broken(NamedTuple):
@@ -175,6 +183,11 @@ _BRACKETED_ARRAY = re.compile(
 )
 _PROSE = re.compile(r"(?:(?<![\\A-Za-z])[A-Za-z]{2,}\s+){2,}[A-Za-z]{2,}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'\- ]*[A-Za-z.]", re.ASCII)
+_SYNONYMS = {
+    **dict.fromkeys(["no solution", "no solutions", "no real solution", "no real solutions", "empty set"], "none"),
+    **dict.fromkeys(["dne", "undefined"], "does not exist"),
+    **dict.fromkeys(["infinitely many solutions", "infinite solutions"], "infinitely many"),
+}
 _SHORT_WORDS = ("yes", "no", "dne")
 _ANY_REAL = re.compile(r"[A-Za-z](?:\s*\\in\s*\\mathbb\{?R\}?)?")
 
@@ -213,7 +226,7 @@ def _words(text: str) -> Words | None:
     if (short or formula) and plain.lower() not in _SHORT_WORDS:
         return None
     lower = re.sub(r"^(?:the|an?) ", "", plain.lower())
-    return Words(lower)
+    return Words(_SYNONYMS.get(lower, lower), plain)
 
 
 def members(answer: Answer) -> tuple[Answer, ...]:
@@ -308,7 +321,8 @@ def _base(text: str) -> Words | None:
     digits = _BASE.fullmatch(re.sub(r"(?<=[0-9])\s+(?=[0-9])", "", text))
     if digits is None:
         return None
-    return Words(f"{digits[1].lstrip('0') or '0'}_{digits[2].lstrip('0')}")
+    spelled = f"{digits[1].lstrip('0') or '0'}_{digits[2].lstrip('0')}"
+    return Words(spelled, spelled)
 
 
 def _leaf(text: str) -> Answer:

@@ -8,17 +8,17 @@ simplification that could run away; the cost is that of a few evaluations.
 
 import math
 import random
-import re
 from fractions import Fraction
 from functools import cache
 from typing import Any
 
-from grail_lightning.answers.normalise import FUNCTIONS, GREEK, HYPERBOLIC, INVERSE, LOGARITHMS, TRIGONOMETRIC
+from grail_lightning.answers.normalise import HYPERBOLIC, INVERSE, LOGARITHMS, TRIGONOMETRIC
 from grail_lightning.answers.parse import Node, letters, mentions
 
 # 2^17 bits are 39,000 digits: more than any reference answer, and a power of that size takes microseconds.
 _MAX_BITS = 1 << 17
 _MAX_FACTORIAL = 2000
+_ROOT_BITS = 1000  # that a float can hold
 
 
 class TooLarge(ValueError):  # noqa: N818 (it is caught, not reported)
@@ -88,7 +88,8 @@ class _Rationals(_Evaluator):
 
     def power(self, base: Fraction, exponent: Fraction) -> Fraction | None:
         if exponent.denominator != 1:
-            return None
+            root = _root(base, Fraction(exponent.denominator))
+            return None if root is None else self.power(root, Fraction(exponent.numerator))
         if not base and exponent <= 0:
             raise Undefined("zero to a power of zero or less")
         if abs(base) == 1:
@@ -99,6 +100,8 @@ class _Rationals(_Evaluator):
 
     def function(self, name: str, values: list[Fraction]) -> Fraction | None:
         match name:
+            case "root":
+                return _root(*values)
             case "abs":
                 return abs(values[0])
             case "factorial":
@@ -117,6 +120,21 @@ def _count(value: Fraction) -> int:
     if value > _MAX_FACTORIAL:
         raise TooLarge(f"a factorial above {_MAX_FACTORIAL}")
     return value.numerator
+
+
+def _root(value: Fraction, degree: Fraction) -> Fraction | None:
+    """The real root if it is rational; the principal root of a negative number is, for an odd degree, the real one."""
+    if degree.denominator != 1 or not 1 < degree <= 64 or (value < 0 and degree % 2 == 0):
+        return None
+    upper, lower = (_whole_root(whole, degree.numerator) for whole in (abs(value.numerator), value.denominator))
+    return None if upper is None or lower is None else Fraction(upper, lower) * (-1 if value < 0 else 1)
+
+
+def _whole_root(value: int, degree: int) -> int | None:
+    if value.bit_length() > _ROOT_BITS:
+        return None
+    root = math.isqrt(value) if degree == 2 else round(value ** (1 / degree))
+    return root if root**degree == value else None
 
 
 def is_terminating(value: Fraction) -> bool:
@@ -296,66 +314,3 @@ def _agree(left: Node, right: Node, point: dict[str, Fraction], tolerance: float
             return False
     coarse, fine = differences
     return bool(fine <= size * 1e-100 or fine <= coarse * 1e-45)
-
-
-# math-verify, for what our grammar leaves out. It works on SymPy trees, walked and never printed, so no text of a model
-# becomes code; it may seek a closed form for ever, so it runs in a worker.
-_MOST_CHARACTERS = 400
-_OTHER_COMMANDS = (
-    "frac sqrt pi infty int sum prod lim to binom lfloor rfloor lceil rceil max min gcd lcm det bmod mod pmod begin "
-    "end left right cdot circ overline partial nabla vec hat bar mathbb in cup cap setminus emptyset { } |"
-)
-_KNOWN_COMMANDS = FUNCTIONS | GREEK | frozenset(_OTHER_COMMANDS.split())
-
-
-def load_libraries() -> None:
-    """Import what takes a while, so that no pair pays for it."""
-    import math_verify  # noqa: F401
-
-    contexts()
-
-
-def equal_by_math_verify(gold: str, prediction: str, tolerance: float) -> bool | None:
-    """math-verify's verdict on two formulas, with its false acceptances closed; None if it cannot read one."""
-    import sympy
-    from math_verify import verify
-
-    one, two = _sympy_of(gold), _sympy_of(prediction)
-    if one is None or two is None:
-        return None
-    if isinstance(one, sympy.Expr) and isinstance(two, sympy.Expr) and one.as_dummy() == two.as_dummy():
-        return True  # a sum over n and one over k
-    for side in (one, two):
-        if isinstance(side, sympy.Basic) and side.has(sympy.Sum) and side.has(sympy.oo) and side.free_symbols:
-            return False  # the search for a closed form of a power series rarely ends
-    try:
-        accepted = verify(one, two, timeout_seconds=None, allow_set_relation_comp=True)
-    except Exception:  # a fault of the library's, on a formula that only it can read
-        return None
-    return bool(accepted) and _relatively_close(one, two, tolerance)
-
-
-def _sympy_of(text: str) -> Any:
-    """A formula as SymPy sees it through latex2sympy2-extended, or None."""
-    commands = re.findall(r"\\([a-zA-Z]+|.)", text)
-    if len(text) > _MOST_CHARACTERS or not set(commands) <= _KNOWN_COMMANDS:
-        return None
-    if re.search(r"[!?@#\"`;]|\^\{[^{}]*\^\{[^{}]*\^|[0-9]{40}", text) or text.count("=") > text.count("_{"):
-        return None
-    from math_verify.parser import LatexExtractionConfig, normalize_latex, parse_latex_cached
-
-    try:
-        return parse_latex_cached(normalize_latex(text, LatexExtractionConfig().normalization_config))
-    except Exception:  # the parser raises whatever its grammar meets
-        return None
-
-
-def _relatively_close(gold: Any, prediction: Any, tolerance: float) -> bool:
-    """math-verify rounds to six places, so that all small numbers are equal to it: look again, relatively."""
-    if getattr(gold, "free_symbols", True) or getattr(prediction, "free_symbols", True):
-        return True
-    try:
-        one, two = complex(gold.evalf(30)), complex(prediction.evalf(30))
-    except (TypeError, ValueError, AttributeError):
-        return True
-    return bool(abs(one - two) <= (tolerance * abs(one) if one else 1e-25))  # 30 digits of zero are rarely zero

@@ -25,8 +25,9 @@ EQUAL = [
     # an equation of numbers is about its form
     (r"\log_{3}9=2", r"\log_3 9 = 2"), (r"2^{-1}=\frac{1}{2}", "2^{-1}=0.5"),
     # short words, units and arrays
-    ("Yes", r"\text{yes}"), ("no", r"\mathrm{No}"), (r"7 \mathrm{~min}", "7"),
-    (r"8 \frac{1}{2} \mathrm{~min}", r"8 \frac{3}{6} \text{ minutes}"),
+    ("Yes", r"\text{yes}"), ("no", r"\mathrm{No}"), ("DNE", r"\text{does not exist}"), (r"7 \mathrm{~min}", "7"),
+    (r"8 \frac{1}{2} \mathrm{~min}", r"8 \frac{3}{6} \text{ minutes}"), (r"45 \mathrm{ft} / \mathrm{s}", "45"),
+    (r"12 \mathrm{~m} / \mathrm{s}", r"12 \text{ m/s}"), (r"3.5 \mathrm{~m} / \mathrm{s}^{2}", r"3.5\text{ m/s}^2"),
     (r"\frac{1}{6}\left[\begin{array}{rr}2&3\\4&5\end{array}\right]", r"\frac{2}{12}\left[\begin{array}{cc}2&3\\4&5\end{array}\right]"),
     (r"\{t: t>4\}", r"(4,\infty)"), (r"\{t\in\mathbb{R}\mid t>4\}", r"(4,\infty)"),
     (r"\{n\in\mathbb{Z}: n>4\}", r"\left\{ n \in \mathbb{Z} : n > 4 \right\}"),
@@ -72,6 +73,7 @@ EQUAL = [
     ("u=3+\n4p", "u=4p+3"),
     # sentences: the same words, and between them the same numbers
     (r"\left(\frac{9}{4}p, p\right) \text{ for every real } p", r"\left(\frac{18}{8}p, p\right) \text{ for every real } p"),
+    (r"The sides are \sqrt{7} and \frac{2}{5}\sqrt{3}", r"The sides are {7}^{1/2} and \frac{4}{10} {3}^{1/2}"),
 ]  # fmt: skip
 
 DIFFERENT = [
@@ -178,10 +180,12 @@ def test_division_by_zero_is_wrong():
 
 
 def test_conventions_can_be_made_stricter():
-    strict = Conventions(missing_unit=False, tolerance=0.0)
-    pairs = [(r"8\text{ cm}", "8"), ("4/9", "0.44444444")]
-    assert [outcome(*pair).status for pair in pairs] == ["right"] * 2
-    assert [outcome(*pair, strict).status for pair in pairs] == ["wrong"] * 2
+    strict = Conventions(
+        percent_as_number=False, percent_as_fraction=False, missing_unit=False, bare_tuple=False, tolerance=0.0
+    )
+    pairs = [("64%", "64"), ("64%", "0.64"), (r"8\text{ cm}", "8"), ("(4,9)", "4,9"), ("4/9", "0.44444444")]
+    assert [outcome(*pair).status for pair in pairs] == ["right"] * 5
+    assert [outcome(*pair, strict).status for pair in pairs] == ["wrong"] * 5
 
 
 def test_tolerance_is_relative_and_only_for_what_no_decimal_can_write():
@@ -210,7 +214,7 @@ def test_exact_values_of_random_arithmetic_agree_with_python():
     ("text", "value"),
     [
         (r"\binom{5}{2}", 10), ("|3-5|", 2), ("2^{-3}", Fraction(1, 8)),
-        (r"0.\overline{142857}", Fraction(1, 7)), ("-2^2", -4), ("2(3)(4)", 24), ("6/2*3", 9), (".5", Fraction(1, 2)),
+        ("8^{2/3}", 4), (r"0.\overline{142857}", Fraction(1, 7)), ("-2^2", -4), ("2(3)(4)", 24), ("6/2*3", 9), (".5", Fraction(1, 2)),
         ("5!", math.factorial(5)), ("4!/2!", 12),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ from tests.answers.test_judge import outcome
 
 RIGHT = {
     "decimals that repeat": [
-        (r"\frac{1}{3}", r"0.\bar{3}"), (r"\frac{1}{3}", r"0.\bar 3"), (r"\frac{1}{3}", r"0.\overline 3"),
+        (r"\frac{1}{3}", r"0.\bar{3}"), (r"\frac{1}{3}", r"0.\bar 3"), (r"\frac{1}{3}", r"0.\overline 3"), (r"\frac{1}{3}", r"0.\dot{3}"),
         (r"\frac{1}{3}", "0.333..."), (r"\frac{1}{3}", r"0.333\ldots"), (r"\frac{1}{3}", r"0.333\dots"), (r"\frac{1}{3}", r"0.333\cdots"),
         (r"\frac{1}{3}", "0.3333\u2026"), (r"-\frac{1}{3}", r"-0.\bar{3}"), (r"1\frac{1}{3}", r"1.\overline{3}"), (r"0.\bar{3}", r"0.\overline{3}"),
         (r"0.1\overline{6}", r"\frac16"), (r"33.\bar{3}\%", r"33\frac13\%"), (r"33.\overline{3}\%", r"\frac{1}{3}"), (r"x=0.\bar{3}", r"\frac13"),
@@ -34,39 +34,65 @@ RIGHT = {
         (r"\frac{1}{2}, \frac{1}{3}", r"\frac{1}{2}\text{ and }\frac{1}{3}"), (r"\pm\sqrt{2}", r"\sqrt{2} \text{ and } -\sqrt{2}"),
         ("(1,2), (3,4)", r"(1,2) \text{ and } (3,4)"), (r"3\text{ cm and }5\text{ cm}", "3, 5"), ("2,3", r"2\quad\text{and}\quad 3"),
         (r"0,\pi", "0 and pi"), ("3, 5, 7", r"3, 5, \textrm{ and } 7"), ("3, 5, 7", r"3, 5, \operatorname{and} 7"),
-        ("3, 5, 7", r"3, 5, \textit{and } 7"), ("A, C", r"\textbf{(A) and (C)}"), ("2, 3", r"x\in\{2,3\}"),
+        ("3, 5, 7", r"3, 5, \textit{and } 7"), ("blue, red", r"\text{red and blue}"), ("A, C", r"\textbf{(A) and (C)}"), ("2, 3", r"x\in\{2,3\}"),
         ("x^2+1 and x-1", "x-1, x^2+1"), (r"\sin x and \cos x", r"\sin x, \cos x"),
     ],
     "words in upright type": [
         (r"\text{odd}", "odd"), ("odd", r"\text{odd}"), ("odd", r"\text{odd}."), (r"\text{(A)}", "A"), (r"\text{the odd numbers}", "odd numbers"),
-        (r"\text{Sin}", r"\text{sin}"), (r"\text{odd, even}", "odd, even"), (r"\text{Friday}", r"\emph{Friday}"),
+        (r"\text{Sin}", r"\text{sin}"), (r"\text{odd, even}", "odd, even"), (r"\text{Friday}", r"\emph{Friday}"), (r"{\text{odd}}", "odd"),
         (r"\boxed{\text{odd}}", "odd"), (r"\text{Odd}", r"\mathit{odd}"), (r"\text{odd}", r"\textnormal{odd}"), (r"\text{odd}", r"\textsf{odd}"),
-        (r"\text{odd}", r"\hbox{odd}"), (r"\text{even}", r"{\rm even}"), (r"\text{even}", r"\bf even"),
-        ("odd", r"\textsc{odd}"), ("odd", r"\fbox{odd}"), ("odd", r"\mathsf{odd}"),
-        ("odd", r"\large\text{odd}"), (r"\text{June 20}", "June 20"),
+        (r"\text{odd}", r"\hbox{odd}"), (r"\text{even}", r"{\rm even}"), (r"\text{even}", r"\bf even"), ("odd", r"\underline{\text{odd}}"),
+        ("odd", r"\textsc{odd}"), ("odd", r"\textcolor{red}{\text{odd}}"), ("odd", r"\fbox{odd}"), ("odd", r"\mathsf{odd}"),
+        ("odd", r"\large\text{odd}"), (r"2\frac{1}{2}\text{ hours}", "2.5 hours"), (r"\text{June 20}", "June 20"),
         ("6:30 PM", r"\text{6:30 PM}"), (r"\text{12 noon}", "12 noon"), ("3rd", r"\text{3rd}"), (r"\text{Monday, June 3}", "monday, June 3"),
     ],
     "named quantities": [
-        (r"\frac{KL}{ML}=\frac{\sqrt{7}}{7}", r"\frac{KL}{ML}=\frac{1}{\sqrt{7}}"),
-        ("2:3", "AB:CD=2:3"), (r"60^\circ", r"\angle A = 60^\circ"), ("60", r"\angle ABC=60^\circ"),
-        (r"m\angle A=60^\circ", "60"), ("a_5=7", "7"), ("7", "a_{5}=7"),
-        ("7", r"\triangle ABC=7"), ("7", r"\text{Area}(ABC)=7"), ("7", "V = 3+4 = 7"),
-        ("7", r"\lambda=7"), ("7", r"\alpha=7"),
-        ("(2,3)", "(x,y)=(2,3)"),
-        ("2,3", "x_1=2, x_2=3"), (r"\vec{v}=(1,2)", "(1,2)"), ("7", r"\overrightarrow{AB}=7"), ("7", r"\boxed{x=7}"),
-        ("7", r"r=7\text{ cm}"), (r"\text{Area}=12", "Area=12"), (r"\frac{a}{b}=x", r"\frac ab"), ("55", "F_{10}=55"),
+        (r"\frac{KL}{ML}=\frac{1}{\sqrt{7}}", r"\frac{1}{\sqrt{7}}"), (r"\frac{1}{\sqrt{7}}", r"\frac{KL}{ML}=\frac{1}{\sqrt{7}}"),
+        (r"\frac{KL}{ML}=\frac{1}{\sqrt{7}}", r"\frac{\sqrt7}{7}"), (r"\frac{KL}{ML}=\frac{\sqrt{7}}{7}", r"\frac{KL}{ML}=\frac{1}{\sqrt{7}}"),
+        (r"\frac{AB}{CD}=\frac{2}{3}", r"\frac23"), ("2:3", "AB:CD=2:3"), (r"60^\circ", r"\angle A = 60^\circ"), ("60", r"\angle ABC=60^\circ"),
+        (r"m\angle A=60^\circ", "60"), (r"P(A\mid B)=\frac13", r"\frac13"), (r"P(A \cap B)=\frac13", r"\frac13"), ("a_5=7", "7"), ("7", "a_{5}=7"),
+        ("7", "[ABC]=7"), ("7", r"\triangle ABC=7"), ("7", r"\text{Area}(ABC)=7"), ("7", "V = 3+4 = 7"), (r"12\pi", r"V=\pi r^2 h=12\pi"),
+        ("7", r"\lambda=7"), ("7", r"\alpha=7"), ("7", r"\det(A)=7"), ("7", r"\gcd(a,b)=7"), (r"\frac{1}{2}", r"\sin\theta=\frac12"),
+        (r"\frac12", r"\tan \theta = \frac{1}{2}"), (r"\cos(A)=\frac12", r"\frac12"), ("7", r"\text{The answer is }x=7"), ("(2,3)", "(x,y)=(2,3)"),
+        ("2,3", "x_1=2, x_2=3"), (r"\vec{v}=(1,2)", "(1,2)"), ("7", r"\mathbb{E}[X]=7"), ("7", r"\overrightarrow{AB}=7"), ("7", r"\boxed{x=7}"),
+        ("7", r"r=7\text{ cm}"), (r"\text{Area}=12", "Area=12"), (r"\frac{a}{b}=x", r"\frac ab"), ("55", "F_{10}=55"), ("7", r"P(A\cup B)=7"),
         ("7", r"\mu=7"), ("7", r"x_{\max}=7"),
     ],
+    "choices with their text": [
+        ("B", r"\textbf{(B)}\ 24"), (r"\text{(E)}", r"\text{(E)}\ 24"),
+    ],
     "names of functions": [
-        ("7", "f(x)=7"), ("7", "g(x,y)=7"),
-        ("x(x+1)=12", "x^2+x-12=0"),
-        ("x(x+1)=12", "12=x^2+x"),
+        ("7", "f(x)=7"), ("7", "g(x,y)=7"), ("7", "f_1(x+1)=7"), ("7", r"y(2\pi)=7"), ("7", r"y(\frac{\pi}{2})=7"), ("7", r"\text{Var}(2X+1)=7"),
+        ("7", r"\varphi(n-1)=7"), ("7", r"\sigma(2n)=7"), ("f(x+1)=x^2", "x^2"), ("x(x+1)=12", "x^2+x-12=0"),
+        (r"\frac12", r"\frac{P(A)}{P(B)}=\frac12"), ("x(x+1)=12", "12=x^2+x"),
+    ],
+    "sums and products of names": [
+        ("17", "a+b+c=17"), ("17", "b-a=17"), ("17", r"m\cdot n=17"), ("17", r"\alpha+\beta=17"), ("17", "a_{1}+a_{2}+a_{3}=17"),
+        ("17", "m+n=10+7=17"), ("17", "m+n+p=17.0"), (r"\frac{17}{3}", r"x+y=\frac{17}{3}"), (r"3\sqrt{2}", r"a+b=\sqrt{18}"),
+        (r"12\pi", r"R+r=12\pi"), (r"17\text{ cm}", r"a+b=17\text{ cm}"), ("3,5", "x+y=3, xy=5"), ("17", r"\boxed{m+n=17}"),
+    ],
+    "phrases before the answer": [
+        (r"\frac38", r"\text{The probability is } \frac38"), (r"2\sqrt{13}", r"\text{Therefore, } AB = 2\sqrt{13}"),
+        (r"\text{Yes}", r"\text{The answer is yes.}"),
     ],
     "radians": [
         (r"45^\circ", r"\frac{\pi}{4}\text{ rad}"), (r"\frac{\pi}{4}\text{ radians}", r"45^\circ"),
     ],
     "numbers with a base": [
         ("2102_{3}", "(2102)_3"),
+    ],
+    "functions of angles, sizes of numbers": [
+        (r"\sin 2\alpha=\frac{24}{25}", r"\frac{24}{25}"), (r"\frac12", r"\cos(\alpha+\beta)=\frac12"), (r"\frac14", r"\sin^2\theta=\frac14"),
+        ("5", "|z_1+z_2|=5"),
+    ],
+    "references that name a sum": [
+        ("m+n=113", "113"), (r"mn=\frac{3}{4}", "0.75"),
+    ],
+    "phrases without a verb": [
+        (r"\frac16", r"\text{Probability: }\frac16"),
+    ],
+    "infinitely many": [
+        (r"\text{infinitely many}", r"\text{Infinitely many solutions}"),
     ],
 }  # fmt: skip
 
