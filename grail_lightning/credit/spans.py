@@ -29,12 +29,19 @@ _EPS = 1e-8
 
 
 class ScoredSpan(NamedTuple):
-    """A range of characters of a response, ``text[start:stop]``, with its score."""
+    """A range of characters of a response, ``text[start:stop]``, with its score.
+
+    Attributes:
+        start: The first character.
+        stop: The character behind the last one.
+        score: Any finite number; larger is better.
+        kind: The kind of action, for `SpanScores.debias`.
+    """
 
     start: int
     stop: int
-    score: float  # Any finite number; larger is better.
-    kind: str = ""  # The kind of action, for `SpanScores.debias`.
+    score: float
+    kind: str = ""
 
 
 class _Span(NamedTuple):
