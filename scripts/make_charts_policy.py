@@ -1,13 +1,14 @@
-"""Make the packaged policy `grail_lightning/assets/charts`: a tiny model that sees, draws and errs on purpose.
+r"""Make the packaged policy `grail_lightning/assets/charts`: a tiny model that sees, draws and errs on purpose.
 
 An Idefics3 of 1.3 M parameters first learns to mark the elements of charts, then imitates demonstrations in which
 drawings are sometimes wrong. See make_arithmetic_policy.py for why.
 
     python scripts/make_charts_policy.py --output build/begun_charts
-    python scripts/make_charts_policy.py --start build/begun_charts --seed 1 --num-reading 0 --num-batches 400 \\
-      --learning-rate 0.001 --slip 0.08 --misconception 0.55
+    python scripts/make_charts_policy.py --start build/begun_charts --seed 1 --num-reading 0 --num-batches 400 \
+      --learning-rate 0.001 --slip 0.1 --misconception 0.62
 
-The first one learns to see, from demonstrations with few mistakes; the second one, to err as often as they do. The same seed, thread count and library versions give the same weights.
+The first one learns to see, and the second one to err more often. The same seed, thread count and library versions give
+the same weights.
 """
 
 from __future__ import annotations
@@ -253,6 +254,7 @@ def write_card(recipe: ChartsRecipe, output: Path, minutes: float) -> None:
     shown = "".join(
         said + "\n<result>(the picture with the box)</result>\n" * (told is not None) for said, told in turns
     )
+    begun = "from what the script makes without other options than `--output`, " * bool(recipe.start)
     (output / "README.md").write_text(f"""# The packaged policy `{output.name}`
 
 An Idefics3 of {policy.model.num_parameters():,} parameters with a byte-level tokenizer of its own, which draws on small
@@ -272,7 +274,7 @@ Made in {minutes:.0f} minutes by
 {command("make_charts_policy.py", recipe)}
 ```
 
-with torch {torch.__version__}, transformers {transformers.__version__}, tokenizers {tokenizers.__version__}.
+{begun}with torch {torch.__version__}, transformers {transformers.__version__}, tokenizers {tokenizers.__version__}.
 
 On {NUM_PROBLEMS} held-out questions of each kind (split `validation`, seed 0), {PASS_AT} samples each at temperature 1:
 
