@@ -141,7 +141,7 @@ def test_servers_are_started_as_the_engine_asks_for_it():
     client = pytest.importorskip("grail_lightning.engines.vllm.client")
     printed = (EXAMPLES / "servers.sbatch").read_text().replace("\\\n", " ")
     (command,) = [shlex.split(line) for line in printed.splitlines() if "vllm serve" in line]
-    wanted = shlex.split(client.ServerClient("http://node3:8000", 1.0, 1.0, 1).command)
+    wanted = shlex.split(client.ServerClient("http://node3:8000", 1.0, 1.0).command)
     for option in ("--port", "--logprobs-mode", "--worker-extension-cls"):
         assert command[command.index(option) + 1] == wanted[wanted.index(option) + 1]
     assert set(wanted[:1]) <= set(command), "the environment"

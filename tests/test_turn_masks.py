@@ -16,7 +16,7 @@ from grail_lightning.grading import align_rows, labelled_steps, located_steps, s
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.layout import group_nodes, packed_layout, padded_layout, right_padded_layout
 from grail_lightning.policy.micro_batch import cut_rows
-from grail_lightning.step.collect import _records, _restore
+from grail_lightning.step.collect import _options, _record, _restore
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.step.report import Tally, add_rollouts
 from grail_lightning.step.sampler import Sampler
@@ -318,7 +318,7 @@ def test_a_batch_in_flight_is_restored_with_its_turns(arithmetic):
     sampler = Sampler(
         group_size=4, sampling=sampling, policy=arithmetic, engine=Canned(), verifier=None, clock=None, rank=0
     )
-    state = {"step": 2, "options": repr((4, sampling)), "rows": _records(made.replace(prompts=rewarded))}
+    state = {"step": 2, "options": _options(sampler), "ranks": [_record(made.replace(prompts=rewarded))]}
     restored = _restore(state, prompts, sampler)
     assert _same(made, restored.batch)
     assert restored.batch.prompts == rewarded

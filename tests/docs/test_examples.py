@@ -218,7 +218,7 @@ def test_an_engine_of_ones_own_draws_from_the_policy(arithmetic):
 def test_rollouts_and_predictions_are_read(capsys):
     fit("my_task")
     options = ["--data.num_test=2", "--evaluation.num_samples=4", "--trainer.enable_progress_bar=false"]
-    methods = ["--model.credit=GRAIL", "--model.credit=OARGradient"]
+    methods = ["--model.credit=GRAIL", "--predictions.compare+=OARGradient"]
     main(["predict", "--config=configs/saliency.yaml", *options, *methods])
     capsys.readouterr()
     runpy.run_path("read_rollouts.py")
