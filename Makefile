@@ -98,7 +98,7 @@ policies: policy  ## Make all packaged policies anew (about an hour)
 	$(BIN)/python scripts/make_code_policy.py
 	$(BIN)/python scripts/make_charts_policy.py --output build/begun_charts
 	$(BIN)/python scripts/make_charts_policy.py --start build/begun_charts --seed 1 --num-reading 0 --num-batches 400 \
-	  --learning-rate 0.001 --slip 0.1 --misconception 0.62
+	  --learning-rate 0.001 --slip 0.12 --misconception 0.7
 	$(BIN)/python scripts/make_arithmetic_policy.py --terms 5 10 --start arithmetic --batch-size 32 --num-batches 1500 \
 	  --learning-rate 0.001 --slip-rate 0.08 --misconception-rate 0.4 --output grail_lightning/assets/chains
 	$(BIN)/python scripts/make_arithmetic_policy.py --terms 10 20 --start chains --batch-size 24 --num-batches 1000 \

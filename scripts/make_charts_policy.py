@@ -5,7 +5,7 @@ drawings are sometimes wrong. See make_arithmetic_policy.py for why.
 
     python scripts/make_charts_policy.py --output build/begun_charts
     python scripts/make_charts_policy.py --start build/begun_charts --seed 1 --num-reading 0 --num-batches 400 \
-      --learning-rate 0.001 --slip 0.1 --misconception 0.62
+      --learning-rate 0.001 --slip 0.12 --misconception 0.7
 
 The first one learns to see, and the second one to err more often. The same seed, thread count and library versions give
 the same weights.
