@@ -173,7 +173,7 @@ def align_rows(
 
     The response is the last turn. Tokens before it have no character, so that no answer is found in a tool's result.
     """
-    some = slice(None) if rows is None else torch.tensor(rows, device=batch.response_ids.device)
+    some = slice(None) if rows is None else torch.tensor(rows, dtype=torch.long, device=batch.response_ids.device)
     ids, lengths = batch.response_ids[some].tolist(), batch.valid_lengths[some].tolist()
     special = special_ids(tokenizer)
     if batch.turn is None:
@@ -259,7 +259,7 @@ def located_steps(
     steps = [labelled_steps(text, prompt) if wanted else None for wanted, text, prompt in texts]
     labelled = [row for row, of_row in enumerate(steps) if of_row is not None]
     located: list[list[LocatedStep] | None] = [None] * len(steps)
-    for row, aligned in zip(labelled, align_rows(batch, tokenizer, labelled) if labelled else [], strict=True):
+    for row, aligned in zip(labelled, align_rows(batch, tokenizer, labelled), strict=True):
         if aligned.text != batch.texts[row]:  # The engine decodes in another way.
             steps[row] = labelled_steps(aligned.text, batch.prompts[row])
         located[row] = [

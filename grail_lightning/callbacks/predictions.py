@@ -71,8 +71,7 @@ class PredictionWriter(Callback):
     Args:
         file: The file to write; default ``predictions.parquet`` in the folder of the run. It holds the rows of the
             ranks one after the other.
-        compare: Further credit methods for the same rollouts. `predict` with `--model.credit` given several times
-            fills it in. A control applies to them, too.
+        compare: Further credit methods for the same rollouts. A control applies to them, too.
         page: Whether to write the page, beside the file and under its name: ``predictions.html``.
     """
 

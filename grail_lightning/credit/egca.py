@@ -174,7 +174,7 @@ def _programs(method: TokenCredit, policy: Policy, batch: RolloutBatch, wanted: 
             f"`{type(batch.prompts[asked[0]].task).__name__}`. Set `model.credit` to another method."
         )
     rows: dict[int, _Row | None] = {}
-    for k, aligned in zip(numbers, align_rows(batch, policy.tokenizer, numbers) if numbers else [], strict=True):
+    for k, aligned in zip(numbers, align_rows(batch, policy.tokenizer, numbers), strict=True):
         task: Any = batch.prompts[k].task
         text, offset = task.program(aligned.text) or ("", 0)
         there = text.strip() and aligned.text.startswith(text, offset)

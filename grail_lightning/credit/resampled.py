@@ -177,7 +177,7 @@ def find_borders(policy: Policy, batch: RolloutBatch, rows: list[int]) -> list[l
     A border behind a piece of text is the one behind the token that holds its last character.
     """
     lengths, of_rows = batch.response_lengths.tolist(), []
-    for row, aligned in zip(rows, align_rows(batch, policy.tokenizer, rows) if rows else [], strict=True):
+    for row, aligned in zip(rows, align_rows(batch, policy.tokenizer, rows), strict=True):
         ends = [step.stop for step in labelled_steps(aligned.text, batch.prompts[row]) or []]
         ends = ends or [place + 1 for place, character in enumerate(aligned.text) if character == "\n"]
         behind = {max(tokens) + 1 for end in ends if end and (tokens := aligned.overlapping(end - 1, end))}
