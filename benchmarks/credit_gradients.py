@@ -72,7 +72,7 @@ from grail_lightning.engines import HFEngine
 from grail_lightning.functional.turns import spread_turns, turn_starts
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.advantages import with_advantages
+from grail_lightning.step.advantages import compute_advantages
 from grail_lightning.step.continuations import SampledContinuations
 from grail_lightning.step.forward import Forward
 from grail_lightning.step.options import Objective
@@ -188,7 +188,7 @@ def measure(
         generator = torch.Generator().manual_seed(derive_seed(seed, "credit", k))
         context = CreditContext(step=0, generator=generator, token_budget=budget, continuations=source())
         objective = Objective(baseline=subject.baseline, train_equal=subject.train_equal)
-        batch = with_advantages(graded, GROUP_SIZE, objective, policy, context)
+        batch = compute_advantages(graded, GROUP_SIZE, objective, policy, context)
         weights = subject.method(policy, batch, context)
         if subject.control is not None:
             weights = subject.control(weights, batch, context)

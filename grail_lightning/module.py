@@ -35,8 +35,8 @@ from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce, world_size
 from grail_lightning.runtime.run_folder import check_last_found
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
-from grail_lightning.step.advantages import with_advantages
-from grail_lightning.step.assign import assign_credit, token_weights
+from grail_lightning.step.advantages import compute_advantages
+from grail_lightning.step.assign import assign_credit, run_credit
 from grail_lightning.step.collect import Ahead, check_engine, collect
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
 from grail_lightning.step.options import Execution, Objective
@@ -238,30 +238,38 @@ class GrailModule(pl.LightningModule):
     # --- steps --------------------------------------------------------------------------------------------------
 
     def training_step(self, prompts: list[Prompt], batch_idx: int) -> dict[str, StepOutput]:
-        """Sample once, and take as many optimiser steps as are configured; `grail_lightning.step` draws the calls."""
+        """Sample once, and take the configured optimiser steps; `grail_lightning.step` shows the tree of calls."""
         clock, loader = PhaseClock(self.device), self.trainer.train_dataloader
         sampler = self._sampler(clock, self.execution.group_size, self.sampling)
         graded, sampling_figures = collect(prompts, sampler, self.ahead, loader, self.execution, self.global_step)
-        context, share = self.credit_context(), self.execution.share_prefixes
+        context = self.credit_context()
         with clock.phase("credit"):  # A baseline may need a forward pass.
-            batch = with_advantages(graded, self.execution.group_size, self.objective, self._policy, context)
-        forward, weights = assign_credit(
-            self.credit, self.control, self._policy, batch, context, self.objective, clock, share=share
+            batch = compute_advantages(graded, self.execution.group_size, self.objective, self._policy, context)
+        forward, known_weights = assign_credit(
+            self.credit,
+            self.control,
+            self._policy,
+            batch,
+            context,
+            self.objective,
+            clock,
+            share_prefixes=self.execution.share_prefixes,
         )
-        dealer = 0 if self.execution.split_groups else self.global_rank  # Ranks deal single rows together.
+        # Single rows (`split_groups`) are dealt over all ranks, by one seed; whole groups on each rank by its own.
+        dealer = 0 if self.execution.split_groups else self.global_rank
         with clock.phase("update"):
             update = Update(
                 forward,
-                weights,
+                known_weights,
                 objective=self.objective,
                 execution=self.execution,
                 max_response_length=self.sampling.max_response_length,
                 seed=derive_seed(run_seed(), "update", self.global_step, dealer),
                 refreshed=self.needs.refresh == "update",
             )
-            update.compute_before(self.reference)
+            update.compute_before_steps(self.reference)
             last_step = self.take_steps(update)
-        weights = update.token_weights()
+        weights = update.final_weights()
         reasoning = None if weights.scores is None else step_masks(batch, self.tokenizer, batch.wrong)
         figures = batch_figures(batch, weights, reasoning) | sampling_figures | last_step
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
@@ -322,7 +330,7 @@ class GrailModule(pl.LightningModule):
         return figures
 
     def _backward(self, gradients: Gradients, loss: torch.Tensor, last: bool) -> None:
-        with gradients.accumulating(last=last):
+        with gradients.accumulating(last=last):  # DDP reduces over ranks with the last one, FSDP2 with each.
             self.manual_backward(loss)
 
     @property
@@ -339,7 +347,7 @@ class GrailModule(pl.LightningModule):
             verifier=self.verifiers,
             clock=clock,
             rank=self.global_rank,
-            # Validation samples before the first step: an engine that cannot train is refused there.
+            # In a fit this holds for validation, too, which runs first and so refuses an engine that cannot train.
             sampler_cap=self.execution.decided_cap if self.trainer.state.fn == "fit" else None,
         )
 
@@ -365,7 +373,7 @@ class GrailModule(pl.LightningModule):
         )
 
     def _weigh(self, batch: RolloutBatch) -> TokenWeights:
-        return token_weights(self.credit, self.control, self._policy, batch, self.credit_context())
+        return run_credit(self.credit, self.control, self._policy, batch, self.credit_context())
 
     def _log(self, figures: dict[str, float]) -> None:
         """Log at the optimiser step; Lightning's own axis counts batches."""

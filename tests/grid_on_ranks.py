@@ -22,7 +22,7 @@ from grail_lightning.batch import Sampling
 from grail_lightning.credit import CreditContext
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import load_policy
-from grail_lightning.step.advantages import with_advantages
+from grail_lightning.step.advantages import compute_advantages
 from grail_lightning.step.options import Objective
 from tests.batches import graded
 from tests.runs import problems
@@ -41,7 +41,7 @@ def gradient(policy, reference, batch, weights, options):
     """Of all weights, end to end, as DDP has it: the mean over the ranks; and how many micro-batches there were."""
     objective = Objective(scale_rewards=options["scale_rewards"], baseline=options["baseline"])
     context = CreditContext(step=0, generator=torch.Generator(), token_budget=200)
-    batch = with_advantages(batch, 4, objective, policy, context)
+    batch = compute_advantages(batch, 4, objective, policy, context)
     policy.zero_grad()
     frozen = reference if options.get("kl_coefficient") else None
     how = {"limit": SAMPLING.max_response_length, "token_budget": 200, "share_prefixes": False}

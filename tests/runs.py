@@ -53,7 +53,7 @@ def beside_the_update(policy, batch, leaf, sampling, token_budget, **options):
     assert isinstance(update.forward, SaliencyForward)
     assert update.forward.pending.any()
     update.accumulate(0, backward)
-    return {name: p.grad for name, p in policy.named_parameters()}, update.token_weights()
+    return {name: p.grad for name, p in policy.named_parameters()}, update.final_weights()
 
 
 def batches(number, size=4, seed=0):

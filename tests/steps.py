@@ -76,14 +76,14 @@ def update_of(
     context = context_for(policy, execution.token_budget, temperature=temperature, continuations=continuations)
     if credit is not None:
         clock = PhaseClock(policy.device)
-        forward, given = assign_credit(credit, None, policy, batch, context, objective, clock, share=share)
+        forward, given = assign_credit(credit, None, policy, batch, context, objective, clock, share_prefixes=share)
     else:
         given = weights if isinstance(weights, TokenWeights) else token_weights(batch, weights)
         entropy = objective.entropy_coefficient > 0
-        forward = forward_of(policy, batch, context, share=share, entropy_gradient=entropy)
+        forward = forward_of(policy, batch, context, share_prefixes=share, entropy_gradient=entropy)
     how = {"objective": objective, "execution": execution, "max_response_length": limit, "seed": seed}
     update = Update(forward, given, refreshed=refreshed, **how)
-    update.compute_before(None if reference is None else Reference(reference))
+    update.compute_before_steps(None if reference is None else Reference(reference))
     return update
 
 
@@ -119,7 +119,7 @@ def steps(policy, batch, share, reference=None, credit=None, **options):
     hook.remove()
     for name, p in policy.named_parameters():
         p.data.copy_(start[name])
-    return (found, embedded) if credit is None else (found, embedded, update.token_weights())
+    return (found, embedded) if credit is None else (found, embedded, update.final_weights())
 
 
 def sums(parameters):

@@ -11,7 +11,7 @@ from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.policy import Loading, LoRA, load_policy
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.policy.micro_batch import MicroBatch, stand_in
-from grail_lightning.step.advantages import with_advantages
+from grail_lightning.step.advantages import compute_advantages
 from grail_lightning.step.forward import Forward
 from grail_lightning.step.loss import loss_mask
 from grail_lightning.step.options import Execution, Objective
@@ -91,7 +91,7 @@ def test_one_big_batch_equals_micro_batches_and_shuffled_rows(how, scale, kl, po
     options = {"aggregation": how, "scale_rewards": scale, "reference": reference if kl else None, **kl}
     batch = batch.select(torch.arange(12))  # Three groups; the second is dead.
     given = given[:12, : batch.response_mask.shape[1]]
-    batch = with_advantages(
+    batch = compute_advantages(
         graded(batch, batch.rewards), 4, Objective(scale_rewards=scale), policy, context_for(policy)
     )
     expected, metrics = _gradients(policy, batch, given, token_budget=10**6, **options)

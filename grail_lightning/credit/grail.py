@@ -105,9 +105,11 @@ class GRAIL(SaliencyCredit):
         answer, mask = self._answer(policy, batch), batch.response_mask
         gated, boxed = in_gate(self.gate, batch.advantages), answer.whole.any(1)
         eligible = gated & boxed & (batch.advantages != 0)
+        # mean + std · (z-score of log saliency in the row), clamped.
         mapped = grail_map(scores, mask, mean=self.mean, std=self.std, w_min=self.w_min, w_max=self.w_max)
         values = one_elsewhere(mapped, eligible[:, None], mask)
         if self.answer_overwrite != "never":
+            # Marker, braces and what follows get `mean`; the reasoning keeps its weights.
             written = answer_overwrite(values, answer, mask, content=self.w_max, rest=self.mean)
             everywhere = self.answer_overwrite == "always"
             values = written if everywhere else torch.where((gated & boxed)[:, None], written, values)

@@ -25,12 +25,13 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     ├── collect.collect                               prompts → GradedBatch
     │   ├── sampler.Sampler, collect.refill           on policy: push the weights to the engine, sample, grade; or
     │   └── collect.Ahead                             one batch off-policy
-    ├── advantages.with_advantages                    → RolloutBatch
-    ├── assign.assign_credit                          → Forward, and the token weights: **here they become known**
-    │   └── assign.token_weights                      the credit method, which may draw continuations and train a
+    ├── advantages.compute_advantages                 → RolloutBatch
+    ├── assign.assign_credit                          → Forward, and the token weights, which **become known here**,
+    │   │                                             but for fused saliency (below)
+    │   └── assign.run_credit                         the credit method, which may draw continuations and train a
     │                                                 second model
     ├── update.Update                                 deals the rows over the optimiser steps
-    ├── Update.compute_before                         old log-probabilities of rows of later steps; those of the
+    ├── Update.compute_before_steps                   old log-probabilities of rows of later steps; those of the
     │                                                 reference, with a KL term
     ├── GrailModule.take_steps                        for each optimiser step:
     │   ├── Update.reweigh                            from the second step on, if credit is refreshed
@@ -39,11 +40,13 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     └── report.batch_figures
 
 With *fused saliency* (GRAIL, where `fused.fused_saliency` allows it) the weights of a row become known later: the
-first pass of the row returns them beside its log-probabilities (`forward.Pass.weights`), in `Update.compute_before` or
-in `Update.accumulate`, which then computes the loss with them. GRAIL explains the complete box of rollouts with a
-negative advantage: the score of token ``t`` is ``‖∂φ/∂a ⊙ a‖₂`` of the embedding ``a`` at ``t - 1``, which predicts it,
-with ``φ`` the negative log-likelihood of the box. The weights lie between 0.5 and 5 and have no fixed mean. By default
-the answer's content gets 5, and the box's braces and what follows get 1, in all boxed rollouts, right ones too.
+first pass of the row returns them beside its log-probabilities (`forward.Pass.weights`), in
+`Update.compute_before_steps` or in `Update.accumulate`, which then computes the loss with them. The weights of rows
+that need no saliency are known before, those of right rollouts among them. GRAIL explains the complete box of rollouts
+with a negative advantage: the score of token ``t`` is ``‖∂φ/∂a ⊙ a‖₂`` of the embedding ``a`` at ``t - 1``, which
+predicts it, with ``φ`` the negative log-likelihood of the box. The weights lie between 0.5 and 5 and have no fixed
+mean. By default the answer's content gets 5, and the box's braces and what follows get 1, in all boxed rollouts, right
+ones too.
 
 An example in numbers: one prompt, ``Compute 2+3.``, has two rollouts, ``\boxed{5}<end>`` and ``\boxed{6}<end>``. Each
 has four tokens (``\boxed{``, the digit, ``}`` and the end token). The first one is right.

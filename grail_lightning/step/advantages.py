@@ -18,12 +18,13 @@ from grail_lightning.step.loss import loss_mask
 from grail_lightning.step.options import Objective
 
 
-def with_advantages(
+def compute_advantages(
     batch: GradedBatch, group_size: int, objective: Objective, policy: Policy, context: CreditContext
 ) -> RolloutBatch:
     """The batch with its rollouts' advantages ``[B]``: rewards less the baseline of the group.
 
-    Statistics of the batch are those of all ranks. `objective.baseline: energy` weighs gradients of the policy.
+    Statistics of the batch are those of all ranks. `objective.baseline: energy` needs the policy: it weighs rewards by
+    the squared norms of gradients.
     """
     rewards, scale = batch.rewards, objective.scale_rewards
     std = all_gather_rows(rewards).std() if scale == "batch" else None

@@ -46,31 +46,34 @@ def assign_credit(
     objective: Objective,
     clock: PhaseClock,
     *,
-    share: bool = True,
+    share_prefixes: bool = True,
 ) -> tuple[Forward, TokenWeights]:
     """What runs the update's forward passes, and the token weights of the credit method.
 
-    With fused saliency (`grail_lightning.step.fused`) the weights of rows that are trained are not known yet. The clock
-    counts credit as its phase ``credit``.
+    With fused saliency (`grail_lightning.step.fused`) the weights of rows that still need saliency are provisional: the
+    first pass of such a row returns the right ones. Those of all other rows are final. The clock counts credit as its
+    phase ``credit``.
     """
-    options, teacher = objective.distillation, None
-    if options is not None:
-        teacher = Teacher(policy, batch, options.sentence)
+    distillation = objective.distillation
+    teacher = None if distillation is None else Teacher(policy, batch, distillation.sentence)
     with clock.phase("credit"):
         if credit.needs().saliency is not None:
             from grail_lightning.step.fused import SaliencyForward, fused_saliency
 
             if (fused := fused_saliency(credit.needs(), control, objective, policy)) is not None:
-                # A method of saliency adds nothing to advantages, so that no further rows are live.
-                trained = live_rows(batch, loss_mask(batch, objective), everything=objective.trains_all_rows)
-                forward = SaliencyForward(policy, batch, context, fused, trained, clock, share=share)
-                return forward, forward.found_weights()
-        weights = token_weights(credit, control, policy, batch, context)
+                # Without an additive stage, rows without an advantage have no gradient of their own.
+                trained = live_rows(batch, loss_mask(batch, objective), all_rows=objective.trains_all_rows)
+                returning = SaliencyForward(
+                    policy, batch, context, fused, trained, clock, share_prefixes=share_prefixes
+                )
+                return returning, returning.returned_weights()
+        weights = run_credit(credit, control, policy, batch, context)
     bonus = objective.entropy_coefficient > 0
-    return Forward(policy, batch, context, share=share, entropy_gradient=bonus, teacher=teacher), weights
+    forward = Forward(policy, batch, context, share_prefixes=share_prefixes, entropy_gradient=bonus, teacher=teacher)
+    return forward, weights
 
 
-def token_weights(
+def run_credit(
     credit: TokenCredit, control: CreditControl | None, policy: Policy, batch: RolloutBatch, context: CreditContext
 ) -> TokenWeights:
     """Token weights of a credit method, changed by the control if there is one.
@@ -80,7 +83,7 @@ def token_weights(
     """
     rows = batch if len(batch) else _row_without_tokens(policy)
     frozen = context.reference if credit.needs().reference else None
-    # Without token credit the policy is not called, and a device may have no room for its whole weights.
+    # `Uniform` does not run the policy, and a device may have no room for the whole weights of a sharded one.
     whole = nullcontext() if type(credit) is Uniform else gathered(policy)
     with whole, nullcontext() if frozen is None or frozen.has_adapters else gathered(frozen.policy):
         weights = weigh(credit, policy, rows, context)

@@ -26,14 +26,15 @@ class Pass(NamedTuple):
 
     stats: TokenStats  # Log-probabilities and entropy [b, t], with gradient if autograd is on.
     tokens_run: int  # Tokens that rows of a prefix tree have in common count once.
-    weights: TokenWeights | None = None  # The token weights [b, t], if this pass has found them; else known before.
+    weights: TokenWeights | None = None  # [b, t], if this pass computes them; None if they are known already.
 
 
 class Forward:
     """The forward pass of the policy over the rows of a batch, micro-batch by micro-batch.
 
-    `context` has the token budget and the temperature. With `share` common beginnings of rows are run once. Passes with
-    gradient may let the entropy carry one, and measure the divergence from a teacher.
+    `context` has the token budget and the temperature. With `share_prefixes` common beginnings of rows, prompts and
+    responses, are run once. Passes with gradient may let the entropy carry one, and measure the divergence from a
+    teacher.
     """
 
     def __init__(
@@ -42,12 +43,12 @@ class Forward:
         batch: RolloutBatch,
         context: CreditContext,
         *,
-        share: bool = True,
+        share_prefixes: bool = True,
         entropy_gradient: bool = False,
         teacher: Teacher | None = None,
     ) -> None:
         self.policy, self.batch, self.context = policy, batch, context
-        self.share, self.entropy_gradient, self.teacher = share, entropy_gradient, teacher
+        self.share_prefixes, self.entropy_gradient, self.teacher = share_prefixes, entropy_gradient, teacher
 
     def cut(self, rows: Tensor) -> list[MicroBatch]:
         """The rows as micro-batches, equally many on each rank."""
@@ -71,16 +72,16 @@ class Forward:
         """Passes of some rows without gradient and dropout. Every rank must exhaust it: the passes are collectives."""
         with self.policy.evaluating(), torch.no_grad():
             for micro in self.cut(rows):
-                done = self(micro)
+                result = self(micro)
                 if not micro.stands_in:
-                    yield micro, done
+                    yield micro, result
 
-    def found_weights(self) -> TokenWeights | None:
-        """The token weights of the batch that passes have found so far; None if they were known before all passes."""
+    def returned_weights(self) -> TokenWeights | None:
+        """The token weights that passes have returned so far; None if they were known before all passes."""
         return None
 
     def _cut(self, rows: Tensor) -> list[MicroBatch]:
-        return cut_rows(self.policy, self.batch, rows, self.context.token_budget, share=self.share)
+        return cut_rows(self.policy, self.batch, rows, self.context.token_budget, share=self.share_prefixes)
 
 
 def reference_logprobs(reference: Reference, trained: Forward, rows: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ def reference_logprobs(reference: Reference, trained: Forward, rows: Tensor) -> 
     batch = trained.batch
     with reference.running(trained.policy) as policy:
         logprobs = zero_table(policy, batch)
-        forward = Forward(policy, batch, trained.context, share=trained.share)
-        for micro, done in forward.without_gradient(rows):
-            scatter(logprobs, micro.rows, done.stats.logprobs)
+        forward = Forward(policy, batch, trained.context, share_prefixes=trained.share_prefixes)
+        for micro, result in forward.without_gradient(rows):
+            scatter(logprobs, micro.rows, result.stats.logprobs)
     return logprobs

@@ -68,12 +68,14 @@ class SaliencyForward(Forward):
         trained: Tensor,
         clock: PhaseClock,
         *,
-        share: bool = True,
+        share_prefixes: bool = True,
     ) -> None:
-        super().__init__(policy, batch, context, share=share)
+        super().__init__(policy, batch, context, share_prefixes=share_prefixes)
         self.credit, self.clock = credit, clock
         self.target = credit.target(policy, batch)
-        self.pending = (self.target.rows & trained).cpu()  # Rows whose first pass is still to come.
+        self.pending = (
+            self.target.rows & trained
+        ).cpu()  # Rows whose first pass, with their saliency, is still to come.
         self._fills_in = stand_in(batch) if isinstance(policy, FSDPModule) else None
         untrained = replace(self.target, rows=self.target.rows & ~trained)
         with gathered(policy) if all_reduce(untrained.rows.sum(), "sum") else nullcontext():
@@ -81,7 +83,7 @@ class SaliencyForward(Forward):
                 policy, batch, untrained, token_budget=context.token_budget, temperature=context.temperature
             )
 
-    def found_weights(self) -> TokenWeights:
+    def returned_weights(self) -> TokenWeights:
         """The token weights of the batch, from the saliency that has been computed so far.
 
         They are those that the passes have returned, since a row's weights depend on that row alone.
@@ -118,7 +120,7 @@ class SaliencyForward(Forward):
         """Micro-batches in which rows that still need saliency come first, separate from the others."""
         pending = self.pending[rows]
         mine, budget = rows[pending], self.context.token_budget
-        first = cut_rows(self.policy, self.batch, mine, budget, share=self.share, share_responses=False)
+        first = cut_rows(self.policy, self.batch, mine, budget, share=self.share_prefixes, share_responses=False)
         if self._fills_in is not None:
             first = pad_to_longest_rank(first, self._fills_in, self.batch.response_mask.device)
         return first + super()._cut(rows[~pending])

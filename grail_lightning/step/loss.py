@@ -28,9 +28,9 @@ def loss_mask(batch: SampledBatch, objective: Objective) -> Tensor:
     return batch.response_mask & batch.finished[:, None] if objective.mask_truncated else batch.response_mask
 
 
-def live_rows(batch: RolloutBatch, mask: Tensor, *, everything: bool) -> Tensor:
-    """``[B]`` bool: rows with a token in the loss that have an advantage; with `everything`, also those without."""
-    return mask.any(1) & ((batch.advantages != 0) | everything)
+def live_rows(batch: RolloutBatch, mask: Tensor, *, all_rows: bool) -> Tensor:
+    """``[B]`` bool: rows with a token in the loss that have an advantage; with `all_rows`, also those without."""
+    return mask.any(1) & ((batch.advantages != 0) | all_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class LossCounts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LossInputs:
-    """The tensors from which the loss of a micro-batch is computed; ``[b, t]`` each, but for one."""
+    """The tensors from which the loss of a micro-batch is computed; ``[b, t]``, unless a comment says otherwise."""
 
     stats: TokenStats  # Log-probabilities with gradient, and entropy.
     old_logprobs: Tensor  # Under the weights from before the batch's first step.
@@ -56,7 +56,7 @@ class LossInputs:
     ref_logprobs: Tensor | None = None  # Under the frozen reference; None without a KL term.
     sampling_logprobs: Tensor | None = None  # As the engine reports them; None if it reports none.
     distillation_strength: Tensor | None = None  # [b, 1], the coefficient of the KL to the teacher; None without one.
-    sampler_weights: Tensor | None = None  # The correction for a sampler that differs from the trainer; None is 1.
+    sampler_weights: Tensor | None = None  # Correct for a sampler that differs from the trainer; None corrects nothing.
 
 
 def count_denominators(mask: Tensor, rows: Tensor, max_response_length: int) -> LossCounts:
@@ -106,7 +106,7 @@ def _sums(inputs: LossInputs, objective: Objective) -> Iterator[tuple[str, Tenso
     ratio = importance_ratio(inputs.stats.logprobs.detach(), inputs.old_logprobs, mask, objective.level)
     low = (ratio < 1 - objective.clip_low) & (advantages < 0) & mask
     high = (ratio > 1 + objective.clip_high) & (advantages > 0) & mask
-    yield "tokens", mask.sum()
+    yield "loss_tokens", mask.sum()
     yield "clip_ratio/low_mean", low.sum()
     yield "clip_ratio/high_mean", high.sum()
     yield "clip_ratio/region_mean", (low | high).sum()

@@ -83,19 +83,19 @@ def _combine(parts: list[_Part]) -> float:
     return (min if kind == "min" else max)(p.extreme for p in parts)
 
 
-def loss_figures(sums: Mapping[str, Tensor], *, run: int, asked: int) -> dict[str, float]:
-    """Means over tokens and ranks of the sums that the micro-batches of an optimiser step returned, if any.
+def loss_figures(sums: Mapping[str, Tensor], *, tokens_run: int, tokens_unshared: int) -> dict[str, float]:
+    """Means over the tokens in the loss, on all ranks, of the sums that an optimiser step's micro-batches returned.
 
-    The sums include the number of ``tokens`` and the ``loss``, which is summed, not averaged. `run` tokens were run in
-    place of the `asked` ones that the same rows have without sharing.
+    The sums include the number of these tokens (``loss_tokens``), and the ``loss``, which is summed, not averaged.
+    `tokens_run` were run in place of the `tokens_unshared` that the same rows have without sharing.
     """
     local = dict(zip(sums, torch.stack([v.double() for v in sums.values()]).tolist(), strict=True)) if sums else {}
-    total = sum_by_name(local | {"run": float(run), "asked": float(asked)})
-    tokens, loss = max(total.pop("tokens", 0.0), 1.0), total.pop("loss", 0.0)
-    ran, whole = total.pop("run"), total.pop("asked")
-    if not whole:
+    total = sum_by_name(local | {"run": float(tokens_run), "unshared": float(tokens_unshared)})
+    tokens, loss = max(total.pop("loss_tokens", 0.0), 1.0), total.pop("loss", 0.0)
+    run, unshared = total.pop("run"), total.pop("unshared")
+    if not unshared:
         return {"loss": 0.0}
-    return {"loss": loss, "shared_tokens": 1 - ran / whole} | {name: value / tokens for name, value in total.items()}
+    return {"loss": loss, "shared_tokens": 1 - run / unshared} | {name: value / tokens for name, value in total.items()}
 
 
 def batch_figures(

@@ -55,18 +55,17 @@ class Sampler:
 
     group_size: int  # Responses to each prompt.
     sampling: Sampling
-    policy: Policy  # Its weights sample.
+    policy: Policy  # The engine samples with its weights.
     engine: RolloutEngine
     verifier: AnswerVerifier | TaskVerifiers  # It compares answers; the reward is that of the prompt's task.
     clock: PhaseClock  # Of the phases ``sample`` and ``grade``.
     rank: int  # The index of this process among the ranks.
-    sampler_cap: float | None = None  # `execution.sampler_cap` in training; the engine then reports log-probabilities.
+    sampler_cap: float | None = None  # `execution.sampler_cap` in training; it needs log-probabilities of the engine.
 
     def __call__(self, prompts: list[Prompt], key: SeedKey | list[int]) -> GradedBatch:
         """Graded responses to this rank's prompts, from the present weights.
 
-        The key of the random numbers is joined by the run's seed and the rank; or it is a list with the seed of each
-        row.
+        The seed is derived from the run's seed, the `key` and the rank; a list holds the seed of each row instead.
         """
         whole = nullcontext() if self.engine.own_weights else gathered(self.policy)
         with self.clock.phase("sample"), whole:
@@ -94,7 +93,7 @@ class Sampler:
         else:
             seed = derive_seed(run_seed(), *key, self.rank) if isinstance(key, tuple) else key
             batch = sample_rollouts(*arguments, seed)
-        # The engine's class should have told before; this is the latest moment at which nothing is lost.
+        # `RolloutEngine.reports_logprobs` was checked before the run; here the batch itself is, before any update.
         check_logprobs(self.engine, self.sampler_cap, reports=not len(batch) or batch.sampling_logprobs is not None)
         return self.numbered(batch)
 

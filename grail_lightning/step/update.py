@@ -93,10 +93,10 @@ class Update:
     """Accumulates the gradients of each optimiser step of a batch.
 
     With the default options there is one step and its ratio is 1: no pass precedes it, old log-probabilities are those
-    of the step's own pass, and no weights are replaced.
+    of the step's own pass, and no token weights are replaced.
 
     Every rank calls every collective the same number of times. Ranks agree on the numbers of optimiser steps and
-    micro-batches, and a rank with fewer micro-batches runs a row that counts nothing.
+    micro-batches, and a rank with fewer micro-batches runs a row whose loss is multiplied by 0.
 
     `seed` is that of the deal of groups, or of rows. With `refreshed` the token weights are replaced before each
     further step (`reweigh`).
@@ -107,7 +107,7 @@ class Update:
         steps: The rows of each optimiser step, long on the CPU; equally many steps on every rank. If no rank has a live
             row, there is one step without rows. It changes no weight, but counts towards `max_steps`, so that a run
             without a learning signal ends.
-        ref_logprobs: ``[B, T]``, under the frozen reference; None before `compute_before` and without a KL term.
+        ref_logprobs: ``[B, T]``, under the frozen reference; None before `compute_before_steps` and without a KL term.
         token_advantages: ``[B, T]``, with the weights that are known so far.
     """
 
@@ -125,7 +125,7 @@ class Update:
         self.forward, self.batch, self.max_response_length = forward, forward.batch, max_response_length
         self.objective, self.execution, self.refreshed = objective, execution, refreshed
         self.mask = loss_mask(self.batch, objective)
-        live = live_rows(self.batch, self.mask, everything=objective.trains_all_rows)
+        live = live_rows(self.batch, self.mask, all_rows=objective.trains_all_rows)
         if (additive := token_weights.additive) is not None:
             # Such rows are trained on without an advantage, too; refreshed weights may add to any row later.
             live = live | (self.mask.any(1) & ((additive != 0).any(1) | refreshed))
@@ -148,23 +148,23 @@ class Update:
         self._known_weights = token_weights
         self.token_advantages = token_advantages(self.batch.advantages, token_weights)
 
-    def token_weights(self) -> TokenWeights:
-        """The token weights of the batch: those that were known before the passes, or that passes have returned."""
-        returned = self.forward.found_weights()
+    def final_weights(self) -> TokenWeights:
+        """The token weights after the passes: those that were known before, or that passes have returned."""
+        returned = self.forward.returned_weights()
         return self._known_weights if returned is None else returned
 
-    def compute_before(self, reference: Reference | None = None) -> None:
+    def compute_before_steps(self, reference: Reference | None = None) -> None:
         """Compute log-probabilities under the reference, and those that need the weights from before the first step."""
         if reference is not None and self.objective.kl_coefficient:
             self.ref_logprobs = reference_logprobs(reference, self.forward, self.live.nonzero().flatten())
         if len(self.steps) == 1:  # On every rank alike: the passes are collectives.
             return
-        for micro, done in self.forward.without_gradient(self.old_logprobs.rows_before()):
-            self._take_weights(micro, done)
-            self.old_logprobs.record(micro, done.stats)
+        for micro, result in self.forward.without_gradient(self.old_logprobs.rows_before()):
+            self._use_weights(micro, result)
+            self.old_logprobs.record(micro, result.stats)
 
     def accumulate(self, index: int, backward: Backward, *, in_place: bool = False) -> dict[str, float]:
-        """Forward and backward passes of an optimiser step: the loss, and means over the tokens that are run.
+        """Forward and backward passes of an optimiser step: the loss, and means over the tokens in it of rows that ran.
 
         `in_place`: whether the backward pass may add the head's gradient to `weight.grad` in place.
         """
@@ -174,26 +174,26 @@ class Update:
         parts, tokens_run = self.forward.cut(rows), 0
         sums: dict[str, Tensor] = {}
         for number, micro in enumerate(parts, start=1):
-            done = self.forward(micro, in_place=in_place)
+            result = self.forward(micro, in_place=in_place)
             if micro.stands_in:
-                loss = done.stats.logprobs.sum() * 0
+                loss = result.stats.logprobs.sum() * 0
             else:
-                self._take_weights(micro, done)
-                loss, summands = micro_batch_loss(self._inputs(micro, done.stats), self.objective, counts)
-                self.old_logprobs.record(micro, done.stats)
-                tokens_run += done.tokens_run
+                self._use_weights(micro, result)
+                loss, summands = micro_batch_loss(self._inputs(micro, result.stats), self.objective, counts)
+                self.old_logprobs.record(micro, result.stats)
+                tokens_run += result.tokens_run
                 sums = {name: sums[name] + value if name in sums else value for name, value in summands.items()}
             # Strategies average gradients over ranks, but the denominators already include all ranks.
             backward(loss * world_size(), number == len(parts))
         # The last token of a row predicts nothing and is not run.
-        asked = int(self.batch.lengths.cpu()[rows].sum()) - len(rows)
-        return loss_figures(sums, run=tokens_run, asked=asked)
+        unshared = int(self.batch.lengths.cpu()[rows].sum()) - len(rows)
+        return loss_figures(sums, tokens_run=tokens_run, tokens_unshared=unshared)
 
-    def _take_weights(self, micro: MicroBatch, done: Pass) -> None:
+    def _use_weights(self, micro: MicroBatch, result: Pass) -> None:
         """Use the token weights that a pass has returned."""
-        if done.weights is not None:
+        if result.weights is not None:
             advantages = self.batch.advantages[micro.rows.to(self.batch.advantages.device)]
-            scatter(self.token_advantages, micro.rows, token_advantages(advantages, done.weights))
+            scatter(self.token_advantages, micro.rows, token_advantages(advantages, result.weights))
 
     def _inputs(self, micro: MicroBatch, stats: TokenStats) -> LossInputs:
         rows, columns = micro.rows.to(self.mask.device), stats.logprobs.shape[1]

@@ -45,7 +45,7 @@ from grail_lightning.credit import (
 )
 from grail_lightning.credit.base import check_weights, token_advantages
 from grail_lightning.environments.episode import Episode, Turn
-from grail_lightning.step.assign import token_weights
+from grail_lightning.step.assign import run_credit
 from grail_lightning.step.report import Tally, add_credit
 from tests.credit.rollouts import ByText, context, elsewhere, second_model
 from tests.programs.traced import Trusted
@@ -364,7 +364,7 @@ def _one_rank(rank, folder, policy, frozen, batch):
         mine = batch.select(torch.tensor(shares[rank], dtype=torch.long))
         budget = 300 if rank else 5000  # Ranks differ in their number of micro-batches.
         for pair in _pairs().values():
-            weights = token_weights(*pair, policy, mine, given_by(policy, frozen, budget=budget))
+            weights = run_credit(*pair, policy, mine, given_by(policy, frozen, budget=budget))
             results.append((weights.values, weights.additive, _figures(mine, weights) if len(shares[1]) else {}))
     torch.save(results, folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -379,7 +379,7 @@ def test_two_ranks_of_different_size_or_one_without_rows_give_the_weights_of_one
     )
     results = [iter(torch.load(tmp_path / f"{rank}.pt")) for rank in (0, 1)]
     alone = {
-        name: token_weights(*pair, golden_policy, batch, given_by(golden_policy, frozen))
+        name: run_credit(*pair, golden_policy, batch, given_by(golden_policy, frozen))
         for name, pair in _pairs().items()
     }
     logged_alone = {name: _figures(batch, whole) for name, whole in alone.items()}

@@ -80,7 +80,7 @@ def _run(policy, batch, credit, share, **options):
         update.accumulate(number, backward)
         gradients.append({n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None})
         optimizer.step()
-    return gradients, update.token_weights()
+    return gradients, update.final_weights()
 
 
 @pytest.mark.parametrize(

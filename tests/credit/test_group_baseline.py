@@ -10,7 +10,7 @@ from grail_lightning.credit import Balanced, CreditContext, OptimalBaseline, Ran
 from grail_lightning.credit.base import check_weights, token_advantages
 from grail_lightning.functional import group_advantages
 from grail_lightning.functional.advantages import energy_baselines
-from grail_lightning.step.advantages import with_advantages
+from grail_lightning.step.advantages import compute_advantages
 from grail_lightning.step.options import Objective
 from tests.batches import graded
 from tests.runs import Watch, batches, module, one_in_four, trainer
@@ -69,7 +69,7 @@ def test_a_run_pools_the_energies_of_tokens_in_the_loss_over_the_mixed_groups(ho
     rewards, finished = torch.tensor([1.0, 0, 0, 1, 1, 0]), torch.tensor([True, True, False, True, True, True])
     batch = graded(golden_batch, rewards, group=torch.tensor([0, 0, 0, 1, 1, 1]), finished=finished)
     objective = Objective(baseline="energy", aggregation=how)
-    found = with_advantages(batch, 3, objective, golden_policy, _context())
+    found = compute_advantages(batch, 3, objective, golden_policy, _context())
     width, energy = batch.response_mask.shape[1], []
     for row in range(6):
         output = golden_policy.model(
@@ -176,7 +176,7 @@ def test_all_right_groups_that_are_trained_on_keep_their_uniform_advantage(name,
     rewards = torch.tensor([1.0] * 4 + [1, 0, 0, 1] * 3)
     batch = graded(batch, rewards, tokenizer=policy.tokenizer)
     objective = Objective(baseline=0.5, train_equal=True)
-    batch = with_advantages(batch, 4, objective, policy, _context())
+    batch = compute_advantages(batch, 4, objective, policy, _context())
     assert torch.equal(batch.advantages[:4], torch.full((4,), 0.5))
     weights = getattr(credits, name)()(policy, batch, _context())
     check_weights(Uniform(), weights, batch)

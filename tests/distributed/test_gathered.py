@@ -13,7 +13,7 @@ from grail_lightning.distributed.sharding import gathered, shard
 from grail_lightning.engines import build_batch
 from grail_lightning.policy import load_policy
 from grail_lightning.policy.layout import padded_layout
-from grail_lightning.step.assign import token_weights
+from grail_lightning.step.assign import run_credit
 from tests.batches import rollouts
 from tests.credit.rollouts import context
 from tests.runs import problems
@@ -38,7 +38,7 @@ print("both steps", float(policy.blocks[0].self_attn.q_proj.weight.grad.to_local
 batch = rollouts(build_batch(policy, problems(1), 2, [[5, 6], [7]], [True] * 2), group_size=2)
 for credit in (Uniform(), OARGradient()):
     with CommDebugMode() as sent:
-        token_weights(credit, AnswerOnly(), policy, batch, context())
+        run_credit(credit, AnswerOnly(), policy, batch, context())
     print(type(credit).__name__, sent.get_total_counts() > 0)
 dist.destroy_process_group()
 """
