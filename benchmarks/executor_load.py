@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from grail_lightning.programs.executor import Executor, refusal
-from grail_lightning.programs.outcome import Call, Limits, Tests
+from grail_lightning.programs.outcome import Call, Job, Limits, Tests
 from grail_lightning.programs.sandbox import COMMANDS, Sandbox
 
 PROGRAM = "def f(n, m):\n    s = 0\n    for i in range(n):\n        if i {} m:\n            s += i\n    return s  # {}"
@@ -48,10 +48,10 @@ def jobs_of(num_programs, rng):
         tests = Tests("f", CALLS) if index % 3 else Tests("f", (), ASSERTIONS)
         if index % 10 == 0:
             source = rng.choice(list(HOSTILE))
-            jobs.append((source.replace("{}", str(index)), tests))
+            jobs.append(Job(source.replace("{}", str(index)), tests))
             allowed.append(HOSTILE[source])
         else:
-            jobs.append((PROGRAM.format("<=" if index % 2 else "<", index), tests))
+            jobs.append(Job(PROGRAM.format("<=" if index % 2 else "<", index), tests))
             allowed.append({"passed"} if index % 2 else {"failed"})
     return jobs, allowed
 
@@ -146,7 +146,7 @@ def speed(backend):
         starts.append(median_seconds(sandbox._start, 1)[0])
         sandbox.close()
         for kind, tests in {"calls": Tests("f", CALLS), "assertions": Tests("f", (), ASSERTIONS)}.items():
-            jobs = [(PROGRAM.format("<=", (turn, kind, index)), tests) for index in range(128)]
+            jobs = [Job(PROGRAM.format("<=", (turn, kind, index)), tests) for index in range(128)]
             executor.run_many(jobs[:8])
             begin = time.perf_counter()
             executor.run_many(jobs[8:])

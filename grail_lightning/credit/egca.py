@@ -20,8 +20,8 @@ from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenW
 from grail_lightning.credit.oracle import Places, Right, concentrate, counted_places
 from grail_lightning.grading import align_rows
 from grail_lightning.policy import Policy
-from grail_lightning.programs.alignment import align_programs, first_divergence, full_lines, read_program
-from grail_lightning.programs.outcome import Outcome, Visit
+from grail_lightning.programs.alignment import align_programs, first_divergence, program_lines, read_program
+from grail_lightning.programs.outcome import Job, Outcome, Visit
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.problem import Prompt
 
@@ -185,10 +185,8 @@ def _programs(method: TokenCredit, policy: Policy, batch: RolloutBatch, wanted: 
 def _run(jobs: Sequence[tuple[_Row, str, int | None]]) -> list[Outcome]:
     """The outcomes of texts on the tests of rows; with the number of a test on this one alone, with its trace."""
     outcomes: list[Outcome] = []
-    for _, some in groupby(jobs, key=lambda job: id(job[0].executor)):
-        part = list(some)
-        asked = [(text, row.tests) if test is None else (text, row.tests, test) for row, text, test in part]
-        outcomes += part[0][0].executor.run_many(asked)
+    for executor, some in groupby(jobs, key=lambda job: job[0].executor):
+        outcomes += executor.run_many([Job(text, row.tests, test) for row, text, test in some])
     return outcomes
 
 
@@ -199,9 +197,9 @@ def _find_faults(rows: Sequence[_Row]) -> None:
         if outcome.status == "passed":
             row.mode = "correct"
         elif outcome.status == "syntax":
-            lines = full_lines(row.text)
-            row.mode, row.pairs, row.parts = "syntax", {}, [(start, stop) for _, start, stop in lines]
-            row.blamed = max((k for k, part in enumerate(lines) if part[0] <= (outcome.line or part[0])), default=0)
+            lines = program_lines(row.text)
+            row.mode, row.pairs, row.parts = "syntax", {}, [(line.start, line.start + len(line.text)) for line in lines]
+            row.blamed = max((k for k, x in enumerate(lines) if x.number <= (outcome.line or x.number)), default=0)
         elif row.program and outcome.failing is not None and outcome.status not in ("crashed", "refused"):
             failing.append((row, row.program, row.reference or row.program, outcome.failing))
     traced = _run([(row, program.plain, test) for row, program, _, test in failing])

@@ -29,7 +29,7 @@ _BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _TO_COLON = re.compile(r"(?:#[^\r\n]*(?=[\r\n])|[^:#])*:")  # A comment goes to the end of its line: one way to match.
 _NEW_LINE = re.compile(r"\r\n|\r|\n")  # Not `str.splitlines`, which knows more of them than Python does.
-_LINE = re.compile(r"\S(?:[^\r\n]*\S)?")
+_LINE = re.compile(r"\S(?:[^\r\n]*\S)?")  # Without the space around.
 
 
 class Statement(NamedTuple):
@@ -67,22 +67,13 @@ def read_program(text: str) -> Program | None:
         for number, (node, *_) in enumerate(_walk(ast.parse(plain))):
             first, last = (plain_places.line(character) for character in plain_places.of_statement(node))
             at_line |= dict.fromkeys(range(first, last + 1), number)
-        names: dict[str, str] = {}
         statements = []
         for node, depth, part, function in _walk(tree):
-            for name in _bound(node):
-                names.setdefault(name, f"v{len(names)}")
             # `x += 1` and `x: int = 1` are assignments.
             kind = "Assign" if isinstance(node, ast.AugAssign | ast.AnnAssign) else type(node).__name__
             statements.append(Statement(*places.of_statement(node), (depth, part, kind), function))
-        return Program(text, tuple(statements), names, plain, at_line)
+        return Program(text, tuple(statements), _first_bindings(tree), plain, at_line)
     return None
-
-
-def full_lines(text: str) -> list[tuple[int, int, int]]:
-    """The lines of a text that are not blank: number, from 1, and range of characters without the space around."""
-    places = _Places(text)
-    return [(places.line(line.start()), *line.span()) for line in _LINE.finditer(text)]
 
 
 def _walk(tree: ast.Module) -> Iterator[tuple[ast.AST, int, str, int]]:
@@ -108,19 +99,19 @@ def _header(node: ast.AST) -> Iterator[Any]:
                 yield from ast.walk(child)
 
 
-def _bound(node: ast.AST) -> list[str]:
-    """The names that a statement binds, in the order of the text; a function's name and parameters are of its own."""
-    names: list[tuple[int, int, str]] = []
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
-    for part in _header(node):
-        match part:
-            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
-                names.append((part.lineno, part.col_offset, name))
-            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name)):
-                names.append((part.lineno, part.col_offset, name))
-    own = getattr(node, "name", None)  # Of a function, a class or an exception.
-    return ([str(own)] if own else []) + [name for *_, name in sorted(names)]
+def _first_bindings(tree: ast.Module) -> dict[str, str]:
+    """For each name that is bound: a name by the order of first binding in the text."""
+    bound: list[tuple[int, int, str]] = []
+    for node in ast.walk(tree):
+        name = getattr(node, "name", None)  # Of a function, a class, an exception or a pattern.
+        match node:
+            case ast.alias():
+                name = node.asname or node.name.partition(".")[0]
+            case ast.Name(id=own, ctx=ast.Store()) | ast.arg(arg=own) | ast.MatchMapping(rest=own):
+                name = own
+        if isinstance(name, str):
+            bound.append((node.lineno, node.col_offset, name))  # type: ignore[attr-defined]
+    return {name: f"v{k}" for k, name in enumerate(dict.fromkeys(name for *_, name in sorted(bound)))}
 
 
 class _Places:
@@ -128,11 +119,11 @@ class _Places:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._starts = [0, *(match.end() for match in _NEW_LINE.finditer(text))]
+        self.starts = [0, *(match.end() for match in _NEW_LINE.finditer(text))]
 
     def line(self, character: int) -> int:
         """The line of a character, from 1."""
-        return bisect_right(self._starts, character)
+        return bisect_right(self.starts, character)
 
     def of_statement(self, node: ast.AST) -> tuple[int, int]:
         """The range of the characters of a statement, of a compound one up to the colon before its body."""
@@ -149,7 +140,7 @@ class _Places:
         return start, colon.end() if colon else last
 
     def _character(self, line: int, column: int) -> int:
-        start = self._starts[line - 1]  # A character has at least one byte.
+        start = self.starts[line - 1]  # A character has at least one byte.
         return start + len(self._text[start : start + column].encode()[:column].decode())
 
 
@@ -186,37 +177,23 @@ def first_divergence(
     """
     visits, theirs = _in_functions(program, trace), _in_functions(reference, expected)
     paired, last = {*pairs.values()}, None
-    for (here, visit), before, (there, shown) in zip(visits, _executed_last(program, visits), theirs, strict=False):
+    active: list[tuple[int, int]] = []  # For each active call its depth, and the statement that it executed last.
+    for (here, visit), (there, shown) in zip(visits, theirs, strict=False):
         if pairs.get(here) != there:
             alone = here not in pairs and there not in paired
             return here if alone or last is None else last
         if (visit.event, visit.value) != (shown.event, shown.value):
             return here
-        if _renamed(visit, program.names) != _renamed(shown, reference.names):
-            return here if visit.event != "line" else before
-        last = here
-    return None
-
-
-def _executed_last(program: Program, visits: Sequence[tuple[int, Visit]]) -> Iterator[int]:
-    """For each visit the statement before it in the same call; for the first one of a call the calling statement.
-
-    A visit does not say when a call begins: it does at the first statement of a function if there are no other
-    variables than at the first visit.
-    """
-    active: list[tuple[int, int]] = []  # For each active call the function, and the statement that it executed last.
-    parameters: dict[int, set[str]] = {}
-    for number, visit in visits:
-        function, names = program.statements[number].function, {name for name, _ in visit.variables}
-        first = number == function + 1 and names == parameters.setdefault(function, names)
-        begins = first and visit.event == "line"
-        while not begins and len(active) > 1 and active[-1][0] != function:
+        while active and active[-1][0] > visit.depth:
             active.pop()
-        yield active[-1][1] if active else number
-        if active and not begins:
+        if _renamed(visit, program.names) != _renamed(shown, reference.names):
+            return active[-1][1] if visit.event == "line" and active else here
+        if active and active[-1][0] == visit.depth:
             active.pop()
         if visit.event != "return":
-            active.append((function, number))
+            active.append((visit.depth, here))
+        last = here
+    return None
 
 
 def _in_functions(program: Program, trace: Sequence[Visit]) -> list[tuple[int, Visit]]:
@@ -230,8 +207,9 @@ def _renamed(visit: Visit, names: Mapping[str, str]) -> dict[str, str]:
 
 
 class ProgramLine(NamedTuple):
-    """A line that is not empty: its indentation, its text, and where this begins in the program."""
+    """A line that is not blank: its number, from 1, its indentation, its text, and where this begins in the program."""
 
+    number: int
     indent: str
     text: str
     start: int
@@ -247,9 +225,12 @@ class Edit(NamedTuple):
 
 
 def program_lines(program: str) -> list[ProgramLine]:
-    """The lines that are not empty."""
-    parts = ((match, match[0].lstrip()) for match in re.finditer(r"[^\n]+", program))
-    return [ProgramLine(m[0][: len(m[0]) - len(t)], t.rstrip(), m.end() - len(t)) for m, t in parts if t]
+    """The lines that are not blank."""
+    places, lines = _Places(program), []
+    for line in _LINE.finditer(program):
+        number = places.line(line.start())
+        lines.append(ProgramLine(number, program[places.starts[number - 1] : line.start()], line[0], line.start()))
+    return lines
 
 
 def edits(lines: Sequence[ProgramLine], reference: Sequence[ProgramLine]) -> list[Edit] | None:

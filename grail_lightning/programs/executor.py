@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
 from grail_lightning.programs.grade import grade, line_of, printed
 from grail_lightning.programs.guest import encode
-from grail_lightning.programs.outcome import Call, Limits, Outcome, Tests
+from grail_lightning.programs.outcome import Call, Job, Limits, Outcome, Tests
 from grail_lightning.programs.remote import RemoteSandbox
 from grail_lightning.programs.sandbox import COMMANDS, LostError, Sandbox, StartError
 
@@ -27,10 +28,8 @@ _MAX_CHARACTERS = 1 << 17
 _ATTEMPTS = 20
 _LARGEST = 1 << 20
 _MOST_KEPT = 50_000  # Outcomes: some 50 MB. Those with traces are not kept.
-_PROBE = Path(__file__).with_name("probe.py")
 
 Result = TypeVar("Result")
-Job = tuple[str, Tests] | tuple[str, Tests, int]
 
 
 def _is_address(backend: str) -> bool:
@@ -41,23 +40,42 @@ def _sandbox(backend: str, limits: Limits) -> Sandbox:
     return (RemoteSandbox if _is_address(backend) else Sandbox)(backend, limits)
 
 
+def probe(files: list[str], folders: list[str], process: int) -> list[str]:
+    """What a program could do and may not. Its text is run like that of any other, before a back end is used."""
+    import contextlib
+    import os
+    import socket
+
+    done = []
+
+    def attempt(name: str, action: Callable[[str], object], *targets: str) -> None:
+        for target in targets:
+            with contextlib.suppress(Exception):
+                action(target)
+                done.append(f"{name} {target}")
+
+    attempt("read", lambda path: open(path).close(), *files)
+    attempt("list", os.listdir, *folders)
+    attempt("write to", lambda path: os.close(os.open(f"{path}/left", os.O_WRONLY | os.O_CREAT)), *folders, ".")
+    attempt("open", lambda family: socket.socket(getattr(socket, family)).close(), "AF_INET", "AF_UNIX", "AF_NETLINK")
+    attempt("signal", lambda _: os.kill(process, 0), "a process")
+    attempt("start", lambda _: os.waitpid(os.fork() or os._exit(0), 0), "a process")
+    return done + ["read the environment"] * bool(os.environ)
+
+
 @lru_cache
 def refusal(backend: str) -> str:
     """Why a back end cannot be used here, found out by a program that tries to get out; empty if it can."""
-    if _is_address(backend):
-        sandbox = _sandbox(backend, Limits())
-        try:
-            outcome = grade(sandbox, sandbox, "def f():\n    return 1", Tests(entry="f", calls=(Call((), 1),)))
-        except LostError as error:
-            return line_of(error)
-        return outcome.message
     with tempfile.TemporaryDirectory(prefix="grail_probe_") as folder:
         Path(folder, "secret").touch()
-        files = [f"{folder}/secret", str(_PROBE), "/etc/passwd", f"/proc/{os.getpid()}/environ"]
+        files = [f"{folder}/secret", __file__, "/etc/passwd", f"/proc/{os.getpid()}/environ"]
+        program = f"from collections.abc import Callable\n{inspect.getsource(probe)}"
+        if _is_address(backend):  # Its isolation is its own.
+            program = "def probe(*_): return []"
         tests = Tests(entry="probe", calls=(Call((files, [folder, "/proc"], os.getpid()), []),))
-        sandbox = Sandbox(backend, Limits(seconds=10.0))
+        sandbox = _sandbox(backend, Limits(seconds=10.0))
         try:
-            outcome = grade(sandbox, sandbox, _PROBE.read_text(), tests)
+            outcome = grade(sandbox, sandbox, program, tests)
         except (OSError, ImportError, LostError) as error:
             return line_of(error)
         finally:
@@ -115,20 +133,14 @@ class Executor:
 
     def run(self, program: str, tests: Tests, *, trace: int | None = None) -> Outcome:
         """What becomes of a program on its tests, or, with its trace, on the test ``trace`` alone."""
-        return self.run_many([(program, tests) if trace is None else (program, tests, trace)])[0]
+        return self.run_many([Job(program, tests, trace)])[0]
 
     def run_many(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """The outcome of each job, in their order; equal jobs run once.
-
-        Raises:
-            ValueError: Tests hold what is no literal, or there is no such test.
-        """
-        if self._pid != os.getpid():  # we are a fork: threads and pipes are our parent's
-            self._forget()
+        """The outcome of each job, in their order; equal jobs run once. TypeError if tests hold what is no literal."""
         keys = [_key(job) for job in jobs]
         outcomes = {key: outcome for key in keys if (outcome := self._kept.get(key)) is not None}
         fresh = {key: job for key, job in zip(keys, jobs, strict=True) if key not in outcomes}
-        futures = [self._threads.submit(self._run, job) for job in fresh.values()]
+        futures = [self._submit(partial(self._run, job)) for job in fresh.values()]
         try:
             outcomes |= dict(zip(fresh, (future.result() for future in futures), strict=True))
         finally:
@@ -142,9 +154,7 @@ class Executor:
 
     def printed(self, program: str) -> str:
         """What a program without tests prints, and the end of its traceback; nothing of it is kept."""
-        if self._pid != os.getpid():
-            self._forget()
-        return self._threads.submit(self._attempt, lambda solver, _: printed(solver, program)).result()
+        return self._submit(lambda: self._attempt(lambda solver, _: printed(solver, program))).result()
 
     def close(self) -> None:
         """End all processes. The next program would start new ones."""
@@ -159,14 +169,18 @@ class Executor:
         self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="programs")
         self._finalizer = weakref.finalize(self, _end, self._threads, self._sandboxes, self._pid)
 
+    def _submit(self, action: Callable[[], Result]) -> Future[Result]:
+        if self._pid != os.getpid():  # we are a fork: threads and sandboxes are our parent's
+            self._forget()
+        return self._threads.submit(action)
+
     def _run(self, job: Job) -> Outcome:
         """In a thread of ours."""
-        program, tests, *trace = job
-        passed = (False,) * (len(trace) or len(tests.calls) + len(tests.assertions))
-        if len(program) > _MAX_CHARACTERS:
-            return Outcome("refused", passed, 0, None, f"a program of {len(program)} characters", None)
+        passed = (False,) * (len(job.tests) if job.trace is None else 1)
+        if len(job.program) > _MAX_CHARACTERS:
+            return Outcome("refused", passed, 0, None, f"a program of {len(job.program)} characters", None)
         try:
-            return self._attempt(lambda *both: grade(both[0], both[1], program, tests, trace[0] if trace else None))
+            return self._attempt(lambda solver, checker: grade(solver, checker, *job))
         except LostError as lost:
             return Outcome("crashed", passed, 0, None, line_of(lost), None)
 
@@ -194,20 +208,8 @@ def _end(threads: ThreadPoolExecutor, sandboxes: list[Sandbox], pid: int) -> Non
 
 
 def _key(job: Job) -> bytes:
-    """A job's digest.
-
-    Raises:
-        ValueError: Its tests cannot be given to a program.
-    """
-    program, tests, *trace = job
-    num_tests = len(tests.calls) + len(tests.assertions)
-    if trace and not 0 <= trace[0] < num_tests:
-        raise ValueError(f"`trace` must be one of the {num_tests} tests, from 0, but got {trace[0]}.")
-    calls = []
-    for index, call in enumerate(tests.calls):
-        try:
-            calls.append(encode((call.arguments, call.result)))
-        except TypeError as error:
-            raise ValueError(f"Test {index} must hold literals, but {error}.") from None
+    """A job's digest."""
+    program, tests, trace = job
+    calls = [encode((call.arguments, call.result)) for call in tests.calls]
     text = json.dumps([program, tests.entry, calls, tests.assertions, tests.preamble, trace])
     return hashlib.sha256(text.encode()).digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from grail_lightning.programs.guest import decode, encode
@@ -12,34 +13,6 @@ from grail_lightning.programs.sandbox import EndedError, Sandbox
 _MESSAGE_CHARACTERS = 300
 _MAX_VISITS, _MAX_CHARACTERS = 1000, 1 << 20  # of a trace
 _PRINTED_CHARACTERS = 4000  # As JSON at most 48,000 bytes.
-_SCRIPT = f"""
-import contextlib, io, traceback
-
-class Full(BaseException):
-    pass
-
-class Text(io.StringIO):
-    def write(self, text):
-        room = {_PRINTED_CHARACTERS} - self.tell()
-        super().write(text[:room])
-        if len(text) > room:
-            raise Full
-        return len(text)
-
-def run(code):
-    text, last = Text(), ""
-    try:
-        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
-            exec(compile(code, "<code>", "exec", dont_inherit=True), {{"__name__": "__main__"}})
-    except Full:
-        last = "… (cut)"
-    except SystemExit:
-        pass
-    except BaseException as error:
-        error.__traceback__ = error.__traceback__.tb_next
-        last = "".join(traceback.format_exception(error, limit=-2, chain=False))
-    return text.getvalue() + last[-{_PRINTED_CHARACTERS}:]
-"""
 _STATUS: dict[str, Status] = {
     "value": "failed",
     "syntax": "syntax",
@@ -73,18 +46,15 @@ def _verdict(reply: dict[str, Any]) -> _Verdict:
     return _Verdict(status, line_of(f"{kind}{reply.get('message', '')}"), line)
 
 
-def _visits(data: object) -> list[Visit]:
+def _visits(data: Any) -> list[Visit]:
     """A trace out of untrusted data; what is malformed ends it."""
     visits: list[Visit] = []
-    for item in data if isinstance(data, list) else []:
-        try:
-            line, event, names, value = item
-            variables = tuple((str(name), str(held)) for name, held in names)
-        except (TypeError, ValueError):
-            break
-        if type(line) is not int or event not in ("line", "return", "raise"):
-            break
-        visits.append(Visit(line, event, variables, None if value is None else str(value)))
+    with suppress(TypeError, ValueError):
+        for line, event, names, value, depth in data:
+            if type(line) is not int or type(depth) is not int or event not in ("line", "return", "raise"):
+                break
+            variables = tuple((str(name), str(shown)) for name, shown in names)
+            visits.append(Visit(line, event, variables, None if value is None else str(value), depth))
     return visits
 
 
@@ -110,38 +80,34 @@ class _Run:
         self.solver, self.checker, self.tests = solver, checker, tests
         self.trace = trace
         self.visits: list[Visit] = []
-        self.left = _MAX_CHARACTERS
+        self._left = _MAX_CHARACTERS
+
+    def verdicts(self, program: str, chosen: range) -> Iterator[_Verdict]:
+        """Of each test, until the program cannot go on."""
+        entry, calls = self.tests.entry, self.tests.calls
+        reply = self.solver.begin({"role": "solve", "program": program, "entry": entry})
+        if "ok" not in reply:
+            yield _verdict(reply)
+            return
+        if chosen.stop > len(calls):
+            reply = self.checker.begin({"role": "check", "entry": entry, "preamble": self.tests.preamble})
+            if "ok" not in reply:
+                yield _Verdict("refused", f"the preamble of the tests does not run: {_verdict(reply).message}")
+                return
+        for index in chosen:
+            if index < len(calls):
+                yield _of_call(self._ask(encode(calls[index].arguments)), calls[index].result)
+            else:
+                yield self._of_assertion(self.tests.assertions[index - len(calls)])
 
     def _ask(self, arguments: Any, keywords: Any = None) -> dict[str, Any]:
         message = {"arguments": arguments, "keywords": keywords or {"d": []}, "trace": self.trace}
         reply = self.solver.ask(message)
         visits = _visits(reply.pop("trace", None))
-        self.left -= sum(len(t) for v in visits for pair in (*v.variables, (v.value or "",)) for t in pair)
-        self.visits += visits if self.left > 0 else []
+        self._left -= sum(len(t) for v in visits for pair in (*v.variables, (v.value or "",)) for t in pair)
+        self.visits += visits if self._left > 0 else []
         del self.visits[_MAX_VISITS:]  # of all calls together
         return reply
-
-    def verdicts(self, program: str, chosen: range) -> Iterator[_Verdict]:
-        """Of each test, until the program cannot go on."""
-        tests, num_calls = self.tests, len(self.tests.calls)
-        reply = self.solver.begin({"role": "solve", "program": program, "entry": tests.entry})
-        if "ok" not in reply:
-            yield _verdict(reply)
-            chosen = range(0)
-        for index in chosen:
-            if index < num_calls:
-                call = tests.calls[index]
-                yield _of_call(self._ask(encode(call.arguments)), call.result)
-                continue
-            if index in (num_calls, chosen.start):
-                told = self.checker.begin({"role": "check", "entry": tests.entry, "preamble": tests.preamble})
-                if "ok" not in told:
-                    yield _Verdict("refused", f"the preamble of the tests does not run: {_verdict(told).message}")
-                    break
-            yield self._of_assertion(tests.assertions[index - num_calls])
-        self.solver.end()
-        if chosen.stop > num_calls:
-            self.checker.end()
 
     def _of_assertion(self, assertion: str) -> _Verdict:
         answer: dict[str, Any] = {}
@@ -163,25 +129,21 @@ def grade(solver: Sandbox, checker: Sandbox, program: str, tests: Tests, trace: 
     Raises:
         LostError: A sandbox was lost, and nothing is known.
     """
-    num_tests = len(tests.calls) + len(tests.assertions)
-    chosen = range(num_tests) if trace is None else range(trace, trace + 1)
+    chosen = range(len(tests)) if trace is None else range(trace, trace + 1)
     run = _Run(solver, checker, tests, trace is not None)
     verdicts: list[_Verdict] = []
-    done = False
     try:
-        verdicts.extend(run.verdicts(program, chosen))
-        done = True
+        for verdict in run.verdicts(program, chosen):
+            verdicts.append(verdict)  # noqa: PERF402 (those before an error stay)
     except EndedError as ended:
         verdicts.append(_Verdict(ended.status, line_of(ended)))
     finally:
-        if not done:
-            solver.close()
-            checker.close()
+        solver.end()
+        checker.end()
     passed = tuple(verdict.status == "passed" for verdict in verdicts) + (False,) * (len(chosen) - len(verdicts))
     first = next((verdict for verdict in verdicts if verdict.status != "passed"), _Verdict("passed"))
     failing = None if all(passed) else passed.index(False)
-    visits = tuple(run.visits) if trace is not None else None
-    return Outcome(first.status, passed, failing, first.line, first.message, visits)
+    return Outcome(first.status, passed, failing, first.line, first.message, None if trace is None else (*run.visits,))
 
 
 def printed(sandbox: Sandbox, program: str) -> str:
@@ -193,11 +155,10 @@ def printed(sandbox: Sandbox, program: str) -> str:
         LostError: The sandbox was lost, and nothing is known.
     """
     try:
-        reply = sandbox.begin({"role": "solve", "program": _SCRIPT, "entry": "run"})
-        if "ok" in reply:
-            reply = sandbox.ask({"arguments": encode((program,))})
-        sandbox.end()
+        reply = sandbox.begin({"role": "script", "program": program, "output": _PRINTED_CHARACTERS})
     except EndedError as ended:
         return f"Error: {ended.status}: {line_of(ended)}"
+    finally:
+        sandbox.end()
     text = reply.get("ok")
     return text[: 2 * _PRINTED_CHARACTERS] if isinstance(text, str) else f"Error: {line_of(reply.get('message'))}"

@@ -1,35 +1,36 @@
 """What runs inside of a sandbox: it calls the entry of a program with literals and returns data.
 
-It imports the standard library alone, for its text goes to an interpreter in the sandbox (`python -c`). Two roles:
+It imports the standard library alone, for its text goes to an interpreter in the sandbox (`python -c`). Three roles:
 ``solve`` holds the program, and gets the arguments of one test at a time, never what is expected. ``check`` holds the
 assertions of a problem, which contain what is expected, and no program: their entry is a proxy, whose arguments go to
-the process that solves, and whose result comes back as data. A program can change all that is in its process, so
-nothing that it says is trusted: the other side of the pipe reads it as JSON of limited length.
+the process that solves, and whose result comes back as data. ``script`` runs a program as a whole. A program can change
+all that is in its process, so nothing that it says is trusted: the other side reads it as JSON of limited length.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import io
 import json
 import os
 import reprlib
 import sys
+import traceback
 import types
 from collections.abc import Callable
 from typing import Any, NoReturn
-
-MARK = 16
-"""The number of random bytes that end a message and begin its reply; a message that has no others is the last."""
 
 _MAX_DEPTH = 40
 _MAX_VISITS = 1000
 _TRACE_CHARACTERS = 200_000
 _ENDS_ITERATION = (StopIteration, StopAsyncIteration)  # In `list(map(f, …))` such an error is an end, and no error.
-_NO_MORE = 77  # The exit status of a child that found the pipe closed.
+_CONNECTION = 3  # The one file that a child has, besides /dev/null.
 
 Message = dict[str, Any]
 Exchange = Callable[[Message], Message]
+Door = Callable[[bytes], bytes]
+"""Hands a reply on and brings the next message; an empty reply is none, an empty message the end."""
 
 
 def encode(value: object, depth: int = 0) -> Any:
@@ -81,22 +82,21 @@ class _TraceEndError(BaseException):
     """A trace is full. A traced run ends here, for one that does not end by itself is killed with its trace."""
 
 
-class _Output:
-    """Counts what a program prints, and keeps none of it."""
+class _Output(io.StringIO):
+    """Keeps what a program prints, up to a limit of characters."""
 
     encoding = "utf-8"
 
     def __init__(self, limit: int) -> None:
-        self.left = limit
+        super().__init__()
+        self._limit = limit
 
     def write(self, text: str) -> int:
-        self.left -= len(text)
-        if self.left < 0:
+        room = max(0, self._limit - self.tell())
+        super().write(text[:room])
+        if len(text) > room:
             raise _OutputLimitError
         return len(text)
-
-    def flush(self) -> None:
-        """Nothing is kept."""
 
 
 class _Canonical(reprlib.Repr):
@@ -114,7 +114,7 @@ class _Canonical(reprlib.Repr):
 
 
 class _Tracer:
-    """Which statements a call executed: line, kind of event, local names with their values, and what was returned."""
+    """Which statements a call executed: line, kind of event, local names, what was returned, and depth of calls."""
 
     def __init__(self, source: str) -> None:
         self.first: dict[int, int] = {}  # line → first line of the innermost statement that holds it
@@ -123,6 +123,7 @@ class _Tracer:
                 self.first.update(dict.fromkeys(range(node.lineno, (node.end_lineno or 0) + 1), node.lineno))
         self.visits: list[list[Any]] = []
         self.left = _TRACE_CHARACTERS
+        self._depth = 0
         self._show = _Canonical().repr
         self._last: dict[types.FrameType, tuple[int, int]] = {}  # a frame's statement, and the line of it
         self._raising: set[types.FrameType] = set()  # those where no statement followed an exception
@@ -130,7 +131,10 @@ class _Tracer:
     def __call__(self, frame: types.FrameType, event: str, value: Any) -> Any:
         """The function of `sys.settrace`: comprehensions and lambdas are parts of statements."""
         code = frame.f_code
-        return self._trace if code.co_filename == "<program>" and not code.co_name.startswith("<") else None
+        if code.co_filename != "<program>" or code.co_name.startswith("<"):
+            return None
+        self._depth += 1
+        return self._trace
 
     def _trace(self, frame: types.FrameType, event: str, value: Any) -> Any:
         line = self.first.get(frame.f_lineno, frame.f_lineno)
@@ -148,6 +152,7 @@ class _Tracer:
             if frame not in self._raising:  # else it is left by the exception
                 self._keep(line, "return", frame, self._show(value))
             self._raising.discard(frame)
+            self._depth -= 1
         return self._trace
 
     def _keep(self, line: int, event: str, frame: types.FrameType, value: str | None) -> None:
@@ -157,7 +162,7 @@ class _Tracer:
             raise _TraceEndError
         names = sorted((name, self._show(held)) for name, held in frame.f_locals.items() if name[0] != ".")
         self.left -= sum(len(name) + len(held) for name, held in names) + len(value or "") + 20
-        self.visits.append([line, event, names, value])
+        self.visits.append([line, event, names, value, self._depth])
 
 
 def _failure(error: BaseException) -> Message:
@@ -245,45 +250,49 @@ def check(first: Message, exchange: Exchange) -> NoReturn:
         message = exchange(reply)
 
 
-def serve(exchange: Exchange) -> NoReturn:
+def script(first: Message, exchange: Exchange) -> NoReturn:
+    """Run a program as a whole, and answer with what it prints and the end of its traceback."""
+    output: Any = sys.stdout
+    last = ""
+    try:
+        exec(compile(first["program"], "<code>", "exec", dont_inherit=True), {"__name__": "__main__"})  # noqa: S102
+    except _OutputLimitError:
+        last = "… (cut)"
+    except SystemExit:
+        pass
+    except BaseException as error:
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+        last = "".join(traceback.format_exception(error, limit=-2, chain=False))
+    exchange({"ok": output.getvalue() + last[-first["output"] :]})
+    os._exit(0)
+
+
+def serve(door: Door) -> NoReturn:
     """Take the role that the first message names."""
-    first = exchange({"ready": True})
-    sys.stdout = sys.stderr = _Output(first["output"])
-    {"solve": solve, "check": check}[first["role"]](first, exchange)
-
-
-def _over_pipes(source: int, sink: int) -> Exchange:
-    """Messages of four bytes with the length, then JSON and a mark; a reply is preceded by the mark of its message."""
-    mark = b""
-
-    def read(length: int) -> bytes:
-        data = b""
-        while len(data) < length:
-            part = os.read(source, length - len(data))
-            if not part:
-                os._exit(_NO_MORE)
-            data += part
-        return data
-
-    def send(reply: bytes) -> None:
-        data = mark + len(reply).to_bytes(4, "big") + reply
-        while data:
-            data = data[os.write(sink, data) :]
 
     def exchange(reply: Message) -> Message:
-        nonlocal mark
-        if asked := bool(mark):
-            send(json.dumps(reply).encode())
-        data = read(int.from_bytes(read(4), "big"))
-        text, mark = data[:-MARK], data[-MARK:]
+        text = door(json.dumps(reply).encode() if reply else b"")
         if not text:
-            if asked:  # else it was meant for a child that left before
-                send(b"")
             os._exit(0)
         message: Message = json.loads(text)
         return message
 
-    return exchange
+    first = exchange({})
+    sys.stdout = sys.stderr = _Output(first["output"])
+    {"solve": solve, "check": check, "script": script}[first["role"]](first, exchange)
+
+
+def door_of(connection: int) -> Door:
+    """A door whose messages and replies are lines of a connection."""
+    messages = os.fdopen(connection, "rb", closefd=False)
+
+    def door(reply: bytes) -> bytes:
+        data = reply and reply + b"\n"
+        while data:
+            data = data[os.write(connection, data) :]
+        return messages.readline()
+
+    return door
 
 
 def _confinement(config: Message) -> Callable[[], None]:
@@ -315,25 +324,29 @@ def _confinement(config: Message) -> Callable[[], None]:
 
 
 def main(config: Message) -> None:
-    """Fork a confined child for each program; after each, write its status to the third pipe, which no child has."""
+    """Fork a confined child for each connection that comes over the first file; after each, write its status there."""
+    import socket
+
     for name in config["preload"]:
         __import__(name)
     sys.modules["random"].seed(0)
     os.environ.clear()
     confine, nowhere = _confinement(config), os.open("/dev/null", os.O_RDWR)
+    control = socket.socket(fileno=0)
     sys.modules["gc"].freeze()  # children share what is not written to
-    os.write(2, b"ready\n")
-    status = 0
-    while status != _NO_MORE << 8:
+    control.send(b"ready\n")
+    while connections := socket.recv_fds(control, 1, 1)[1]:
         child = os.fork()
         if child == 0:
-            source, sink = os.dup(0), os.dup(1)
-            for standard in range(3):
+            for standard in range(_CONNECTION):  # `control` is one of them.
                 os.dup2(nowhere, standard)
+            os.dup2(connections[0], _CONNECTION)
+            os.closerange(_CONNECTION + 1, 64)
+            door = door_of(_CONNECTION)
             confine()
-            serve(_over_pipes(source, sink))
-        _, status = os.waitpid(child, 0)
-        os.write(2, b"%d\n" % status)
+            serve(door)
+        os.close(connections[0])
+        control.send(b"%d\n" % os.waitpid(child, 0)[1])
 
 
 if __name__ == "__main__":

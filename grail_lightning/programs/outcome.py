@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Literal_ = None | bool | int | float | complex | str | list | tuple | dict | set  # type: ignore[type-arg]
 """What a test may hold and a program may return."""
@@ -47,6 +47,17 @@ class Tests:
     assertions: tuple[str, ...] = ()  # Each a statement, as in HumanEval and MBPP.
     preamble: str = ""  # Imports and helpers that run with the assertions.
 
+    def __len__(self) -> int:
+        return len(self.calls) + len(self.assertions)
+
+
+class Job(NamedTuple):
+    """A program to run on its tests, or on one of them with its trace."""
+
+    program: str
+    tests: Tests
+    trace: int | None = None  # The number of the test, from 0.
+
 
 @dataclass(frozen=True)
 class Visit:
@@ -56,6 +67,7 @@ class Visit:
     event: Literal["line", "return", "raise"]
     variables: tuple[tuple[str, str], ...]  # The local names with their values in canonical form, capped and sorted.
     value: str | None  # What was returned or raised.
+    depth: int  # Of calls: 1 for the statements of the function that the test calls.
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ _SCRIPT = """
 import json, os, sys
 messages, out, names = iter(json.loads({messages!r})), sys.stdout, {{"__name__": "guest"}}
 exec({guest!r}, names)
-def exchange(reply):
+def door(reply):
     for message in messages:
         return message
-    out.write("\\n" + json.dumps(reply))
+    out.write("\\n" + reply.decode())
     out.flush()
     os._exit(0)
-names["serve"](exchange)
+names["serve"](door)
 """
 
 
@@ -38,16 +38,16 @@ class RemoteSandbox(Sandbox):
 
     def __init__(self, backend: str, limits: Limits) -> None:
         super().__init__(backend, limits)
-        self._messages: list[dict[str, Any]] = []
+        self._messages: list[str] = []
 
     def begin(self, message: dict[str, Any]) -> dict[str, Any]:
         """See `Sandbox`."""
         self._messages = []
-        return self.ask(message | {"output": self.limits.output_kb << 10})
+        return self.ask({"output": self.limits.output_kb << 10} | message)
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """See `Sandbox`."""
-        self._messages.append(message)
+        self._messages.append(json.dumps(message))
         script = _SCRIPT.format(messages=json.dumps(self._messages), guest=_GUEST.read_text())
         result = self._post(script)
         if result.get("status") == "TimeLimitExceeded":

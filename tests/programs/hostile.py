@@ -288,7 +288,7 @@ def f(x): return 5
 ## answer in the grader's place: failed refused crashed output timeout
 import os
 for fd in range(10):
-    try: os.write(fd, (13).to_bytes(4, "big") + b'{"ok": "yes"}')
+    try: os.write(fd, b'{"ok": "yes"}\\n')
     except OSError: pass
 def f(x): return 5
 ## answer in no form: refused raised timeout crashed
@@ -443,10 +443,17 @@ def \u0192(x): return x + 1
 ## one byte at a time: output raised timeout
 import os
 def f(x):
-    while True: os.write(5, b"x")
-## close the pipe: crashed raised failed
+    while True: os.write(3, b"x")
+## one byte at a time, slowly: timeout raised
+import os, time
+def f(x):
+    while True: os.write(3, b"x") and time.sleep(0.05)
+## close the connection: crashed raised failed
 import os
-def f(x): return [os.close(5)] and -1
+def f(x): return [os.close(3)] and -1
+## send a file through the connection: raised
+import array, socket
+def f(x): return socket.socket(fileno=3).sendmsg([b"x"], [(1, 1, array.array("i", [3]))]) and x + 1
 ## close all and go on: timeout raised
 import os
 def f(x):

@@ -8,7 +8,7 @@ from grail_lightning.programs.alignment import (
     MAX_CHARACTERS,
     align_programs,
     first_divergence,
-    full_lines,
+    program_lines,
     read_program,
 )
 from grail_lightning.programs.outcome import Call, Tests, Visit
@@ -118,8 +118,8 @@ def test_odd_texts_are_programs(text, number):
 
 
 def test_lines_that_are_not_blank():
-    assert full_lines("\n  a b \r\n\t\n\x0cc") == [(2, 3, 6), (4, 12, 13)]
-    assert full_lines(" \n") == []
+    assert program_lines("\n  a b \r\n\t\n\x0cc") == [(2, "  ", "a b", 3), (4, "\x0c", "c", 12)]
+    assert program_lines(" \n") == []
 
 
 # --- alignment -------------------------------------------------------------------------------------------------------
@@ -255,7 +255,9 @@ def test_recursion_keeps_calls_apart(old, new, expected):
 def test_visits_of_hostile_traces_are_only_data():
     own = program(REFERENCE)
     pairs = align_programs(own, own)
-    odd = [Visit(line, event, (("a", "b"),) * 3, "c") for line in (-1, 0, 2, 3, 99) for event in ("line", "return")]
+    odd = [
+        Visit(line, event, (("a", "b"),) * 3, "c", -line) for line in (-1, 0, 2, 3, 99) for event in ("line", "return")
+    ]
     right = InProcess().run(own.plain, Tests(entry="total", calls=(Call(([1], 1), 1),)), trace=0).trace
     assert first_divergence(own, odd, own, right, pairs) == 1
     assert first_divergence(own, right, own, odd, pairs) == 1

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import inspect
 import json
 import math
 import os
@@ -12,17 +13,15 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grail_lightning.programs import probe
-from grail_lightning.programs.executor import Executor, choose
+from grail_lightning.programs.executor import Executor, choose, probe
 from grail_lightning.programs.grade import line_of
 from grail_lightning.programs.guest import decode, encode
-from grail_lightning.programs.outcome import Call, Limits, Tests, Visit
+from grail_lightning.programs.outcome import Call, Job, Limits, Tests, Visit
 
 ADDS_ONE = "def f(x): return x + 1"
 TESTS = Tests(entry="f", calls=tuple(Call((n,), n + 1) for n in range(4)))
@@ -102,10 +101,8 @@ def test_no_exception_of_a_program_ends_the_iteration_of_an_assertion(executor):
 
 
 def test_tests_that_are_no_tests_are_an_error(executor):
-    with pytest.raises(ValueError, match="Test 0 must hold literals, but object is no literal"):
+    with pytest.raises(TypeError, match="object is no literal"):
         executor.run(ADDS_ONE, Tests(entry="f", calls=(Call((object(),), 1),)))
-    with pytest.raises(ValueError, match="`trace` must be one of the 4 tests"):
-        executor.run(ADDS_ONE, TESTS, trace=4)
     broken = executor.run(ADDS_ONE, Tests(entry="f", preamble="nothing", assertions=ASSERTIONS.assertions))
     assert (broken.status, broken.passed) == ("refused", (False,) * 4)
     assert broken.message.startswith("the preamble of the tests does not run: NameError")
@@ -128,14 +125,14 @@ def test_a_trace_by_hand(executor, tests):
     trace = executor.run(TRACED, tests, trace=0).trace
     i, n, total = (lambda *v: tuple(zip(("i", "n", "total"), map(str, v), strict=True))), ("n", "2"), "total"
     assert trace == (
-        Visit(2, "line", (n,), None),
-        Visit(3, "line", (n, (total, "0")), None),
-        Visit(4, "line", i(0, 2, 0), None),
-        Visit(3, "line", i(0, 2, 0), None),
-        Visit(4, "line", i(1, 2, 0), None),
-        Visit(3, "line", i(1, 2, 1), None),
-        Visit(7, "line", i(1, 2, 1), None),
-        Visit(7, "return", i(1, 2, 1), "{'sum': 1}"),
+        Visit(2, "line", (n,), None, 1),
+        Visit(3, "line", (n, (total, "0")), None, 1),
+        Visit(4, "line", i(0, 2, 0), None, 1),
+        Visit(3, "line", i(0, 2, 0), None, 1),
+        Visit(4, "line", i(1, 2, 0), None, 1),
+        Visit(3, "line", i(1, 2, 1), None, 1),
+        Visit(7, "line", i(1, 2, 1), None, 1),
+        Visit(7, "return", i(1, 2, 1), "{'sum': 1}", 1),
     )
 
 
@@ -145,15 +142,15 @@ def test_traces_of_exceptions_objects_and_recursion(executor):
         "def g(x): raise KeyError(x)"
     )
     trace = executor.run(program, Tests("f", (Call((1,), None),)), trace=0).trace
-    assert [(visit.line, visit.event, visit.value) for visit in trace] == [
-        (2, "line", None),
-        (3, "line", None),
-        (6, "line", None),
-        (6, "raise", "KeyError"),
-        (3, "raise", "KeyError"),
-        (2, "line", None),  # `except` is a part of `try`
-        (5, "line", None),
-        (5, "return", "({1, 3}, <object>)"),
+    assert [(visit.line, visit.event, visit.value, visit.depth) for visit in trace] == [
+        (2, "line", None, 1),
+        (3, "line", None, 1),
+        (6, "line", None, 2),
+        (6, "raise", "KeyError", 2),
+        (3, "raise", "KeyError", 1),
+        (2, "line", None, 1),  # `except` is a part of `try`
+        (5, "line", None, 1),
+        (5, "return", "({1, 3}, <object>)", 1),
     ]
     deep = executor.run("def f(n): return n and f(n - 1)", Tests("f", (Call((300,), 0),)), trace=0)
     assert (deep.status, len(deep.trace)) == ("passed", 602)
@@ -172,7 +169,7 @@ def test_outcomes_are_kept_in_order_and_reproducible(executor):
     tests = Tests(entry="f", calls=(Call((1,), None),))
     texts = {executor.run(f"{noisy}  # {n}", tests).message for n in range(3)}
     assert len(texts) == 1, "hashes have the same seed in each run"
-    jobs = [(f"def f(x): return x + {n % 3}", TESTS) for n in range(30)]
+    jobs = [Job(f"def f(x): return x + {n % 3}", TESTS) for n in range(30)]
     begin = time.monotonic()
     outcomes = executor.run_many(jobs)
     assert [outcome.status for outcome in outcomes] == ["failed", "passed", "failed"] * 10
@@ -188,7 +185,7 @@ def test_sandboxes_that_are_killed_lose_no_verdict(executor):
             living = [sandbox._process for sandbox in executor._sandboxes if sandbox._process]
             os.killpg(random.Random(0).choice(living).pid, signal.SIGKILL)
 
-    jobs = [(f"def f(x): return x + {n % 2} + 0 * sum(range(200000))  # killed {n}", TESTS) for n in range(60)]
+    jobs = [Job(f"def f(x): return x + {n % 2} + 0 * sum(range(200000))  # killed {n}", TESTS) for n in range(60)]
     thread = threading.Thread(target=kill)
     thread.start()
     outcomes = executor.run_many(jobs)
@@ -197,17 +194,15 @@ def test_sandboxes_that_are_killed_lose_no_verdict(executor):
     assert executor.run(ADDS_ONE + "  # after", TESTS).status == "passed"
 
 
-# It answers in the guest's place, knows the guest's marks, and leaves something in a pipe.
+# It answers in the guest's place, and leaves something where the grader reads.
 SPOILS = """
-import os, sys
+import os
 def answer(data):
     try:
         import _host
         return _host.call(data)
     except ImportError: pass
-    cells = sys._getframe(2).f_back.f_locals["exchange"].__closure__
-    mark = [cell.cell_contents for cell in cells if type(cell.cell_contents) is bytes]
-    os.write(5, b"".join(mark) + len(data).to_bytes(4, "big") + data)
+    os.write(3, data + b"\\n")
 def f(x):
     {}
     return x + 1
@@ -217,14 +212,14 @@ def f(x):
 @pytest.mark.parametrize(
     "spoils",
     [
-        """answer(b'{"ok": 4}'); os._exit(0)""",  # what it is told to end by stays unread
-        """answer(b'{"ok": 4}'); os.read(4, 3); os._exit(0)""",
+        """answer(b'{"ok": 4}'); os._exit(0)""",
+        """answer(b'{"ok": 4}'); os.read(3, 3); os._exit(0)""",
         """[answer(b'{"ok": 99}') for _ in range(3)]""",
-        r"""os.write(5, b"\0\0\1")""",
-        """os.write(5, b"x" * 60000)""",
+        r"""os.write(3, b"{")""",
+        """os.write(3, b"x" * 60000)""",
     ],
 )
-def test_what_a_program_leaves_in_the_pipes_does_not_reach_the_next(executor, spoils):
+def test_what_a_program_leaves_behind_does_not_reach_the_next(executor, spoils):
     alone = Executor(executor.backend, executor.limits, workers=1)
     for number, tests in enumerate((Tests("f", TESTS.calls[3:]), Tests("f", (), ASSERTIONS.assertions[3:]))):
         alone.run(SPOILS.format(spoils), tests)
@@ -245,7 +240,7 @@ def test_an_executor_is_closed_pickled_and_used_in_a_fork(executor):
 def test_the_probe_finds_what_a_bare_process_can_do(tmp_path):
     (tmp_path / "secret").touch()
     call = [[str(tmp_path / "secret")], [str(tmp_path)], os.getpid()]
-    script = f"import sys\n{Path(probe.__file__).read_text()}\nprint(probe(*{call!r}))"
+    script = f"import sys\nfrom collections.abc import Callable\n{inspect.getsource(probe)}\nprint(probe(*{call!r}))"
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
     found = {word.split()[0] for word in ast.literal_eval(printed.stdout)}
     assert found == {"read", "list", "write", "open", "signal", "start"}
@@ -267,7 +262,7 @@ def test_nothing_is_run_where_nothing_isolates(monkeypatch):
 
 def test_the_newest_outcomes_are_kept_and_no_traces(executor, monkeypatch):
     monkeypatch.setattr("grail_lightning.programs.executor._MOST_KEPT", 5)
-    outcomes = executor.run_many([(f"def f(x): return x + 1  # kept {n}", TESTS) for n in range(12)])
+    outcomes = executor.run_many([Job(f"def f(x): return x + 1  # kept {n}", TESTS) for n in range(12)])
     assert [*map(id, executor._kept.values())] == [*map(id, outcomes[7:])]
     assert executor.run(TRACED, Tests("f", (Call((2,), None),)), trace=0).trace
     assert [*map(id, executor._kept.values())] == [*map(id, outcomes[7:])]

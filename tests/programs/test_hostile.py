@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import grail_lightning.programs.grade
-from grail_lightning.programs.outcome import Call, Tests
+from grail_lightning.programs.outcome import Call, Job, Tests
 from tests.programs.hostile import HOSTILE
 
 TESTS = Tests(entry="f", calls=(Call((3,), 4),))
@@ -21,7 +21,7 @@ def _sandboxes(pid):
         int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
     ]
     commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children]
-    return [command for command in commands if b"_NO_MORE" in command or b"wasm_host" in command]
+    return [command for command in commands if b"_CONNECTION" in command or b"wasm_host" in command]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def outcomes(executor, canary):
             source = source.replace(word, value)
         sources[name] = source
     begin = time.monotonic()
-    found = executor.run_many([(source, TESTS) for source in sources.values()])
+    found = executor.run_many([Job(source, TESTS) for source in sources.values()])
     return dict(zip(sources, found, strict=True)), time.monotonic() - begin
 
 
@@ -84,5 +84,5 @@ def test_nothing_was_written_and_nothing_runs_on(executor, outcomes, canary):
 
 
 def test_the_pool_goes_on(executor, outcomes):
-    programs = [(f"{ADDS_ONE}  # {index}", TESTS) for index in range(20)]
+    programs = [Job(f"{ADDS_ONE}  # {index}", TESTS) for index in range(20)]
     assert {outcome.status for outcome in executor.run_many(programs)} == {"passed"}
