@@ -11,12 +11,20 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 from grail_lightning.batch import GradedBatch, RolloutBatch, Sampling
-from grail_lightning.credit.base import CreditContext, CreditControl, Needs, TokenCredit, TokenWeights, Uniform
+from grail_lightning.credit.base import (
+    Continuations,
+    CreditContext,
+    CreditControl,
+    Needs,
+    TokenCredit,
+    TokenWeights,
+    Uniform,
+)
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.engines.base import RolloutEngine, given_batch
 from grail_lightning.engines.checks import check_logprobs, check_takes_pictures
-from grail_lightning.grading import TaskVerifiers, grade_and_locate, step_masks
+from grail_lightning.grading import TaskVerifiers, grade_and_locate
 from grail_lightning.picture import pictures_in
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.options import (
@@ -130,7 +138,7 @@ class GrailModule(pl.LightningModule):
     def encode(self, messages: Messages | str) -> list[int]:
         """The token ids of a prompt. Messages pass through the chat template if there is one.
 
-        The tokens of a picture have the id of its place: every picture of a size has as many.
+        All tokens of a picture have one id, that of a place for a picture. Their number depends on the picture's size.
         """
         if pictures_in(messages):
             check_takes_pictures(self.engine, self.loading, world_size())
@@ -225,7 +233,7 @@ class GrailModule(pl.LightningModule):
             checkpoint["state_dict"] |= self.gradients.exact_weights(prefix="policy.")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore them. Evaluations have no master weights: those of an earlier fit belong to other weights."""
+        """Restore them. An evaluation drops the master weights of an earlier fit, which belong to other parameters."""
         self.credit.load_state_dict(checkpoint.get("credit", {}))
         fits = self.trainer.state.fn == "fit"
         self.ahead.load_state_dict(checkpoint.get("ahead", {}) if fits else {})
@@ -242,10 +250,10 @@ class GrailModule(pl.LightningModule):
         clock, loader = PhaseClock(self.device), self.trainer.train_dataloader
         sampler = self._sampler(clock, self.execution.group_size, self.sampling)
         graded, sampling_figures = collect(prompts, sampler, self.ahead, loader, self.execution, self.global_step)
-        context = self.credit_context()
-        with clock.phase("credit"):  # A baseline may need a forward pass.
+        context = self.credit_context(self.credit)
+        with clock.phase("credit"):  # The baseline `energy` needs forward passes.
             batch = compute_advantages(graded, self.execution.group_size, self.objective, self._policy, context)
-        forward, known_weights = assign_credit(
+        forward, first_weights = assign_credit(
             self.credit,
             self.control,
             self._policy,
@@ -255,12 +263,12 @@ class GrailModule(pl.LightningModule):
             clock,
             share_prefixes=self.execution.share_prefixes,
         )
-        # Single rows (`split_groups`) are dealt over all ranks, by one seed; whole groups on each rank by its own.
+        # With `split_groups` all ranks deal the rows together, which needs one seed; else each deals groups of its own.
         dealer = 0 if self.execution.split_groups else self.global_rank
         with clock.phase("update"):
             update = Update(
                 forward,
-                known_weights,
+                first_weights,
                 objective=self.objective,
                 execution=self.execution,
                 max_response_length=self.sampling.max_response_length,
@@ -270,8 +278,7 @@ class GrailModule(pl.LightningModule):
             update.compute_before_steps(self.reference)
             last_step = self.take_steps(update)
         weights = update.final_weights()
-        reasoning = None if weights.scores is None else step_masks(batch, self.tokenizer, batch.wrong)
-        figures = batch_figures(batch, weights, reasoning) | sampling_figures | last_step
+        figures = batch_figures(batch, weights, self.tokenizer) | sampling_figures | last_step
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
         if batch.episodes is not None:
             from grail_lightning.step.episodes import warn_of_limits
@@ -347,7 +354,8 @@ class GrailModule(pl.LightningModule):
             verifier=self.verifiers,
             clock=clock,
             rank=self.global_rank,
-            # In a fit this holds for validation, too, which runs first and so refuses an engine that cannot train.
+            # In a fit also for validation, which runs before the first step: so an engine that reports none is refused
+            # before rollouts are spent.
             sampler_cap=self.execution.decided_cap if self.trainer.state.fn == "fit" else None,
         )
 
@@ -356,12 +364,15 @@ class GrailModule(pl.LightningModule):
         sampler = self._sampler(PhaseClock(self.device), self.evaluation.num_samples, self.evaluation.sampling)
         return sampler(prompts, key)
 
-    def credit_context(self) -> CreditContext:
+    def credit_context(self, credit: TokenCredit) -> CreditContext:
         """What a credit method is told beside the batch, with a fresh generator."""
-        from grail_lightning.step.continuations import SampledContinuations
+        continuations: Continuations | None = None
+        if credit.needs().continuations:
+            from grail_lightning.step.continuations import SampledContinuations
 
-        # A sampler of its own, whose seconds belong to the credit method.
-        sampler = self._sampler(PhaseClock(self.device), self.execution.group_size, self.sampling)
+            # A sampler of its own, whose seconds belong to the credit method.
+            sampler = self._sampler(PhaseClock(self.device), self.execution.group_size, self.sampling)
+            continuations = SampledContinuations(sampler, self.global_step)
         return CreditContext(
             step=self.global_step,
             generator=torch.Generator().manual_seed(derive_seed(run_seed(), "credit", self.global_step)),
@@ -369,11 +380,11 @@ class GrailModule(pl.LightningModule):
             temperature=self.sampling.logprob_temperature,
             reference=self.reference,
             second=self.second if self.trainer.training else None,
-            continuations=SampledContinuations(sampler, self.global_step),
+            continuations=continuations,
         )
 
     def _weigh(self, batch: RolloutBatch) -> TokenWeights:
-        return run_credit(self.credit, self.control, self._policy, batch, self.credit_context())
+        return run_credit(self.credit, self.control, self._policy, batch, self.credit_context(self.credit))
 
     def _log(self, figures: dict[str, float]) -> None:
         """Log at the optimiser step; Lightning's own axis counts batches."""

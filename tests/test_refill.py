@@ -9,7 +9,7 @@ from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import load_policy
-from grail_lightning.step.collect import refill, uniform_groups
+from grail_lightning.step.collect import refill, same_verdict_groups
 from tests.runs import Watch, module, problems, trainer
 
 SAMPLING = Sampling(max_response_length=40)
@@ -67,13 +67,13 @@ def test_joined_rows_are_the_rows_of_both(draw):
 
 def test_dead_groups_make_way_for_live_ones_and_the_others_stay(draw):
     batch = draw(problems(6), 0)
-    dead = uniform_groups(batch)
+    dead = same_verdict_groups(batch)
     expected = [len({v.correct for v in batch.verdicts[4 * k : 4 * k + 4]}) == 1 for k in range(6)]  # by hand
     assert dead.tolist() == expected
     assert 1 <= dead.sum() < 6
     stream = Stream(problems(40, seed=9))
     filled, figures = refill(batch, draw, stream, rounds=8)
-    assert not uniform_groups(filled).any()
+    assert not same_verdict_groups(filled).any()
     for k in range(24):
         if not dead[k // 4]:
             assert filled.texts[k] == batch.texts[k]
@@ -93,7 +93,7 @@ def test_dead_groups_make_way_for_live_ones_and_the_others_stay(draw):
 
 def test_rounds_are_capped(draw):
     batch = draw(problems(6), 0)
-    hopeless = [batch.prompts[4 * k] for k in range(6) if uniform_groups(batch)[k]] * 10
+    hopeless = [batch.prompts[4 * k] for k in range(6) if same_verdict_groups(batch)[k]] * 10
     stream = Stream(hopeless)
 
     def same_again(prompts, number):

@@ -11,7 +11,6 @@ from grail_lightning.credit.resampled import find_borders
 from grail_lightning.data import WordProblemData
 from grail_lightning.engines import build_batch
 from grail_lightning.functional import group_advantages
-from grail_lightning.grading import step_masks
 from grail_lightning.module import GrailModule
 from grail_lightning.policy import load_policy
 from grail_lightning.step.report import batch_figures
@@ -85,7 +84,7 @@ def test_figures_of_wrong_rollouts_do_not_need_an_advantage(words, group, credit
         weights = credit(words, batch, context_for(words))
         # Scores of its own, which do not need an advantage either.
         weights = replace(weights, scores=batch.response_mask.float() if weights.scores is None else weights.scores)
-        figures = batch_figures(batch, weights, step_masks(batch, words.tokenizer, ~batch.correct))
+        figures = batch_figures(batch, weights, words.tokenizer)
         found.append((figures["credit/fork_auroc_slip"], weights.scores.tolist()))
     assert found[0] == found[1]
     assert found[0][0] == (0.5 if isinstance(credit, Uniform) else 1.0)

@@ -35,9 +35,9 @@ from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.picture import FIRST_PICTURE_ID, PLACE, Picture, pictures_in
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.run_folder import RunFolder
-from grail_lightning.step.advantages import effective_weights
 from grail_lightning.step.assign import run_credit
 from grail_lightning.step.outputs import StepOutput
+from grail_lightning.step.report import effective_weights
 from grail_lightning.views import write_page
 from grail_lightning.views.page import pieces_of
 
@@ -164,7 +164,9 @@ class PredictionWriter(Callback):
     def _compared(self, module: GrailModule, output: StepOutput) -> dict[str, TokenWeights]:
         """The weights of the further methods by name. A collective: every rank must call this, also without rows."""
         return {
-            name: run_credit(method, module.control, policy_of(module), rollouts_of(output), module.credit_context())
+            name: run_credit(
+                method, module.control, policy_of(module), rollouts_of(output), module.credit_context(method)
+            )
             for name, method in zip(self._names[1:], self.compare, strict=True)
         }
 

@@ -137,7 +137,7 @@ class Needs:
         continuations: Whether it reads `CreditContext.continuations`.
         training: The model that the run trains for it, as `CreditContext.second`; None without one.
         saliency: The method as a function of saliency, which the update's first forward pass may then provide
-            (`grail_lightning.step.fused.fused_saliency` lists when); None if it is no such function.
+            (`grail_lightning.step.fused.method_to_fuse` lists when); None if it is no such function.
     """
 
     refresh: Refresh = "rollout"

@@ -39,7 +39,7 @@ class SaliencyOptions:
         refresh: rollout computes the weights once for a batch of rollouts; update computes them again before every
             optimiser step, as the published code does.
         fuse: Whether saliency is taken from the update's first forward pass where the result is the same
-            (`grail_lightning.step.fused.fused_saliency` lists when). Otherwise it needs a forward pass of its own.
+            (`grail_lightning.step.fused.method_to_fuse` lists when). Otherwise it needs a forward pass of its own.
     """
 
     leaf: Leaf | int = "embeddings"

@@ -5,19 +5,19 @@ r"""One training step. The files are listed about in the order in which a step n
 `sampler`           Prompts → sampled, graded rollouts.
 `collect`           The rollouts of a batch: on policy, where groups that are all right or all wrong may be replaced, or
                     sampled while the batch before trained (`Ahead`).
-`advantages`        Rewards → advantages of rollouts ``[B]``; with token weights → advantages of tokens ``[B, T]``.
+`advantages`        Rewards → advantages of rollouts ``[B]``. `credit.base.token_advantages` makes those of tokens.
 `assign`            Runs the credit method.
 `forward`           Micro-batch → log-probabilities: of the policy, or of the reference.
 `loss`              The tokens in the loss, the counts by which it is divided, and its summand for each micro-batch.
 `update`            The optimiser steps of a batch: for each micro-batch one forward pass, one loss, one backward pass.
 `optimizer`         Clips the gradients, whose norm must be finite, and takes the step; options after a resume.
-`report`            Figures of the step, over all ranks; `outputs` passes them and the batch to callbacks and loggers.
+`report`            Figures of rollouts, credit and loss, over all ranks; `outputs` passes them on to loggers.
 ==================  ================================================================================================
 
 Four files are loaded only where an option asks for them, and a reader of plain GRPO can leave them out: `fused`
 (GRAIL's saliency from the update's own passes), `second_model` (a model that a credit method trains beside the policy),
-`continuations` (of rollouts, for credit methods) and `episodes` (rollouts of several turns). The same holds for
-`distillation`, the loss of SDPG.
+`continuations` (of rollouts, for credit methods) and `episodes` (rollouts of several turns). `distillation`, the loss
+of SDPG, can be left out, too.
 
 The calls of one step. The loop over optimiser steps is in the module, since it calls Lightning's optimisers::
 
@@ -31,22 +31,22 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     │   └── assign.run_credit                         the credit method, which may draw continuations and train a
     │                                                 second model
     ├── update.Update                                 deals the rows over the optimiser steps
-    ├── Update.compute_before_steps                   old log-probabilities of rows of later steps; those of the
-    │                                                 reference, with a KL term
+    ├── Update.compute_before_steps                   old log-probabilities of rows of later steps; with a KL term, also
+    │                                                 log-probabilities under the reference
     ├── GrailModule.take_steps                        for each optimiser step:
     │   ├── Update.reweigh                            from the second step on, if credit is refreshed
     │   ├── Update.accumulate                         for each micro-batch: forward, loss, backward
     │   └── optimizer.take_step
     └── report.batch_figures
 
-With *fused saliency* (GRAIL, where `fused.fused_saliency` allows it) the weights of a row become known later: the
-first pass of the row returns them beside its log-probabilities (`forward.Pass.weights`), in
+With *fused saliency* (GRAIL's default; `fused.method_to_fuse` lists the exceptions) the weights of a row become known
+later: the first pass of the row returns them beside its log-probabilities (`forward.Pass.weights`), in
 `Update.compute_before_steps` or in `Update.accumulate`, which then computes the loss with them. The weights of rows
 that need no saliency are known before, those of right rollouts among them. GRAIL explains the complete box of rollouts
 with a negative advantage: the score of token ``t`` is ``‖∂φ/∂a ⊙ a‖₂`` of the embedding ``a`` at ``t - 1``, which
-predicts it, with ``φ`` the negative log-likelihood of the box. The weights lie between 0.5 and 5 and have no fixed
-mean. By default the answer's content gets 5, and the box's braces and what follows get 1, in all boxed rollouts, right
-ones too.
+predicts it, with ``φ`` the negative log-likelihood of the box. The weight is ``1 + z / 2``, clamped to between 0.5 and
+5, with ``z`` the z-score of the score's logarithm over the row's response tokens. By default the answer's content then
+gets 5, and the box's braces and what follows get 1, in all boxed rollouts, right ones too.
 
 An example in numbers: one prompt, ``Compute 2+3.``, has two rollouts, ``\boxed{5}<end>`` and ``\boxed{6}<end>``. Each
 has four tokens (``\boxed{``, the digit, ``}`` and the end token). The first one is right.
@@ -82,7 +82,7 @@ times the limit of 10 tokens, which gives 1 / 20.
 ...     LossInputs(
 ...         stats=TokenStats(logprobs, None),
 ...         old_logprobs=logprobs.detach(),
-...         advantages=of_tokens,
+...         token_advantages=of_tokens,
 ...         mask=torch.ones(2, 4, dtype=torch.bool),
 ...     ),
 ...     Objective(aggregation="dr_grpo"),

@@ -1,15 +1,14 @@
-"""Advantages of rollouts relative to their group, and advantages of tokens, which include the token weights.
+"""Advantages of rollouts relative to their group.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from grail_lightning.batch import GradedBatch, RolloutBatch
-from grail_lightning.credit.base import CreditContext, TokenWeights, token_advantages
+from grail_lightning.credit.base import CreditContext
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.functional.advantages import EQUAL_REWARDS, energy_baselines, group_advantages
 from grail_lightning.policy import Policy
@@ -54,15 +53,3 @@ def _energy_baselines(
         energies = energies / mask.sum(1).clamp(min=1).square()
     pooled = all_gather_rows(batch.rewards[mixed]), all_gather_rows(energies[mixed])
     return energy_baselines(batch.rewards, mask.any(1), group_size, *pooled)
-
-
-def effective_weights(batch: RolloutBatch, weights: TokenWeights) -> Tensor:
-    """``A_it / A_i``, ``[B, T]``: what to show of a method with an additive stage; ``w_it`` where ``A_i`` is 0.
-
-    In a wrong rollout whose group is trained on, an ``A_i`` of 0 (`objective.baseline: 0`) counts as −1.
-    """
-    if weights.additive is None:
-        return weights.values
-    advantages = batch.advantages.masked_fill(batch.wrong & (batch.advantages == 0), -1)
-    shares = token_advantages(advantages, weights) / advantages[:, None]
-    return torch.where(advantages[:, None] == 0, weights.values, shares)

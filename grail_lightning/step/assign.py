@@ -58,15 +58,15 @@ def assign_credit(
     teacher = None if distillation is None else Teacher(policy, batch, distillation.sentence)
     with clock.phase("credit"):
         if credit.needs().saliency is not None:
-            from grail_lightning.step.fused import SaliencyForward, fused_saliency
+            from grail_lightning.step.fused import SaliencyForward, method_to_fuse
 
-            if (fused := fused_saliency(credit.needs(), control, objective, policy)) is not None:
+            if (fused := method_to_fuse(credit.needs(), control, objective, policy)) is not None:
                 # Without an additive stage, rows without an advantage have no gradient of their own.
                 trained = live_rows(batch, loss_mask(batch, objective), all_rows=objective.trains_all_rows)
                 returning = SaliencyForward(
                     policy, batch, context, fused, trained, clock, share_prefixes=share_prefixes
                 )
-                return returning, returning.returned_weights()
+                return returning, returning.weights_so_far()
         weights = run_credit(credit, control, policy, batch, context)
     bonus = objective.entropy_coefficient > 0
     forward = Forward(policy, batch, context, share_prefixes=share_prefixes, entropy_gradient=bonus, teacher=teacher)

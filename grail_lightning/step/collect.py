@@ -9,7 +9,8 @@ truncated importance weights (`execution.sampler_cap`) correct for it::
     weights       W0           W1           W2              b1 is sampled with W0, b2 with W1, b3 with W2
 
 A checkpoint waits for the batch in flight and contains its tokens, since the weights that sampled it are gone by then.
-A resumed run grades them again, and equals one that did not stop. The loader's position stays before that batch.
+A resumed run grades them again, and equals one that did not stop. The saved position of the loader is the one before
+that batch.
 
 Shapes: ``B`` rows in ``K`` groups.
 """
@@ -66,8 +67,11 @@ def collect(
     """
     if execution.sample_ahead:
         return ahead.collect(prompts, sampler, loader.peek, step, execution.steps_per_batch)
+    batch = sampler(prompts, training_key(step))
+    if not execution.refill_rounds:
+        return batch, {}
     return refill(
-        sampler(prompts, training_key(step)),
+        batch,
         lambda further, number: sampler(further, training_key(step, number)),
         loader,
         execution.refill_rounds,
@@ -87,17 +91,15 @@ def refill(
 
     Source: DAPO, arXiv 2503.14476, section 3.2.
     """
-    if not rounds:
-        return batch, {}
-    groups = float(len(uniform_groups(batch)))
+    groups = float(len(same_verdict_groups(batch)))
     drawn, right, made = groups, float(batch.correct.sum()), 0
     while made < rounds:
-        dead = uniform_groups(batch).sum().to(batch.input_ids.device)
+        dead = same_verdict_groups(batch).sum().to(batch.input_ids.device)
         if not (most := int(all_reduce(dead, "max"))):
             break
         made += 1
         fresh = sample(loader.take(most * world_size()), made)
-        drawn, right = drawn + len(uniform_groups(fresh)), right + float(fresh.correct.sum())
+        drawn, right = drawn + len(same_verdict_groups(fresh)), right + float(fresh.correct.sum())
         batch = _replace(batch, fresh)
     total = sum_by_name({"drawn": drawn, "right": right, "kept": groups})
     size = len(batch) / max(groups, 1)
@@ -109,7 +111,7 @@ def refill(
     }
 
 
-def uniform_groups(batch: GradedBatch) -> Tensor:
+def same_verdict_groups(batch: GradedBatch) -> Tensor:
     """``[K]`` bool on the CPU: groups whose rows are all right or all wrong, in the order of the rows."""
     if not len(batch):
         return torch.zeros(0, dtype=torch.bool)
@@ -119,12 +121,12 @@ def uniform_groups(batch: GradedBatch) -> Tensor:
 
 def _replace(batch: GradedBatch, fresh: GradedBatch) -> GradedBatch:
     """Replace dead groups by the first of the fresh live groups, which take over their row and group numbers."""
-    places = uniform_groups(batch).nonzero().flatten()
-    useful = (~uniform_groups(fresh)).nonzero().flatten()[: len(places)]
+    places = same_verdict_groups(batch).nonzero().flatten()
+    useful = (~same_verdict_groups(fresh)).nonzero().flatten()[: len(places)]
     places = places[: len(useful)]
     if not len(places):
         return batch
-    order = torch.arange(len(batch)).reshape(len(uniform_groups(batch)), -1)
+    order = torch.arange(len(batch)).reshape(len(same_verdict_groups(batch)), -1)
     size = order.shape[1]
     new = (useful[:, None] * size + torch.arange(size)).flatten()
     order[places] = len(batch) + torch.arange(len(new)).reshape(-1, size)

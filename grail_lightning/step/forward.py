@@ -33,8 +33,8 @@ class Forward:
     """The forward pass of the policy over the rows of a batch, micro-batch by micro-batch.
 
     `context` has the token budget and the temperature. With `share_prefixes` common beginnings of rows, prompts and
-    responses, are run once. Passes with gradient may let the entropy carry one, and measure the divergence from a
-    teacher.
+    responses, are run once, where the model allows it. Passes with gradient may let the entropy carry one, and measure
+    the divergence from a teacher.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Forward:
                 if not micro.stands_in:
                     yield micro, result
 
-    def returned_weights(self) -> TokenWeights | None:
-        """The token weights that passes have returned so far; None if they were known before all passes."""
+    def weights_so_far(self) -> TokenWeights | None:
+        """The token weights by fused saliency, as far as passes have run; None without it."""
         return None
 
     def _cut(self, rows: Tensor) -> list[MicroBatch]:

@@ -25,12 +25,13 @@ from grail_lightning.step.forward import Forward, Pass
 from grail_lightning.step.options import Objective
 
 
-def fused_saliency(
+def method_to_fuse(
     needs: Needs, control: CreditControl | None, objective: Objective, policy: Policy
 ) -> SaliencyCredit | None:
     """The method whose saliency the update's first forward passes provide; None if it has a pass of its own.
 
-    This is the one list of when saliency is fused. The result must be that of a pass of its own, so that there is none
+    This is the one list of when saliency is fused. With GRAIL's defaults it is. It is not fused where the result would
+    differ from that of a separate pass:
 
     - for a method that is no function of saliency, or whose option `saliency.fuse` is off;
     - with `refresh: update`, since the weights are then computed before every optimiser step;
@@ -83,10 +84,10 @@ class SaliencyForward(Forward):
                 policy, batch, untrained, token_budget=context.token_budget, temperature=context.temperature
             )
 
-    def returned_weights(self) -> TokenWeights:
+    def weights_so_far(self) -> TokenWeights:
         """The token weights of the batch, from the saliency that has been computed so far.
 
-        They are those that the passes have returned, since a row's weights depend on that row alone.
+        Rows whose first pass has not run yet have provisional ones.
         """
         return self.credit.weights_from(self._scores, self.policy, self.batch, self.context)
 

@@ -28,9 +28,18 @@ def loss_mask(batch: SampledBatch, objective: Objective) -> Tensor:
     return batch.response_mask & batch.finished[:, None] if objective.mask_truncated else batch.response_mask
 
 
-def live_rows(batch: RolloutBatch, mask: Tensor, *, all_rows: bool) -> Tensor:
-    """``[B]`` bool: rows with a token in the loss that have an advantage; with `all_rows`, also those without."""
-    return mask.any(1) & ((batch.advantages != 0) | all_rows)
+def live_rows(
+    batch: RolloutBatch, mask: Tensor, additive: Tensor | None = None, *, all_rows: bool, refreshed: bool = False
+) -> Tensor:
+    """``[B]`` bool: rows with a token in the loss that have an advantage; with `all_rows`, also those without.
+
+    A row without an advantage is trained on, too, where a credit method has an additive stage ``[B, T]``. If the
+    weights are `refreshed`, later ones may add to any row.
+    """
+    live = (batch.advantages != 0) | all_rows
+    if additive is not None:
+        live = live | (additive != 0).any(1) | refreshed
+    return mask.any(1) & live
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +60,14 @@ class LossInputs:
 
     stats: TokenStats  # Log-probabilities with gradient, and entropy.
     old_logprobs: Tensor  # Under the weights from before the batch's first step.
-    advantages: Tensor  # Those of tokens: weights and the additive stage included.
+    token_advantages: Tensor  # Token weights and the additive stage included.
     mask: Tensor  # Bool, the tokens in the loss.
     ref_logprobs: Tensor | None = None  # Under the frozen reference; None without a KL term.
     sampling_logprobs: Tensor | None = None  # As the engine reports them; None if it reports none.
     distillation_strength: Tensor | None = None  # [b, 1], the coefficient of the KL to the teacher; None without one.
-    sampler_weights: Tensor | None = None  # Correct for a sampler that differs from the trainer; None corrects nothing.
+    sampler_correction: Tensor | None = (
+        None  # Correct for a sampler that differs from the trainer; None corrects nothing.
+    )
 
 
 def count_denominators(mask: Tensor, rows: Tensor, max_response_length: int) -> LossCounts:
@@ -72,13 +83,12 @@ def micro_batch_loss(inputs: LossInputs, objective: Objective, counts: LossCount
     Also, detached and by name, sums over its tokens in the loss, with that scalar as ``loss``.
     """
     logprobs, old, mask = inputs.stats.logprobs, inputs.old_logprobs, inputs.mask
-    losses = objective.token_losses(logprobs, old, inputs.advantages, mask)
-    if inputs.sampler_weights is not None:
-        losses = losses * inputs.sampler_weights
+    losses = objective.token_losses(logprobs, old, inputs.token_advantages, mask)
+    if inputs.sampler_correction is not None:
+        losses = losses * inputs.sampler_correction
     sums = dict(_sums(inputs, objective))
     if inputs.ref_logprobs is not None:
-        # The estimate of a token's KL is corrected by the ratio of that token, also where the surrogate has that of the
-        # sequence.
+        # Corrected by the token's own ratio, also if the surrogate uses the ratio of the sequence.
         own = importance_ratio(logprobs, old, mask, "token") if objective.kl_corrected else None
         losses = losses + objective.kl_coefficient * kl_estimate(
             logprobs, inputs.ref_logprobs, objective.kl_estimator, ratio=own
@@ -102,7 +112,7 @@ def micro_batch_loss(inputs: LossInputs, objective: Objective, counts: LossCount
 
 
 def _sums(inputs: LossInputs, objective: Objective) -> Iterator[tuple[str, Tensor]]:
-    mask, advantages = inputs.mask, inputs.advantages
+    mask, advantages = inputs.mask, inputs.token_advantages
     ratio = importance_ratio(inputs.stats.logprobs.detach(), inputs.old_logprobs, mask, objective.level)
     low = (ratio < 1 - objective.clip_low) & (advantages < 0) & mask
     high = (ratio > 1 + objective.clip_high) & (advantages > 0) & mask

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -19,10 +19,13 @@ from grail_lightning.credit.base import Mean, TokenWeights, token_advantages
 from grail_lightning.environments.episode import EndReason
 from grail_lightning.functional.advantages import EQUAL_REWARDS
 from grail_lightning.functional.attribution import ess_ratio, fork_wins, forks, top_mass
+from grail_lightning.grading import step_masks
 from grail_lightning.policy.layout import group_nodes
 from grail_lightning.runtime.collectives import all_gather_objects, sum_by_name
-from grail_lightning.step.advantages import effective_weights
 from grail_lightning.tasks.problem import StepKind
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Kind = Literal["mean", "std", "min", "max"]
 
@@ -86,8 +89,9 @@ def _combine(parts: list[_Part]) -> float:
 def loss_figures(sums: Mapping[str, Tensor], *, tokens_run: int, tokens_unshared: int) -> dict[str, float]:
     """Means over the tokens in the loss, on all ranks, of the sums that an optimiser step's micro-batches returned.
 
-    The sums include the number of these tokens (``loss_tokens``), and the ``loss``, which is summed, not averaged.
-    `tokens_run` were run in place of the `tokens_unshared` that the same rows have without sharing.
+    Rows that are not run, such as those without an advantage, have no part in them. The sums include the number of
+    these tokens (``loss_tokens``), and the ``loss``, which is summed, not averaged. The forward passes have run
+    `tokens_run` tokens; without shared beginnings they would have run `tokens_unshared`.
     """
     local = dict(zip(sums, torch.stack([v.double() for v in sums.values()]).tolist(), strict=True)) if sums else {}
     total = sum_by_name(local | {"run": float(tokens_run), "unshared": float(tokens_unshared)})
@@ -98,13 +102,13 @@ def loss_figures(sums: Mapping[str, Tensor], *, tokens_run: int, tokens_unshared
     return {"loss": loss, "shared_tokens": 1 - run / unshared} | {name: value / tokens for name, value in total.items()}
 
 
-def batch_figures(
-    batch: RolloutBatch, weights: TokenWeights, reasoning: dict[StepKind, Tensor] | None
-) -> dict[str, float]:
-    """The figures of a batch: of its rollouts and of their credit. A collective; for the arguments see `add_credit`."""
+def batch_figures(batch: RolloutBatch, weights: TokenWeights, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
+    """The figures of a batch: of its rollouts and, under ``credit/``, of their token weights. A collective."""
     tally = Tally()
     add_rollouts(tally, batch)
-    add_credit(tally, batch, weights, reasoning)
+    add_credit(tally, batch, weights)
+    if weights.scores is not None and (masks := step_masks(batch, tokenizer, batch.wrong)) is not None:
+        add_credit_at_steps(tally, batch, weights, masks)
     return tally.compute()
 
 
@@ -161,16 +165,8 @@ def add_episodes(tally: Tally, batch: GradedBatch) -> None:
         tally.add("episodes/logprob_right", batch.sampling_logprobs[batch.response_mask & batch.correct[:, None]])
 
 
-def add_credit(
-    tally: Tally, batch: RolloutBatch, weights: TokenWeights, reasoning: dict[StepKind, Tensor] | None
-) -> None:
-    """Add the distribution of the weights, the concentration of the credit, and its ability to find flawed tokens.
-
-    The latter where a task labels the steps of the `reasoning` (`grail_lightning.grading.step_masks`): how often the
-    wrong one of two tokens gets more credit, where two wrong rollouts of a group part at them. Position and context of
-    both tokens are the same, unlike those of two tokens of one rollout, whose first error always follows the sound
-    steps. A token's credit is its advantage over that of its rollout, additive stage included.
-    """
+def add_credit(tally: Tally, batch: RolloutBatch, weights: TokenWeights) -> None:
+    """Add the distribution of the weights and the concentration of the credit, of uniform credit, too."""
     mask = batch.response_mask
     credit = token_advantages(batch.advantages, weights)
     tally.add("credit/weight_mean", weights.values[mask])
@@ -180,14 +176,37 @@ def add_credit(
     tally.add("credit/top10_mass", top_mass(credit, mask))
     for name, value in weights.metrics.items():
         tally.add_mean(f"credit/{name}", _as_mean(value, len(batch)))
-    if weights.scores is None or reasoning is None:
-        return
+
+
+def add_credit_at_steps(
+    tally: Tally, batch: RolloutBatch, weights: TokenWeights, masks: dict[StepKind, Tensor]
+) -> None:
+    """Add how often the flawed one of two tokens gets more credit, where two wrong rollouts of a group part at them.
+
+    Position and context of both tokens are the same, unlike those of two tokens of one rollout, whose first error
+    always follows the sound steps. A token's credit is its advantage over that of its rollout, additive stage included.
+
+    `masks` are those of the tokens of each kind of step (`grail_lightning.grading.step_masks`).
+    """
     # A method that needs an advantage has weighed none of the wrong rows if they have none.
+    assert weights.scores is not None, "a method without scores ranks no tokens"
     rows = batch.wrong & ((weights.scores != 0).any(1) | (batch.advantages != 0))
     wrong, nodes, effective = rows.cpu()[:, None], group_nodes(batch), effective_weights(batch, weights).cpu()
     for kind in ("slip", "misconception"):
-        pairs = forks(nodes, batch.group.cpu(), wrong & reasoning[kind].cpu(), wrong & reasoning["sound"].cpu())
+        pairs = forks(nodes, batch.group.cpu(), wrong & masks[kind].cpu(), wrong & masks["sound"].cpu())
         tally.add(f"credit/fork_auroc_{kind}", fork_wins(effective, *pairs))
+
+
+def effective_weights(batch: RolloutBatch, weights: TokenWeights) -> Tensor:
+    """``A_it / A_i``, ``[B, T]``: the weight that an additive stage amounts to; ``w_it`` where ``A_i`` is 0.
+
+    In a wrong rollout whose group is trained on, an ``A_i`` of 0 (`objective.baseline: 0`) counts as −1.
+    """
+    if weights.additive is None:
+        return weights.values
+    advantages = batch.advantages.masked_fill(batch.wrong & (batch.advantages == 0), -1)
+    shares = token_advantages(advantages, weights) / advantages[:, None]
+    return torch.where(advantages[:, None] == 0, weights.values, shares)
 
 
 def _as_mean(value: float | Mean, rows: int) -> Mean:

@@ -93,7 +93,7 @@ class Update:
     """Accumulates the gradients of each optimiser step of a batch.
 
     With the default options there is one step and its ratio is 1: no pass precedes it, old log-probabilities are those
-    of the step's own pass, and no token weights are replaced.
+    of the step's own pass. With credit `Uniform` no token weights are replaced.
 
     Every rank calls every collective the same number of times. Ranks agree on the numbers of optimiser steps and
     micro-batches, and a rank with fewer micro-batches runs a row whose loss is multiplied by 0.
@@ -125,10 +125,9 @@ class Update:
         self.forward, self.batch, self.max_response_length = forward, forward.batch, max_response_length
         self.objective, self.execution, self.refreshed = objective, execution, refreshed
         self.mask = loss_mask(self.batch, objective)
-        live = live_rows(self.batch, self.mask, all_rows=objective.trains_all_rows)
-        if (additive := token_weights.additive) is not None:
-            # Such rows are trained on without an advantage, too; refreshed weights may add to any row later.
-            live = live | (self.mask.any(1) & ((additive != 0).any(1) | refreshed))
+        live = live_rows(
+            self.batch, self.mask, token_weights.additive, all_rows=objective.trains_all_rows, refreshed=refreshed
+        )
         self.live = live.cpu()
         self.steps: list[Tensor] = []
         if all_reduce(live.sum(), "sum"):
@@ -145,26 +144,26 @@ class Update:
 
     def reweigh(self, token_weights: TokenWeights) -> None:
         """Use these token weights in the following steps."""
-        self._known_weights = token_weights
+        self._given_weights = token_weights
         self.token_advantages = token_advantages(self.batch.advantages, token_weights)
 
     def final_weights(self) -> TokenWeights:
-        """The token weights after the passes: those that were known before, or that passes have returned."""
-        returned = self.forward.returned_weights()
-        return self._known_weights if returned is None else returned
+        """The token weights that the steps have used: those of the passes with fused saliency, else the given ones."""
+        fused = self.forward.weights_so_far()
+        return self._given_weights if fused is None else fused
 
     def compute_before_steps(self, reference: Reference | None = None) -> None:
-        """Compute log-probabilities under the reference, and those that need the weights from before the first step."""
+        """Compute the log-probabilities under the reference, and old ones that the policy's first step would change."""
         if reference is not None and self.objective.kl_coefficient:
             self.ref_logprobs = reference_logprobs(reference, self.forward, self.live.nonzero().flatten())
         if len(self.steps) == 1:  # On every rank alike: the passes are collectives.
             return
         for micro, result in self.forward.without_gradient(self.old_logprobs.rows_before()):
-            self._use_weights(micro, result)
+            self._use_token_weights(micro, result)
             self.old_logprobs.record(micro, result.stats)
 
     def accumulate(self, index: int, backward: Backward, *, in_place: bool = False) -> dict[str, float]:
-        """Forward and backward passes of an optimiser step: the loss, and means over the tokens in it of rows that ran.
+        """Run the forward and backward passes of an optimiser step; returns figures of it (`loss_figures`).
 
         `in_place`: whether the backward pass may add the head's gradient to `weight.grad` in place.
         """
@@ -178,7 +177,7 @@ class Update:
             if micro.stands_in:
                 loss = result.stats.logprobs.sum() * 0
             else:
-                self._use_weights(micro, result)
+                self._use_token_weights(micro, result)
                 loss, summands = micro_batch_loss(self._inputs(micro, result.stats), self.objective, counts)
                 self.old_logprobs.record(micro, result.stats)
                 tokens_run += result.tokens_run
@@ -189,7 +188,7 @@ class Update:
         unshared = int(self.batch.lengths.cpu()[rows].sum()) - len(rows)
         return loss_figures(sums, tokens_run=tokens_run, tokens_unshared=unshared)
 
-    def _use_weights(self, micro: MicroBatch, result: Pass) -> None:
+    def _use_token_weights(self, micro: MicroBatch, result: Pass) -> None:
         """Use the token weights that a pass has returned."""
         if result.weights is not None:
             advantages = self.batch.advantages[micro.rows.to(self.batch.advantages.device)]
@@ -207,10 +206,10 @@ class Update:
         return LossInputs(
             stats=stats,
             old_logprobs=old,
-            advantages=self.token_advantages[rows, :columns],
+            token_advantages=self.token_advantages[rows, :columns],
             mask=self.mask[rows, :columns],
             ref_logprobs=rows_of(self.ref_logprobs),
             sampling_logprobs=sampled,
             distillation_strength=None if distillation is None else distillation.strength(self.batch.advantages[rows]),
-            sampler_weights=None if cap is None or sampled is None else sampler_correction(old, sampled, cap),
+            sampler_correction=None if cap is None or sampled is None else sampler_correction(old, sampled, cap),
         )

@@ -111,7 +111,7 @@ class Scripted(pl.LightningModule):
         fallback = ~batch.answer.whole.any(1)
         return StepOutput(batch, TokenWeights(values=values, scores=values * 2, fallback=fallback))
 
-    def credit_context(self):
+    def credit_context(self, credit):
         return CreditContext(step=self.global_step, generator=torch.Generator(), token_budget=4096)
 
     def configure_optimizers(self):

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from grail_lightning.callbacks import CreditPictures
 from grail_lightning.credit import GRAIL, UCAS
 from grail_lightning.credit.base import TokenWeights, token_advantages
-from grail_lightning.step.advantages import effective_weights
+from grail_lightning.step.report import effective_weights
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.views.pictures import heatmap
 from tests.callbacks.scripted import board

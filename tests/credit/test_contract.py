@@ -350,7 +350,7 @@ def _pairs():
 def _figures(batch, weights):
     """What is logged of the weights, over all ranks."""
     tally = Tally()
-    add_credit(tally, batch, weights, None)
+    add_credit(tally, batch, weights)
     return tally.compute()
 
 
