@@ -5,7 +5,7 @@ After a change of the verifier, or to see what it decided.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -14,35 +14,36 @@ from typing import Any
 
 from grail_lightning import answers
 from grail_lightning.answers import AnswerForm, Verifier
+from grail_lightning.cli.help import refuse
 from grail_lightning.evaluate.records import (
     Sample,
     SampleWriter,
     read_evaluation,
     read_samples,
-    whole_problems,
+    sample_frame,
+    with_votes,
     write_evaluation,
 )
 from grail_lightning.evaluate.table import TableOptions, evaluation_table
 from grail_lightning.grading import compare_answers
-from grail_lightning.runtime.console import Parser, refused
 
 _OUR_FORMS = "grail_lightning.answers.find"  # or a module below it, in the samples of older versions
 _SHOWN = 80
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns 0, or 2 for a user's mistake, which is one line on stderr."""
-    parser = Parser(prog="python -m grail_lightning.evaluation", description="Look at kept samples.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    again = commands.add_parser("regrade", help="grade kept samples again, without sampling")
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command. A user's mistake is one line, with exit code 2."""
+    parser = argparse.ArgumentParser("python -m grail_lightning.evaluation", description="Look at kept samples.")
+    again = parser.add_subparsers(dest="command", required=True).add_parser(
+        "regrade", help="grade kept samples again, without sampling"
+    )
     again.add_argument("folder", type=Path, help="the folder of a run that was tested, or a folder `samples`")
     again.add_argument("--output", type=Path, help="a new folder for the samples with their new verdicts")
+    options = parser.parse_args(arguments)
     try:
-        options = parser.parse_args(arguments)
         _regrade(options.folder, options.output)
     except (ValueError, OSError) as error:
-        return refused("grail_lightning.evaluation", error, choose="folder")
-    return 0
+        refuse(str(error))
 
 
 def _regrade(folder: Path, output: Path | None) -> None:
@@ -63,13 +64,15 @@ def _regrade(folder: Path, output: Path | None) -> None:
             f"{old.dataset} problem {old.index} sample {old.sample}: {old.status} ({old.layer}) -> {new.status} "
             f"({new.layer}); reference {_short(new.reference)}, answer {_short(new.prediction)}"
         )
-    problems = whole_problems(after, facts)
+    gradings, whole = facts.get("grading", {}), sample_frame(after, facts["num_samples"])
     if facts.get("finished") is None:
         wanted = sum(about["problems"] for about in facts["datasets"].values())
-        print(f"The evaluation was interrupted: {len(problems)} of {wanted} problems.")
-    if problems:
+        done = len(whole) // facts["num_samples"]
+        print(f"The evaluation was interrupted: {done} of {wanted} problems.")
+    if len(whole):
         first = {name: about["first"] for name, about in facts["datasets"].items() if about["first"] is not None}
-        print(f"\n{evaluation_table(problems, TableOptions(**facts.get('table', {}), first=first))}")
+        voted = with_votes(whole, {name: grading.get("compare", "math") for name, grading in gradings.items()})
+        print(f"\n{evaluation_table(voted, TableOptions(**facts.get('table', {}), first=first))}")
     if output is not None:
         output.mkdir(parents=True)
         write_evaluation(output, facts | {"regraded": datetime.now().astimezone().isoformat(timespec="seconds")})
@@ -122,4 +125,4 @@ def _form(grading: Mapping[str, Any]) -> AnswerForm | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

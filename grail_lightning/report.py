@@ -18,10 +18,10 @@ from typing import Any
 
 import pandas as pd
 
+from grail_lightning.cli.help import refuse
 from grail_lightning.evaluate.compare import CURVE, compare, compare_curves, other_validation, read_curves
 from grail_lightning.evaluate.runs import Run, find_runs
 from grail_lightning.evaluate.table import as_text
-from grail_lightning.runtime.console import Parser, refused
 from grail_lightning.runtime.files import write_whole
 
 _ENDINGS = (".md", ".csv", ".html")
@@ -45,9 +45,9 @@ class _Section:
     notes: list[str]
 
 
-def make_parser() -> Parser:
+def make_parser() -> argparse.ArgumentParser:
     """The options of a report."""
-    parser = Parser("python -m grail_lightning.report", description=_DESCRIPTION, allow_abbrev=False)
+    parser = argparse.ArgumentParser("python -m grail_lightning.report", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder, or NAME=FOLDER")
     parser.add_argument("--baseline", metavar="NAME", help="the method to compare with (default: the first run's)")
     parser.add_argument("--pass_at", type=int, nargs="+", metavar="K", help="the k of pass@k (default: all samples)")
@@ -55,11 +55,11 @@ def make_parser() -> Parser:
     return parser
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run ``python -m grail_lightning.report``; returns 0, or 2 for a user's mistake, which is one line on stderr."""
+def main(arguments: list[str] | None = None) -> None:
+    """Run ``python -m grail_lightning.report``. A user's mistake is one line, with exit code 2."""
     formats = {"": _as_text, ".md": _as_markdown, ".csv": _as_csv, ".html": _as_html}
+    options = make_parser().parse_args(arguments)
     try:
-        options = make_parser().parse_args(arguments)
         ending = options.output.suffix.lower() if options.output else ""
         if options.output and ending not in _ENDINGS:
             raise ValueError(f"`--output` must end in {' or '.join(_ENDINGS)}, but got {options.output}.")
@@ -70,8 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
             write_whole(options.output, text)
             print(f"Wrote {options.output}.")
     except (ValueError, OSError) as error:
-        return refused("grail_lightning.report", error, choose="file")
-    return 0
+        refuse(str(error))
 
 
 def _make_sections(options: argparse.Namespace) -> list[_Section]:
@@ -227,4 +226,4 @@ def _as_csv(sections: Sequence[_Section]) -> str:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # What reads the report, such as `head`, may have seen enough.
-    sys.exit(main())
+    main()

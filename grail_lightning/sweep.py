@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import itertools
 import json
 import os
 import re
@@ -18,23 +19,193 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import pandas as pd
 import torch
 
 from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
-from grail_lightning.evaluate.compare import CURVE
+from grail_lightning.cli.config_files import find_config, read_options
+from grail_lightning.evaluate.compare import CURVE, curve, read_results, read_scalars
 from grail_lightning.evaluate.runs import CHOICE
 from grail_lightning.runtime.files import LOCK, held, write_whole
 from grail_lightning.runtime.run_folder import mark_if_new
-from grail_lightning.sweep_file import Run, described, read_sweep, safe
+from grail_lightning.tasks.import_path import did_you_mean
 
+_KEYS = ("config", "folder", "options", "methods", "tasks", "seeds", "grid", "choose", "results")
+_OURS = re.compile(r"(seed_everything|ckpt_path|trainer\.logger|trainer\.default_root_dir)(\..*)?")
+_FACTS = ("run", "method", "task", "seed", "point", "choosing", "options")  # The first columns of a table.
 _NO_STEP = "no step is left"  # What `fit` says of a resume after the last step.
+_WRITING = threading.Lock()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of a sweep. `options` are without those of the grid, of which `point` is None until it is chosen."""
+
+    folder: Path
+    method: str
+    task: str
+    seed: int
+    options: tuple[str, ...]
+    point: Mapping[str, Any] | None
+    choosing: bool  # It serves to choose a point, and is not reported.
+    table: Path | None  # The CSV file of finished runs, if the sweep keeps one,
+    curves: Sequence[str]  # the tags of the curves in it,
+    row: Mapping[str, str] | None  # and the run's row.
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """For which one point is chosen."""
+        return self.method, self.task
+
+    @property
+    def given(self) -> list[str]:
+        """The options that the file gives, those of the point last."""
+        return [*self.options, *(f"--{name}={_shown(value)}" for name, value in (self.point or {}).items())]
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of ``fit``; without a point, those without the options of the grid."""
+        place = {"save_dir": str(self.folder.parent), "name": self.folder.name, "version": ""}
+        logger = json.dumps({"class_path": "TensorBoardLogger", "init_args": place})
+        ours = (f"--seed_everything={self.seed}", f"--trainer.logger={logger}", "--trainer.enable_progress_bar=false")
+        return [*self.given, *ours]
+
+    def keep(self) -> None:
+        """Add the run, which is finished, to the table. Several sweeps may add to one, and git can merge its lines."""
+        if self.table is None or self.row:
+            return
+        row: dict[str, object] = {"run": self.folder.name, "method": self.method, "task": self.task, "seed": self.seed}
+        row |= {"point": self.point, "choosing": self.choosing, "options": shlex.join(self.given)}
+        row |= {tag: self.curve(tag) for tag in self.curves}
+        cells = {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()}
+        with _WRITING:
+            self.table.parent.mkdir(parents=True, exist_ok=True)
+            pd.DataFrame([cells]).to_csv(self.table, mode="a", header=not self.table.exists(), index=False)
+
+    def curve(self, tag: str) -> dict[int, float]:
+        """A curve of the run, from its row or its folder, to six decimals."""
+        if self.row:
+            return curve(self.row, tag)
+        return {step: round(value, 6) for step, value in read_scalars(self.folder, tag).items()}
+
+    def record(self) -> dict[str, Any]:
+        """What is known of the run; `state` is waiting, started, failed or finished."""
+        if self.row:
+            return {"state": "finished", "outcome": f"a row of {self.table}"}
+        file = self.folder / "sweep.json"
+        return dict(json.loads(file.read_text())) if file.is_file() else {"state": "waiting"}
+
+    def write(self, **state: str) -> None:
+        """Record the state of the run."""
+        record = {"method": self.method, "task": self.task, "seed": self.seed, "arguments": self.arguments}
+        record |= {"point": self.point} if self.point else {}
+        record |= {"choosing": True} if self.choosing else {}
+        write_whole(self.folder / "sweep.json", json.dumps(record | state, indent=1) + "\n")
+
+    def last_line(self) -> str:
+        """What the run has printed last."""
+        log = self.folder / "fit.log"
+        lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _shown(value: object) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, str):
+        return value
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else json.dumps(value)
+
+
+def _described(point: Mapping[str, Any]) -> str:
+    """A point in words, by the last parts of the options' names."""
+    return ", ".join(f"{name.rpartition('.')[2]}={_shown(value)}" for name, value in point.items())
+
+
+def _file_name(*parts: str) -> str:
+    return "__".join(re.sub(r"[^\w.,=+-]+", "_", part) for part in parts)
+
+
+def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], Mapping[str, Any]]:
+    """The runs of a YAML file, those that choose first, then seed by seed, and the options of the choice.
+
+    The runs go into `output`, or else into the `folder` of the file.
+    """
+    content = read_options(find_config(file), "The file of a sweep")
+    for key in content.keys() - set(_KEYS):
+        hint = did_you_mean(f"`{key}`", [f"`{known}`" for known in _KEYS]) or f" It has {', '.join(_KEYS)}."
+        raise ValueError(f"There is no key `{key}` in the file of a sweep, but {file} has it.{hint}")
+    for key in ("methods", "tasks"):
+        if not content.get(key) or not isinstance(content[key], dict):
+            raise ValueError(
+                f"`{key}` in {file} must hold at least one name with its options, but got {content.get(key)!r}."
+            )
+    if output is None and not content.get("folder"):
+        raise ValueError(f"`folder` in {file} must be the folder of the runs, as `runs/study`.")
+    runs = list(_runs(content, output or Path(content["folder"]), file))
+    if len({run.folder for run in runs}) < len(runs):
+        raise ValueError(f"The runs of a sweep must have folders of their own, but two names in {file} give the same.")
+    # Seed by seed, so that a sweep that is cut short has compared all methods on the same seeds.
+    order = list(dict.fromkeys(run.seed for run in runs))
+    runs.sort(key=lambda run: (not run.choosing, not run.choosing and order.index(run.seed)))
+    return runs, content.get("choose") or {}
+
+
+def _runs(content: Mapping[str, Any], folder: Path, file: Path) -> Iterator[Run]:
+    choose, common = content.get("choose") or {}, content.get("options") or {}
+    table, curves, rows = _table(content.get("results"), choose, file)
+    for (method, of_method), (task, of_task) in itertools.product(content["methods"].items(), content["tasks"].items()):
+        own, of_task = dict(of_method or {}), of_task or {}
+        grid, seeds = own.pop("grid", content.get("grid") or {}), own.pop("seeds", content.get("seeds"))
+        if not isinstance(seeds, list) or not all(isinstance(seed, int) for seed in seeds) or not seeds:
+            raise ValueError(f"`seeds` of {method!r} in {file} must be a list of integers, but got {seeds!r}.")
+        for name in {*common, *of_task, *own, *grid}:
+            if _OURS.fullmatch(name):
+                raise ValueError(f"`{name}` must not be set in {file}: the sweep sets it for each run.")
+            if name != "config" and sum(name in part for part in (of_task, own, grid)) > 1:
+                raise ValueError(f"`{name}` must be set once, but {method!r}, {task!r} or the grid in {file} share it.")
+        configs = [part.get("config") or [] for part in (content, common, of_task, own)]
+        files = [name for names in configs for name in ([names] if isinstance(names, str) else names)]
+        options = {name: value for name, value in {**common, **of_task, **own}.items() if name != "config"}
+        given = (*(f"--config={name}" for name in files), *(f"--{n}={_shown(v)}" for n, v in options.items()))
+        points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+        choosing = bool(choose) and len(points) > 1
+        if choosing and (shared := set(seeds) & set(choose["seeds"])):
+            raise ValueError(
+                f"`choose.seeds` in {file} must be other seeds than those of {method!r}, but share {shared}."
+            )
+        place = folder.with_name(f"{folder.name}_choosing") if choosing else folder
+        known: dict[str, Any] = {"method": method, "task": task, "options": given, "table": table, "curves": curves}
+        for point, seed in itertools.product(points, choose["seeds"] if choosing else seeds):
+            name = _file_name(f"{method} {_described(point)}" if point else method, task, str(seed))
+            yield Run(folder=place / name, seed=seed, point=point, choosing=choosing, row=rows.get(name), **known)
+        for seed in seeds if choosing else ():
+            name = _file_name(method, task, str(seed))
+            yield Run(folder=folder / name, seed=seed, point=None, choosing=False, row=rows.get(name), **known)
+
+
+def _table(options: Any, choose: Mapping[str, Any], file: Path) -> tuple[Path | None, list[str], dict[str, Any]]:
+    """The table of finished runs, the tags of its curves, and its rows by the names of runs."""
+    if options is None:
+        return None, [], {}
+    if not isinstance(options, dict) or options.keys() - {"file", "curves"} or "file" not in options:
+        raise ValueError(f"`results` in {file} must hold `file`, and `curves` beside it, but got {options!r}.")
+    by = [choose.get("by", CURVE)]
+    curves = list(dict.fromkeys([*options.get("curves", by), *(by if choose else [])]))
+    table, columns = Path(options["file"]), [*_FACTS, *curves]
+    rows = {row["run"]: row for row in read_results(table)} if table.exists() else {}
+    if other := next((row for row in rows.values() if list(row) != columns), None):
+        raise ValueError(
+            f"`results.file` must be a table with the columns {', '.join(columns)}, but {table} has "
+            f"{', '.join(other)}. Name another file, or the curves of that table in `results.curves`."
+        )
+    return table, curves, rows
 
 
 def _check(runs: Sequence[Run], every: Sequence[Run], file: Path) -> int:
@@ -45,18 +216,14 @@ def _check(runs: Sequence[Run], every: Sequence[Run], file: Path) -> int:
     parser, devices, seen = FitOptions(), 1, set()
     first = {run.group: run.point for run in reversed(every) if run.choosing}
     for run in runs:
-        if run.row and run.point is not None and run.row["options"] != shlex.join(run.given):
+        there = run.row["options"] if run.row else shlex.join(run.record().get("arguments", run.arguments))
+        if run.point is not None and there != shlex.join(run.given if run.row else run.arguments):
             raise ValueError(
-                f"The row of {run.folder.name} must be of a run with the options of {file}, but it has others. Name "
-                "another table in `results.file`, or remove the row."
-            )
-        if run.point is not None and run.record().get("arguments", run.arguments) != run.arguments:
-            raise ValueError(
-                f"{run.folder} must hold a run with the options of {file}, but there is one with others. Give the "
-                "sweep another folder (`--output`), or remove that run."
+                f"{run.folder} must hold a run with the options of {file}, but there is one with others, or a row of "
+                "one in `results.file`. Give the sweep another folder (`--output`) or table, or remove that run or row."
             )
         known = replace(run, point=first[run.group]) if run.point is None else run
-        if (key := (run.group, described(known.point or {}))) not in seen:
+        if (key := (run.group, _described(known.point or {}))) not in seen:
             seen.add(key)
             try:
                 wanted = parser.parse(known.arguments).trainer.devices
@@ -65,28 +232,6 @@ def _check(runs: Sequence[Run], every: Sequence[Run], file: Path) -> int:
                 raise ValueError(f"The options of {run.method!r} on {run.task!r} in {file}: {error}") from error
             devices = max(devices, int(wanted) if str(wanted).isdigit() else 1)
     return devices
-
-
-def _best(choosing: Sequence[Run], choose: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The point with the largest mean figure over the choosing seeds, written to a file beside those runs."""
-    figures, points = dict[str, list[float]](), {}
-    for run in choosing:
-        if run.record()["state"] != "finished":
-            raise ValueError(f"The point of {run.method} on {run.task} waits for {run.folder}, which is not finished.")
-        values = list(run.curve(choose.get("by", CURVE)).values())
-        if not values:
-            raise ValueError(f"`choose.by` must be the tag of a curve of each run, but {run.folder} has none.")
-        name, last = described(run.point or {}), choose.get("statistic", "last") == "last"
-        points[name] = run.point or {}
-        figures.setdefault(name, []).append(values[-1] if last else sum(values) / len(values))
-    chosen = max(figures, key=lambda name: sum(figures[name]) / len(figures[name]))
-    one = choosing[0]
-    entry = {"method": one.method, "task": one.task, "chosen": chosen, "figures": figures}
-    write_whole(one.folder.parent / f"{CHOICE}{safe(*one.group)}.json", json.dumps(entry, indent=1) + "\n")
-    return points[chosen]
-
-
-# --- running ----------------------------------------------------------------------------------------------------------
 
 
 class _Runner:
@@ -117,21 +262,22 @@ class _Runner:
             return True
         if self._stopped.is_set():
             return False
-        if (run.folder / "sweep.json").exists():
+        began = (run.folder / "sweep.json").exists()
+        if began:
             try:
                 with held(run.folder):
                     pass
             except ValueError:  # Another sweep runs it: its folder must not be removed, nor its state written.
                 print(f"left alone: {run.folder.name}: in use by {(run.folder / LOCK).read_text()}", flush=True)
                 return False
-        resumed = ["--ckpt_path=last"] if (run.folder / "checkpoints" / "last.ckpt").exists() else []
-        if not resumed and (run.folder / "sweep.json").exists():
+        resumed = (run.folder / "checkpoints" / "last.ckpt").exists()
+        if began and not resumed:
             shutil.rmtree(run.folder)  # Curves of an attempt that left no checkpoint would mix with those of the next.
         run.folder.mkdir(parents=True, exist_ok=True)
         mark_if_new(run.folder)
         before = run.last_line()
         run.write(state="started")
-        code = self._fit([*run.arguments, *resumed], run.folder / "fit.log")
+        code = self._fit([*run.arguments, *(["--ckpt_path=last"] if resumed else [])], run.folder / "fit.log")
         outcome = run.last_line()
         if code and resumed and _NO_STEP in outcome:  # A sweep was killed between a run's end and its record.
             code, outcome = 0, before
@@ -177,31 +323,47 @@ def _environments(jobs: int | None, devices: int) -> list[dict[str, str]]:
     return [threads] * number
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
-def _selected(runs: Sequence[Run], asked: argparse.Namespace) -> list[Run]:
-    """The runs of a call: all, the one of an index, or those that match, with the ones that choose for them."""
-    selected = list(runs if asked.index is None else runs[asked.index : asked.index + 1])
-    if asked.only:
-        match = re.compile("|".join(map(fnmatch.translate, asked.only))).match
-        selected = [run for run in selected if match(run.folder.name) or match(run.method)]
-        groups = {run.group for run in selected if run.point is None}
-        selected = [run for run in runs if run in selected or (run.choosing and run.group in groups)]
-    if not selected:
-        raise ValueError(f"There is no such run in {asked.file}. --list shows all of them.")
-    return selected
-
-
 def _run(runs: Sequence[Run], every: Sequence[Run], choose: Mapping[str, Any], runner: _Runner) -> bool:
     """Run those that choose, choose, and run the others at the chosen points. True if all are finished then."""
     if not runner.run([run for run in runs if run.choosing]):
         return False
     for group in {run.group: None for run in runs if run.point is None}:
         point = _best([run for run in every if run.choosing and run.group == group], choose)
-        print(f"{', '.join(group)}: {described(point)} is best on the choosing seeds", flush=True)
+        print(f"{', '.join(group)}: {_described(point)} is best on the choosing seeds", flush=True)
         runs = [replace(run, point=point) if run.group == group and run.point is None else run for run in runs]
     return runner.run([run for run in runs if not run.choosing])
+
+
+def _best(choosing: Sequence[Run], choose: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The point with the largest mean figure over the choosing seeds, written to a file beside those runs."""
+    figures, points = dict[str, list[float]](), {}
+    for run in choosing:
+        if run.record()["state"] != "finished":
+            raise ValueError(f"The point of {run.method} on {run.task} waits for {run.folder}, which is not finished.")
+        values = [*run.curve(choose.get("by", CURVE)).values()]
+        if not values:
+            raise ValueError(f"`choose.by` must be the tag of a curve of each run, but {run.folder} has none.")
+        name, last = _described(run.point or {}), choose.get("statistic", "last") == "last"
+        points[name] = run.point or {}
+        figures.setdefault(name, []).append(values[-1] if last else sum(values) / len(values))
+    chosen = max(figures, key=lambda name: sum(figures[name]) / len(figures[name]))
+    one = choosing[0]
+    entry = {"method": one.method, "task": one.task, "chosen": chosen, "figures": figures}
+    write_whole(one.folder.parent / f"{CHOICE}{_file_name(*one.group)}.json", json.dumps(entry, indent=1) + "\n")
+    return points[chosen]
+
+
+def _selected(runs: Sequence[Run], options: argparse.Namespace) -> list[Run]:
+    """The runs of a call: all, the one of an index, or those that match, with the ones that choose for them."""
+    selected = list(runs if options.index is None else runs[options.index : options.index + 1])
+    if options.only:
+        match = re.compile("|".join(map(fnmatch.translate, options.only))).match
+        selected = [run for run in selected if match(run.folder.name) or match(run.method)]
+        groups = {run.group for run in selected if run.point is None}
+        selected = [run for run in runs if run in selected or (run.choosing and run.group in groups)]
+    if not selected:
+        raise ValueError(f"There is no such run in {options.file}. --list shows all of them.")
+    return selected
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -214,17 +376,17 @@ def main(arguments: list[str] | None = None) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="print the commands of the runs, and how far each is")
     what.add_argument("--index", type=int, help="run the run with this number in --list alone, as in a job array")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with mistakes_in_one_line():
-        every, choose = read_sweep(asked.file, asked.output)
-        runs = _selected(every, asked)
-        devices = _check(runs, every, asked.file)
-        if asked.list:
+        every, choose = read_sweep(options.file, options.output)
+        runs = _selected(every, options)
+        devices = _check(runs, every, options.file)
+        if options.list:
             for run in runs:
                 chosen = "" if run.point is not None else ", at the point that will be chosen"
                 print(f"grail-lightning fit {shlex.join(run.arguments)}  # {run.record()['state']}{chosen}")
             return
-        runner = _Runner(_environments(asked.jobs, devices))
+        runner = _Runner(_environments(options.jobs, devices))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, runner.stop)
         done = _run(runs, every, choose, runner)

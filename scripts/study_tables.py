@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from grail_lightning.evaluate.compare import CURVE, read_scalars
+from grail_lightning.evaluate.compare import CURVE, curve, read_results, read_scalars
 from grail_lightning.evaluate.statistics import holm
-from grail_lightning.sweep_file import curve, read_results
 
 BASELINE = "GRPO"
 

@@ -108,5 +108,5 @@ def test_kept_files_of_an_earlier_version_are_named(tmp_path):
         ValueError, match=r"step_00000001_rank_00000.parquet must be a whole Parquet file with the columns .*dataset"
     ):
         kept_rollouts(Kept(folder=str(tmp_path)), ArithmeticTask(), None)
-    with pytest.raises(ValueError, match=r"`data\.kept\.newest` must be at least 1 rollout, but got 0"):
+    with pytest.raises(ValueError, match=r"`data\.kept\.newest` must lie in \[1, inf\), but got 0"):
         Kept(newest=0)

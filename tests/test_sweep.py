@@ -10,10 +10,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from grail_lightning.evaluate.compare import read_scalars
+from grail_lightning.evaluate.compare import curve, read_results, read_scalars
 from grail_lightning.runtime.files import held
-from grail_lightning.sweep import main
-from grail_lightning.sweep_file import curve, read_results, read_sweep
+from grail_lightning.sweep import main, read_sweep
 from tests.processes import Forked
 from tests.shell import refusal
 
@@ -102,8 +101,7 @@ def test_a_choice_runs_each_point_on_seeds_of_its_own_first(tmp_path):
         ({"grid": {"model.credit": ["GRAIL", "LESS"]}}, "must be set once"),
         ({"grid": {"model.optimizer.lr": [1, 2]}, "choose": {"seeds": [0]}}, "other seeds"),
         ({"methods": {"a b": {}, "a/b": {}}}, "folders of their own"),
-        ({"results": "table.csv"}, "must be `file`"),
-        ({"results": {"file": "t.csv", "curves": ["b"]}, "choose": {"seeds": [100], "by": "a"}}, "must hold a"),
+        ({"results": "table.csv"}, "must hold `file`"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line(tmp_path, capsys, changes, said):
@@ -204,7 +202,7 @@ def test_the_point_that_is_best_on_other_seeds_is_reported(tmp_path, capsys):
     assert table.read_text() == kept
     assert "GRPO, sums: lr=0.0001 is best" in capsys.readouterr().out
     changed = write(tmp_path, methods={"GRPO": {"model.credit": "GRAIL"}}, grid=grid, choose=choose, results=results)
-    assert "remove the row" in refusal(capsys, main, str(changed))
+    assert "a row of one" in refusal(capsys, main, str(changed))
     other = results | {"curves": ["val/accuracy"]}
     renamed = write(tmp_path, methods={"GRPO": {}}, grid=grid, choose=choose, results=other)
     assert "Name another file" in refusal(capsys, main, str(renamed))

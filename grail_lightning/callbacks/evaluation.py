@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -19,7 +18,7 @@ from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, tell_policy
 from grail_lightning.callbacks.samples import KeptSamples, samples_of, tested_batches
 from grail_lightning.data.sources import metric_name, metric_names
-from grail_lightning.evaluate.records import Problem, problems_of
+from grail_lightning.evaluate.records import sample_frame, with_votes
 from grail_lightning.evaluate.table import TableOptions, by_column, evaluation_table
 from grail_lightning.metrics import AnswerAccuracy, MajAtK, PassAtK
 from grail_lightning.runtime.checks import check_option
@@ -185,8 +184,8 @@ class Evaluation(Callback):
         if self._running is None:
             return
         self._running.log(pl_module, "test")
-        if trainer.is_global_zero and self._running.problems:
-            print(evaluation_table(self._running.problems, self._running.shown))
+        if trainer.is_global_zero and len(self._running.samples):
+            print(evaluation_table(self._running.samples, self._running.shown))
         self._running.finish()  # Until its table stands there, a test is not over: the same command goes on with it.
         self._running = None
 
@@ -210,7 +209,8 @@ class _Running:
     def __init__(self, trainer: Trainer, module: GrailModule, shown: TableOptions, step: int) -> None:
         self._trainer, self._plan, self._step = trainer, module.evaluation, step
         self.shown = shown
-        self.problems: list[Problem] = []  # Those of this rank, and in the end those of all ranks.
+        self._batches: list[pd.DataFrame] = []  # The samples of this rank.
+        self.samples = sample_frame([], self._plan.num_samples)  # In the end those of all ranks.
         self.kept: KeptSamples | None = None
         self._digest = self._counted = 0
         tests = trainer.state.fn == "test" and not fast_dev_run(trainer)
@@ -234,8 +234,7 @@ class _Running:
             if self.kept is not None:
                 self.kept.write(samples)
         compare = {prompt.dataset: prompt.task.compare for prompt in prompts}
-        for name, rows in groupby(samples, key=lambda sample: sample.dataset):
-            self.problems += problems_of(rows, compare[name])
+        self._batches.append(with_votes(sample_frame(samples, self._plan.num_samples), compare))
         self._digest += sum(int(sample.problem, 16) for sample in samples if sample.sample == 0)
 
     def _indices(self, number: tuple[int, int], num_prompts: int) -> list[int]:
@@ -248,10 +247,11 @@ class _Running:
 
     def log(self, pl_module: LightningModule, stage: str) -> dict[str, float]:
         """Log all figures and return them. A collective: every rank computes the same ones of all problems."""
-        ranks = all_gather_objects((self.problems, self._digest))
-        self.problems = sorted((p for problems, _ in ranks for p in problems), key=lambda p: (p.dataset, p.index))
+        ranks = all_gather_objects((self._batches, self._digest))
+        batches = [with_votes(self.samples, {}), *(batch for of_rank, _ in ranks for batch in of_rank)]
+        self.samples = pd.concat(batches).sort_values(["dataset", "index", "sample"], ignore_index=True)
         self._digest = sum(digest for _, digest in ranks) % 2**64  # In any order, and over any number of ranks.
-        figures = _all_figures(self.problems, self.shown)
+        figures = _all_figures(self.samples, self.shown)
         known = {f"{stage}/{name}": value for name, value in figures.items() if value == value}
         # Without a step Lightning would log at the number of batches, which is 0 outside of a fit.
         pl_module.log_dict(known | {"step": float(self._step)}, batch_size=1, sync_dist=world_size() > 1)
@@ -267,35 +267,30 @@ class _Running:
         temperature, number = self._plan.sampling.temperature, self._plan.num_samples
         drawn = f"temperature {temperature}" if temperature else "greedy"
         samples = f" x {number} samples" if number > 1 else ""
-        conditions = f"{len(self.problems)} problems{samples}, {drawn}"
+        conditions = f"{len(self.samples) // number} problems{samples}, {drawn}"
         return {"conditions": conditions, "digest": self._digest, "sampling": repr(self._plan)}
 
 
-def _all_figures(problems: Sequence[Problem], options: TableOptions) -> dict[str, float]:
+def _all_figures(samples: pd.DataFrame, options: TableOptions) -> dict[str, float]:
     """The figures of an evaluation by name: of all problems, of each dataset, and of the parts of `options.by`."""
-    figures = _figures(problems, options)
+    figures = _figures(samples, options)
     averaged = [name for name in figures if name.startswith(("accuracy", "pass_at", "maj_at"))]
-    datasets: dict[str, list[Problem]] = defaultdict(list)
-    for problem in problems:
-        datasets[problem.dataset].append(problem)
-    parts = metric_names(sorted(name for name in datasets if name))
-    of_each = [_figures(datasets[name], options) for name in parts]
+    parts = metric_names(name for name in samples["dataset"].unique() if name)
+    of_each = [_figures(samples[samples["dataset"] == name], options) for name in parts]
     for part, values in zip(parts.values(), of_each, strict=True):
         figures |= {f"{part}/{name}": value for name, value in values.items() if name.startswith(_OF_EACH_DATASET)}
     if len(parts) > 1:
         figures |= {f"{name}_simple_average": sum(of[name] for of in of_each) / len(parts) for name in averaged}
     for column in options.by:
-        for dataset, value, some in by_column(problems, column):
-            part, values = f"{metric_name(dataset)}/{metric_name(f'{column}_{value}')}", _figures(some, options)
+        for dataset, value, rows in by_column(samples, column):
+            part, values = f"{metric_name(dataset)}/{metric_name(f'{column}_{value}')}", _figures(rows, options)
             figures |= {f"{part}/{name}": values[name] for name in averaged}
     return figures
 
 
-def _figures(problems: Sequence[Problem], options: TableOptions) -> dict[str, float]:
+def _figures(samples: pd.DataFrame, options: TableOptions) -> dict[str, float]:
     """The figures of a set of problems: means over problems, or over all responses. Every rank has all problems."""
-    correct = [right for problem in problems for right in problem.correct]
-    rows = [(number, vote) for number, problem in enumerate(problems) for vote in problem.votes]
-    group, votes = torch.tensor(rows, dtype=torch.long).reshape(-1, 2).unbind(1)
+    correct, lengths = samples["correct"], samples["num_tokens"]
     metrics = MetricCollection(
         {
             "accuracy": AnswerAccuracy(sync_on_compute=False),
@@ -304,25 +299,24 @@ def _figures(problems: Sequence[Problem], options: TableOptions) -> dict[str, fl
         },
         compute_groups=False,
     )
-    metrics.update(correct=torch.tensor(correct, dtype=torch.bool), group=group, votes=votes)
-    finished = [ended for problem in problems for ended in problem.finished]
-    lengths = [length for problem in problems for length in problem.lengths]
-    statuses = Counter(status for problem in problems for status in problem.statuses)
+    group = samples.groupby(["dataset", "index"], sort=False).ngroup()
+    columns = {"correct": correct, "group": group, "votes": samples["vote"]}
+    metrics.update(**{name: torch.tensor(column.to_numpy()) for name, column in columns.items()})
     return {
         **{name: float(value) for name, value in metrics.compute().items()},
         "completions/mean_length": _mean(lengths),
-        "completions/min_length": float(min(lengths, default=math.nan)),
-        "completions/max_length": float(max(lengths, default=math.nan)),
-        "completions/clipped_ratio": _mean([not ended for ended in finished]),
-        "completions/mean_length_right": _mean([n for n, right in zip(lengths, correct, strict=True) if right]),
-        "completions/mean_length_wrong": _mean([n for n, right in zip(lengths, correct, strict=True) if not right]),
-        **{f"verdict/{status}": statuses[status] / max(1, len(correct)) for status in STATUSES},
+        "completions/min_length": float(lengths.min()),
+        "completions/max_length": float(lengths.max()),
+        "completions/clipped_ratio": _mean(~samples["finished"]),
+        "completions/mean_length_right": _mean(lengths[correct]),
+        "completions/mean_length_wrong": _mean(lengths[~correct]),
+        **{f"verdict/{status}": (samples["status"] == status).sum() / max(1, len(samples)) for status in STATUSES},
     }
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean(values: pd.Series) -> float:
     """The mean, which does not depend on the order of the values; NaN without any."""
-    return math.fsum(values) / len(values) if values else math.nan
+    return math.fsum(values) / len(values) if len(values) else math.nan
 
 
 def _validate(trainer: Trainer) -> None:

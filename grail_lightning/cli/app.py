@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -42,7 +44,6 @@ from grail_lightning.cli.trainer_options import (
 from grail_lightning.distributed.checkpoint_io import read_state
 from grail_lightning.module import GrailModule
 from grail_lightning.policy.options import check_dtype, check_precision
-from grail_lightning.runtime.console import leave_out_messages
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.answered import AnswerTask
 
@@ -166,7 +167,7 @@ def run(cli: type[CLI], args: Sequence[str] | None = None) -> CLI:
     """Parse the arguments, those of the process by default, build what they describe, and run the subcommand."""
     # Lightning 2.6 calls `add_instantiator`, which jsonargparse 4.53 deprecates. A user cannot change that.
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-    leave_out_messages()
+    _leave_out_messages()
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # Modules of the working folder can be imported, as with `python -m`.
     arguments = [*(sys.argv[1:] if args is None else args)]
@@ -184,6 +185,18 @@ def run(cli: type[CLI], args: Sequence[str] | None = None) -> CLI:
         save_config_kwargs={"save_to_log_dir": False},
         parser_kwargs={**quiet, **{name: {"usage": usage.format(name), **quiet} for name in SUBCOMMANDS}},
     )
+
+
+def _leave_out_messages() -> None:
+    """Suppress messages of Lightning 2.6 on which users cannot act, and that it has no option to disable."""
+    said = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    said.addFilter(lambda record: not record.getMessage().startswith(("💡 Tip: ", "TPU available: False")))
+    for message in (
+        "Experiment logs directory .* exists and is not empty",  # `keep_tables` has moved the files.
+        "You defined a `validation_step` but have no `val_dataloader`",  # `Preflight` says what is lacking.
+        r"`ModelCheckpoint\(monitor='val/.*could not find the monitored key",  # The same; other names are an error.
+    ):
+        warnings.filterwarnings("ignore", message=message)
 
 
 class _ParsedOnly(GrailCLI):

@@ -59,5 +59,5 @@ def answer(arguments: Sequence[str]) -> None:
 
 def refuse(message: str) -> NoReturn:
     """Print a user's mistake in one line, and end with exit code 2."""
-    print(f"grail-lightning: error: {message}", file=sys.stderr)
+    print(f"grail-lightning: error: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(2) from None

@@ -88,7 +88,7 @@ def mistakes_in_one_line() -> Iterator[None]:
             raise
         if os.environ.get("GRAIL_DEBUG"):
             traceback.print_exc()
-        refuse(f"{' '.join(_message(error).split())} (GRAIL_DEBUG=1 shows the traceback)")
+        refuse(f"{_message(error)} (GRAIL_DEBUG=1 shows the traceback)")
     except SystemExit as end:
         if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's code after Ctrl-C is 1.
             raise SystemExit(_INTERRUPTED) from None

@@ -11,8 +11,9 @@ from typing import Literal
 from grail_lightning.answers import Conventions, Verdict
 from grail_lightning.answers.judge import judge
 from grail_lightning.data.rows import RowPrompts
-from grail_lightning.data.sources import DatasetSpec, Table, check_counts, check_path
+from grail_lightning.data.sources import DatasetSpec, Table, check_path
 from grail_lightning.picture import has_pictures
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.problem import Messages, Prompt
 
@@ -40,11 +41,10 @@ class FewShot:
     template: str = "{problem}\n{solution}"
 
     def __post_init__(self) -> None:
-        check_counts(**{"few_shot.number": self.number})
+        check_option("few_shot.number", self.number, "[1, inf)")
+        check_option("few_shot.style", self.style, Literal["turns", "text"])  # Another one would be read as turns.
         if self.dataset is not None:
             check_path(self.dataset if isinstance(self.dataset, DatasetSpec) else DatasetSpec(self.dataset))
-        if self.style not in ("turns", "text"):  # From Python; another one would be read as turns.
-            raise ValueError(f"`few_shot.style` must be turns or text, but got {self.style!r}.")
         if re.findall(r"\{(?:problem|solution)\}", self.template) != ["{problem}", "{solution}"]:
             raise ValueError(
                 "`few_shot.template` must contain {problem} and after it {solution}, once each, but got "

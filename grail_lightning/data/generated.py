@@ -11,10 +11,11 @@ from grail_lightning.data.few_shot import FewShot
 from grail_lightning.data.kept import Kept
 from grail_lightning.data.loaders import Curriculum
 from grail_lightning.data.modules import Split
-from grail_lightning.data.sources import DatasetSpec, Table, check_counts
+from grail_lightning.data.sources import DatasetSpec, Table
 from grail_lightning.data.tables import TableData
 from grail_lightning.environments.charts import Charts
 from grail_lightning.environments.search import Search
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.arithmetic import ArithmeticTask, ProblemSpace
 from grail_lightning.tasks.arithmetic import Split as ProblemSplit
@@ -75,9 +76,10 @@ class GeneratedData(TableData):
     ) -> None:
         sizes = prompts_per_batch, eval_prompts_per_batch
         super().__init__(task, *sizes, few_shot=few_shot, curriculum=curriculum, kept=kept)
-        check_counts(num_train=num_train, num_val=num_val, num_test=num_test)
         self.dataset, self.problems, self.seed = dataset, problems, seed
         self.sizes: dict[Split, int] = {"train": num_train, "val": num_val, "test": num_test, "predict": num_test}
+        for split in ("train", "val", "test"):
+            check_option(f"num_{split}", self.sizes[split], "[1, inf)")
 
     def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
         """The generated problems of a split, as one table."""

@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer
 
 from grail_lightning.data.loaders import PromptSet
 from grail_lightning.picture import FIRST_PICTURE_ID, has_pictures
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.problem import Prompt
@@ -32,8 +33,7 @@ class Kept:
     folder: str | None = None
 
     def __post_init__(self) -> None:
-        if self.newest < 1:
-            raise ValueError(f"`data.kept.newest` must be at least 1 rollout, but got {self.newest}.")
+        check_option("data.kept.newest", self.newest, "[1, inf)")
 
 
 def kept_rollouts(kept: Kept, task: Task, trainer: Trainer | None) -> list[PromptSet]:

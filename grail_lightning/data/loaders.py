@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
-from grail_lightning.data.sources import check_weight
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.problem import Prompt
 
@@ -40,8 +40,8 @@ class Curriculum:
     start: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.batches < 1 or not 0 < self.start <= 1:
-            raise ValueError(f"`curriculum` must have batches >= 1 and a start above 0 and at most 1, but got {self}.")
+        check_option("curriculum.batches", self.batches, "[1, inf)")
+        check_option("curriculum.start", self.start, "(0, 1]")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class PromptSet:
     difficulty: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        check_weight(self.weight, self.name)
+        check_option(f"weight of {self.name}", self.weight, "(0, inf)")
 
     def first(self, number: int) -> PromptSet:
         """The first prompts of the set."""

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from grail_lightning.data.lengths import Encode, PromptLimit, leave_out_long
 from grail_lightning.data.loaders import Curriculum, EvaluationLoader, PromptSet, TrainingLoader
 from grail_lightning.data.rows import check_pictures
-from grail_lightning.data.sources import check_counts
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import rank, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed
 from grail_lightning.tasks.answered import AnswerTask
@@ -34,8 +34,7 @@ class PromptData(pl.LightningDataModule, ABC):
     (`seed_everything`) and on nothing else. Training prompts that are too long for the model are left out, with a
     warning that names them; those of an evaluation are an error.
 
-    Set the attribute `encode` (messages -> token ids) to measure lengths without a trainer. The attribute
-    `num_overlong` holds the number of prompts that were left out, by split and name.
+    Set the attribute `encode` (messages -> token ids) to measure lengths without a trainer.
 
     Args:
         prompts_per_batch: The number of prompts in a training batch, over all ranks.
@@ -44,13 +43,12 @@ class PromptData(pl.LightningDataModule, ABC):
 
     def __init__(self, prompts_per_batch: int, eval_prompts_per_batch: int) -> None:
         super().__init__()
-        check_counts(prompts_per_batch=prompts_per_batch, eval_prompts_per_batch=eval_prompts_per_batch)
         self.prompts_per_batch, self.eval_prompts_per_batch = prompts_per_batch, eval_prompts_per_batch
+        check_options(self, prompts_per_batch="[1, inf)", eval_prompts_per_batch="[1, inf)")
         self.curriculum: Curriculum | None = None
         self.max_prompt_length: int | None = None
         self.overlong: Literal["drop", "error"] = "drop"
         self.encode: Encode | None = None
-        self.num_overlong: dict[str, int] = {}
         self._training: TrainingLoader | None = None
         self._evaluation: dict[Split, list[EvaluationLoader]] = {}
 
@@ -91,9 +89,7 @@ class PromptData(pl.LightningDataModule, ABC):
                     "to measure with. Set the attribute `encode` of the data module."
                 )
             return prompts
-        short = leave_out_long(prompts, encode, limit, self.overlong)
-        self.num_overlong[f"train/{prompts.name}"] = len(prompts.prompts) - len(short.prompts)
-        return short
+        return leave_out_long(prompts, encode, limit, self.overlong)
 
     def train_dataloader(self) -> TrainingLoader:
         """The training loader, the same for the whole fit, so that each epoch continues at its position."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.tasks.import_path import GIVEN, refuse_given
 
 if TYPE_CHECKING:
@@ -22,19 +23,6 @@ else:
     PathOrRows = str  # What YAML can say.
 
 FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
-
-
-def check_counts(**counts: int) -> None:
-    """Check options that count something, of which there must be at least one."""
-    for name, number in counts.items():
-        if number < 1:
-            raise ValueError(f"`{name}` must be at least 1, but got {number}.")
-
-
-def check_weight(weight: float, of: str) -> None:
-    """Check the weight of a dataset."""
-    if not 0 < weight < math.inf:
-        raise ValueError(f"`weight` of {of} must be above 0 and finite, but got {weight}. Leave out what is not drawn.")
 
 
 @dataclass(frozen=True)
@@ -81,8 +69,8 @@ class DatasetSpec:
             object.__setattr__(self, "rows", self.path)
             object.__setattr__(self, "path", f"{len(self.path)} rows {GIVEN}")
         object.__setattr__(self, "path", str(self.path))
-        check_counts(limit=1 if self.limit is None else self.limit)
-        check_weight(self.weight, self.path)
+        check_option("limit", 1 if self.limit is None else self.limit, "[1, inf)")
+        check_option(f"weight of {self.path}", self.weight, "(0, inf)")
         for column, wanted in (self.where or {}).items():
             if isinstance(wanted, Mapping) and not ({"min", "max"} >= set(wanted) != set()):
                 raise ValueError(
@@ -113,14 +101,11 @@ class Table:
 
     source: str  # The path, or the name on the hub.
     rows: Sequence[Mapping[str, Any]]  # Mappings from column to value.
-    lines: Sequence[int] | None = None  # The line number of each row, if the source has lines.
-    places: Sequence[str] | None = None  # File and number of each row, if the source has several files.
+    places: Sequence[str] | None = None  # File and line of each row, if they are not just its number.
 
     def place(self, index: int) -> str:
         """The source and the line or number of a row, for error messages."""
-        if self.places is not None:
-            return self.places[index]
-        return f"{self.source}, " + (f"row {index + 1}" if self.lines is None else f"line {self.lines[index]}")
+        return f"{self.source}, row {index + 1}" if self.places is None else self.places[index]
 
     @property
     def folder(self) -> Path | None:
@@ -209,7 +194,7 @@ def _read_charts(folder: Path) -> Table:
         part = _checked(_read_json(str(file), file))
         rows += [dict(row, imgname=str(folder / "png" / str(row.get("imgname", "")))) for row in part.rows]
         places += [part.place(index) for index in range(len(part.rows))]
-    return Table(str(folder), rows, places=places)
+    return Table(str(folder), rows, places)
 
 
 def metric_name(text: str) -> str:
@@ -276,7 +261,8 @@ def _read_json(source: str, path: Path) -> Table:
     if data.lstrip().startswith(b"["):
         return Table(source, _parse(data, source, 1))
     numbered = [(n, line) for n, line in enumerate(data.split(b"\n"), start=1) if line.strip()]
-    return Table(source, [_parse(line, source, n) for n, line in numbered], [n for n, _ in numbered])
+    rows = [_parse(line, source, n) for n, line in numbered]
+    return Table(source, rows, [f"{source}, line {n}" for n, _ in numbered])
 
 
 def _parse(text: bytes, source: str, line: int) -> Any:
@@ -308,8 +294,7 @@ def _checked(table: Table) -> Table:
 def _load(builder: str, source: str, /, **options: object) -> Any:
     import datasets
 
-    local = is_local(DatasetSpec(source))
-    if local:
+    if Path(source).expanduser().exists():
         datasets.disable_progress_bars()  # They would stand above the message about a file that is wrong.
     try:
         return datasets.load_dataset(builder, **options)

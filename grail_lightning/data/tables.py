@@ -19,7 +19,6 @@ from grail_lightning.data.rows import RowPrompts
 from grail_lightning.data.sources import (
     DatasetSpec,
     Table,
-    check_counts,
     check_path,
     in_folder,
     is_local,
@@ -29,6 +28,7 @@ from grail_lightning.data.sources import (
     with_chart_columns,
     with_columns_of,
 )
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import Task
 
@@ -60,9 +60,8 @@ class TableData(PromptData):
         kept: Kept | None = None,
     ) -> None:
         super().__init__(prompts_per_batch, eval_prompts_per_batch)
-        check_counts(max_prompt_length=1 if max_prompt_length is None else max_prompt_length)
-        if overlong not in ("drop", "error"):
-            raise ValueError(f"`overlong` must be drop or error, but got {overlong!r}.")
+        check_option("max_prompt_length", 1 if max_prompt_length is None else max_prompt_length, "[1, inf)")
+        check_option("overlong", overlong, Literal["drop", "error"])
         self.task, self.few_shot, self.curriculum, self.kept = task, few_shot, curriculum, kept
         self.max_prompt_length, self.overlong = max_prompt_length, overlong
 

@@ -5,6 +5,8 @@ Shapes: ``N`` problems, ``S`` seeds.
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 import re
 from collections import Counter
@@ -12,13 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from grail_lightning.evaluate.records import Problem, flat, read_samples, unequal, whole_problems
+from grail_lightning.evaluate.records import flat, read_samples, sample_frame, unequal
 from grail_lightning.evaluate.runs import Run, paired_seeds
 from grail_lightning.evaluate.statistics import difference, estimate, holm, seeds_difference, seeds_estimate
-from grail_lightning.evaluate.table import Share, accuracies, failures, parts_of
+from grail_lightning.evaluate.table import Share, accuracies, by_problem, failures, parts_of
 
 CURVE = "val/accuracy"
 # Options of the data that change training but not the problems of its validations.
@@ -26,7 +27,7 @@ _TRAINING = re.compile(
     r"(train|num_train|test|num_test|prompts_per_batch|eval_prompts_per_batch|curriculum|kept|task\.init_args\.rewards)"
     r"(\..*)?"
 )
-_KEY = ["dataset", "identity", "number"]  # Of a problem; the number tells equal ones apart.
+_KEY = ["dataset", "problem", "number"]  # Of a problem; the number tells equal ones apart.
 
 
 def compare(runs: Sequence[Run], baseline: str, pass_at: Sequence[int]) -> pd.DataFrame:
@@ -37,13 +38,15 @@ def compare(runs: Sequence[Run], baseline: str, pass_at: Sequence[int]) -> pd.Da
     A ValueError if the runs were evaluated on other problems or with other settings. All must have samples.
     """
     _check_comparable(runs)
-    frame = _read_problems(runs)
-    sizes = {name: len(rows) // len(runs) for name, rows in frame.groupby("dataset", sort=False)}
+    samples = _read(runs)
+    problems = samples[samples["sample"] == 0].reset_index(drop=True)
+    problems["number"] = problems.groupby(["method", "seed", *_KEY[:2]]).cumcount()
+    sizes = {name: len(rows) // len(runs) for name, rows in problems.groupby("dataset", sort=False)}
     limit = float((runs[0].facts.get("sampling") or {}).get("max_response_length") or 1 << 20)
     rows: list[dict[str, Any]] = []
-    for figure, (values, noise) in _figures(list(frame["problem"]), pass_at, limit).items():
+    for figure, (values, noise) in _figures(samples, pass_at, limit).items():
         columns = {"index": _KEY, "columns": ["method", "seed"], "values": ["values", "noise"]}
-        tables = frame.assign(values=values, noise=noise).pivot(**columns)
+        tables = problems.assign(values=values, noise=noise).pivot(**columns)
         for part, weights in parts_of(sizes).items():
             known = {
                 "part": "dataset" if part in weights else "average",
@@ -76,25 +79,23 @@ def _settings(facts: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _read_problems(runs: Sequence[Run]) -> pd.DataFrame:
-    """A row for each run and problem: ``method``, ``seed`` (the run's number in its method), `_KEY`, ``problem``."""
-    rows, of_method = [], Counter[str]()
+def _read(runs: Sequence[Run]) -> pd.DataFrame:
+    """The samples of all runs, with ``method`` and ``seed`` (the run's number in its method)."""
+    frames, of_method = [], Counter[str]()
     for run in runs:
         assert run.samples is not None
-        problems = whole_problems(read_samples(run.samples), run.facts, votes=False)
-        rows += [(run.method, of_method[run.method], p.dataset, p.identity, p) for p in problems]
+        samples = sample_frame(read_samples(run.samples), run.facts["num_samples"])
+        frames.append(samples.assign(method=run.method, seed=of_method[run.method]))
         of_method[run.method] += 1
         for dataset, about in run.facts["datasets"].items():
-            number = sum(problem.dataset == dataset for problem in problems)
+            number = int((samples["dataset"] == dataset).sum()) // run.facts["num_samples"]
             if number != about["problems"]:
                 raise ValueError(
                     f"{run.samples} must hold all {about['problems']} problems of {dataset or 'its data'} with "
                     f"{run.facts['num_samples']} samples each, but it holds {number}. Run the same `test` "
                     "again, which continues it."
                 )
-    frame = pd.DataFrame(rows, columns=["method", "seed", "dataset", "identity", "problem"])
-    frame["number"] = frame.groupby(["method", "seed", "dataset", "identity"]).cumcount()
-    return frame
+    return pd.concat(frames, ignore_index=True)
 
 
 def _label(name: str, about: Mapping[str, Any]) -> str:
@@ -102,11 +103,11 @@ def _label(name: str, about: Mapping[str, Any]) -> str:
     return (name or "all") + (f" (first {about['first']})" if about.get("first") is not None else "")
 
 
-def _figures(problems: Sequence[Problem], pass_at: Sequence[int], limit: float) -> dict[str, Share]:
+def _figures(samples: pd.DataFrame, pass_at: Sequence[int], limit: float) -> dict[str, Share]:
     # Lengths are shares of the limit, so that they have the interval of a share.
-    tokens = np.array([problem.lengths for problem in problems]) / limit
-    figures = accuracies(problems, pass_at, ()) | {"tokens": (tokens.mean(1), tokens.var(1) / tokens.shape[1])}
-    return figures | {name: of for name, of in failures(problems).items() if name != "grading errors"}
+    tokens = by_problem(samples, "num_tokens") / limit
+    figures = accuracies(samples, pass_at, ()) | {"tokens": (tokens.mean(1), tokens.var(1) / tokens.shape[1])}
+    return figures | {name: of for name, of in failures(samples).items() if name != "grading errors"}
 
 
 def _methods(
@@ -170,6 +171,17 @@ def read_scalars(folder: Path, tag: str) -> dict[int, float]:
     if tag not in events.Tags()["scalars"]:
         return {}
     return {point.step: float(point.value) for point in events.Scalars(tag)}
+
+
+def read_results(file: Path) -> list[dict[str, str]]:
+    """The rows of a sweep's table of finished runs; everything is text, and `curve` reads a curve from it."""
+    with file.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def curve(row: Mapping[str, str], tag: str) -> dict[int, float]:
+    """A curve of such a row by step; empty if the run had none."""
+    return {int(step): value for step, value in json.loads(row.get(tag) or "{}").items()}
 
 
 def read_curves(runs: Sequence[Run]) -> tuple[pd.DataFrame, list[str]]:

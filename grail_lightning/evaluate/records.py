@@ -13,10 +13,12 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from grail_lightning.answers import answer_classes, text_classes
 from grail_lightning.runtime.files import write_whole
@@ -55,57 +57,36 @@ class Sample:
     transcript: str | None = None  # What the policy wrote and what it was told.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """The verdicts on the ``n`` samples of one problem; every tuple has ``n`` entries, in the order of the samples."""
-
-    dataset: str
-    index: int  # Its place in the dataset.
-    columns: dict[str, Any]
-    correct: tuple[bool, ...]
-    statuses: tuple[str, ...]
-    lengths: tuple[int, ...]  # Generated tokens.
-    finished: tuple[bool, ...]
-    votes: tuple[int, ...]  # Equal numbers for equal answers, -1 without an answer.
-    identity: str = ""  # See `problem_id`.
+_PROBLEM = ["dataset", "index"]
+# The columns of a frame of samples, with their types.
+_FRAME = {"dataset": "object", "index": "int64", "sample": "int64", "problem": "object", "columns": "object"}
+_FRAME |= {"correct": "bool", "status": "object", "num_tokens": "int64", "finished": "bool", "prediction": "object"}
 
 
-def problems_of(samples: Iterable[Sample], compare: Comparison = "math") -> list[Problem]:
-    """The problems of samples; those of one problem are neighbours. Answers vote together if `compare` says so."""
-    groups = (list(group) for _, group in groupby(samples, key=lambda sample: (sample.dataset, sample.index)))
-    return [
-        Problem(
-            dataset=group[0].dataset,
-            index=group[0].index,
-            columns=group[0].columns,
-            correct=tuple(sample.correct for sample in group),
-            statuses=tuple(sample.status for sample in group),
-            lengths=tuple(sample.num_tokens for sample in group),
-            finished=tuple(sample.finished for sample in group),
-            votes=tuple(_votes([sample.prediction for sample in group], compare)),
-            identity=group[0].problem,
-        )
-        for group in groups
-    ]
+def sample_frame(samples: Iterable[Sample], num_samples: int) -> pd.DataFrame:
+    """A row for each sample of the problems that have all of them, in the order of dataset, problem and sample.
 
-
-def whole_problems(samples: Iterable[Sample], facts: Mapping[str, Any], *, votes: bool = True) -> list[Problem]:
-    """The problems that have all their samples, in the order of the data, of samples in any order.
-
-    `facts` are what the samples belong to (`read_evaluation`). Grouping equal answers takes long, and needs `votes`.
+    Of a sample that is there twice the first one counts.
     """
-    places = {(sample.dataset, sample.index, sample.sample): sample for sample in reversed(list(samples))}
-    ordered = (places[place] if votes else replace(places[place], prediction=None) for place in sorted(places))
-    grading, problems = facts.get("grading") or {}, list[Problem]()
-    for name, rows in groupby(ordered, key=lambda sample: sample.dataset):
-        problems += problems_of(rows, grading.get(name, {}).get("compare", "math"))
-    return [problem for problem in problems if len(problem.correct) == facts["num_samples"]]
+    rows = [[getattr(sample, name) for name in _FRAME] for sample in samples]
+    frame = pd.DataFrame(rows, columns=list(_FRAME), dtype=object).astype(_FRAME)
+    frame = frame.drop_duplicates([*_PROBLEM, "sample"]).sort_values([*_PROBLEM, "sample"])
+    whole = frame.groupby(_PROBLEM)["sample"].transform("size") == num_samples
+    return frame[whole].reset_index(drop=True)
 
 
-def _votes(predictions: Sequence[str | None], compare: Comparison) -> list[int]:
-    if compare == "math":
-        return answer_classes(predictions)
-    return text_classes(predictions, ignore_case=compare != "exact")
+def with_votes(frame: pd.DataFrame, compare: Mapping[str, Comparison]) -> pd.DataFrame:
+    """The samples with the column ``vote``: equal numbers for equal answers to a problem, -1 without an answer.
+
+    Answers are equal as the task of a dataset compares them; `compare` says how, by dataset.
+    """
+    votes = list[int]()
+    for (dataset, _), predictions in frame.groupby(_PROBLEM, sort=False)["prediction"]:
+        if (how := compare.get(dataset, "math")) == "math":
+            votes += answer_classes(list(predictions))
+        else:
+            votes += text_classes(list(predictions), ignore_case=how != "exact")
+    return frame.assign(vote=np.array(votes, dtype=int))
 
 
 def set_digest(problems: Sequence[str]) -> str:
@@ -114,11 +95,7 @@ def set_digest(problems: Sequence[str]) -> str:
 
 
 def read_evaluation(folder: Path) -> dict[str, Any]:
-    """What the samples of a folder belong to: the content of its ``evaluation.json``.
-
-    Raises:
-        ValueError: If the folder has no such file, or the file is malformed or of another format.
-    """
+    """What the samples of a folder belong to: the content of its ``evaluation.json``, or a ValueError."""
     file = folder / FACTS
     try:
         facts = json.loads(file.read_text(encoding="utf-8"))
@@ -164,14 +141,11 @@ def flat(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
 def read_samples(folder: Path) -> Iterator[Sample]:
     """The samples of a folder, file by file, in the order in which they were written.
 
-    A torn last line, which a process that was killed may leave, is left out.
-
-    Raises:
-        ValueError: If another line is no sample. The message names file and line.
+    A torn last line, which a process that was killed may leave, is left out; another line that is no sample is a
+    ValueError with file and line.
     """
     for file in _files(folder):
-        for _, sample in _lines(file):
-            yield sample
+        yield from (sample for _, sample in _lines(file))
 
 
 def prune(folder: Path, keep: Callable[[Sample], bool]) -> int:
@@ -182,16 +156,16 @@ def prune(folder: Path, keep: Callable[[Sample], bool]) -> int:
     seen: set[tuple[str, int, int]] = set()
     removed = 0
     for file in _files(folder):
-        kept, number = [], 0
+        lines = list[bytes]()
         for line, sample in _lines(file):
-            number += 1
             place = sample.dataset, sample.index, sample.sample
-            if place not in seen and keep(sample):
-                kept.append(line)
-                seen.add(place)
-        removed += number - len(kept)
-        if sum(map(len, kept)) < file.stat().st_size:
-            write_whole(file, b"".join(kept).decode())
+            if place in seen or not keep(sample):
+                removed += 1
+                continue
+            lines.append(line)
+            seen.add(place)
+        if sum(map(len, lines)) < file.stat().st_size:
+            write_whole(file, b"".join(lines).decode())
     return removed
 
 
@@ -204,10 +178,10 @@ class SampleWriter:
     def write(self, samples: Sequence[Sample]) -> None:
         """Append samples; they are on the disk when this returns."""
         if samples:
-            rows = [dataclasses.asdict(sample).items() for sample in samples]
-            told = [{name: value for name, value in row if value is not None or name == "prediction"} for row in rows]
-            lines = [json.dumps(row, allow_nan=False) + "\n" for row in told]
-            self._file.write("".join(lines).encode())
+            for sample in samples:
+                cells = dataclasses.asdict(sample).items()
+                row = {name: value for name, value in cells if value is not None or name == "prediction"}
+                self._file.write((json.dumps(row, allow_nan=False) + "\n").encode())
             self._file.flush()
             os.fsync(self._file.fileno())
 

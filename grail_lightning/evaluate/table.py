@@ -1,20 +1,21 @@
 """The table of an evaluation, with 95 % intervals: what `test` prints, and what regrading prints anew.
 
-Shapes: ``N`` problems, ``n`` samples of each.
+It is made of a frame of samples (`grail_lightning.evaluate.records.sample_frame`). Shapes: ``N`` problems, ``n``
+samples of each.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 
-from grail_lightning.evaluate.records import Problem
 from grail_lightning.evaluate.statistics import Floats, Interval, average_interval, estimate, ratio_interval
 from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
 
@@ -37,28 +38,35 @@ class TableOptions:
     first: Mapping[str, int] = field(default_factory=dict)
 
 
-def accuracies(problems: Sequence[Problem], pass_at: Sequence[int], maj_at: Sequence[int]) -> dict[str, Share]:
+def by_problem(samples: pd.DataFrame, column: str) -> NDArray[Any]:
+    """A column of a frame of samples as ``[N, n]``: all problems have the same number of samples."""
+    values: NDArray[Any] = samples[column].to_numpy().reshape(-1, samples["sample"].max() + 1)
+    return values
+
+
+def accuracies(samples: pd.DataFrame, pass_at: Sequence[int], maj_at: Sequence[int]) -> dict[str, Share]:
     """acc@n, pass@k and maj@k by name."""
-    correct = torch.tensor([problem.correct for problem in problems])
-    number, right = correct.shape[1], correct.sum(1)
+    correct = by_problem(samples, "correct")
+    number, right = correct.shape[1], torch.tensor(correct).sum(1)
     names = {f"acc@{number}": 1} | {f"pass@{k}": k for k in pass_at}
     shares = {
         name: (pass_at_k(number, right, k).numpy(), pass_at_k_variance(number, right, k).numpy())
         for name, k in names.items()
     }
     for k in maj_at:
-        share = np.array([maj_at_k(problem.votes, problem.correct, k) for problem in problems], dtype=float)
+        votes = zip(by_problem(samples, "vote").tolist(), correct.tolist(), strict=True)
+        share = np.array([maj_at_k(*of_problem, k) for of_problem in votes])
         shares[f"maj@{k}"] = share, share * (1 - share) * (k / number)  # As of n / k binary votes.
     return shares
 
 
-def failures(problems: Sequence[Problem]) -> dict[str, Share]:
+def failures(samples: pd.DataFrame) -> dict[str, Share]:
     """The shares of samples that were cut, have no answer or could not be graded, by name."""
-    statuses = np.array([problem.statuses for problem in problems])
+    statuses = by_problem(samples, "status")
     shares = {
-        "truncated": ~np.array([problem.finished for problem in problems]),
+        "truncated": ~by_problem(samples, "finished"),
         "no answer": statuses == "missing",
-        "grading errors": np.isin(statuses, _ERRORS),
+        "grading errors": np.isin(statuses.astype(str), _ERRORS),
     }
     return {name: (of.mean(1), of.astype(float).var(1) / of.shape[1]) for name, of in shares.items()}
 
@@ -72,32 +80,30 @@ def parts_of(sizes: Mapping[str, int]) -> dict[str, dict[str, float]]:
     return parts
 
 
-def by_column(problems: Sequence[Problem], column: str) -> Iterator[tuple[str, str, list[Problem]]]:
-    """The problems of each dataset and value of a column, with both; those without the column are left out.
+def by_column(samples: pd.DataFrame, column: str) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """The samples of each dataset and value of a column, with both; problems without the column are left out.
 
     Values that are numbers come first, in their order, then texts.
     """
-    parts: dict[str, dict[str, list[Problem]]] = defaultdict(lambda: defaultdict(list))
-    for problem in problems:
-        if (value := problem.columns.get(column)) is not None:
-            parts[problem.dataset][" ".join(str(value).split())].append(problem)
-    for name, of_values in parts.items():
-        first = {text: some[0].columns[column] for text, some in of_values.items()}
+    values = pd.Series([columns.get(column) for columns in samples["columns"]], samples.index, dtype=object)
+    texts = values.map(lambda value: " ".join(str(value).split()))
+    for dataset, rows in samples[values.notna()].groupby("dataset", sort=False):
+        first = dict(zip(texts[rows.index], values[rows.index], strict=True))
         numbers = [text for text, value in first.items() if isinstance(value, int | float)]
         for text in [*sorted(numbers, key=first.__getitem__), *sorted(first.keys() - set(numbers))]:
-            yield name, text, of_values[text]
+            yield str(dataset), text, rows[texts[rows.index] == text]
 
 
-def evaluation_table(problems: Sequence[Problem], options: TableOptions) -> str:
+def evaluation_table(samples: pd.DataFrame, options: TableOptions) -> str:
     """The table: a line for each dataset, then both averages; lengths and failures likewise; and parts by column."""
-    names = dict.fromkeys(problem.dataset for problem in problems)
+    names = samples["dataset"].unique()
     first = {name: f" (first {options.first[name]})" if name in options.first else "" for name in names}
     labels = {name: (name or "all") + part for name, part in first.items()}
-    datasets = {labels[name]: [problem for problem in problems if problem.dataset == name] for name in names}
-    averaged = parts_of({name: len(some) for name, some in datasets.items()})
+    datasets = {labels[name]: samples[samples["dataset"] == name] for name in names}
+    averaged = parts_of({label: len(rows) for label, rows in datasets.items()})
     blocks = [_solved(datasets, averaged, options), _responses(datasets, averaged)]
     for column in options.by:
-        split = {f"{labels[name]}, {column} {text}": some for name, text, some in by_column(problems, column)}
+        split = {f"{labels[name]}, {column} {text}": rows for name, text, rows in by_column(samples, column)}
         alone = {name: {name: 1.0} for name in split}
         blocks.append(_solved(split, alone, options) if split else f"No problem has a column {column!r}.")
     return "\n\n".join([*blocks, "In brackets: 95 % intervals."])
@@ -109,25 +115,26 @@ def as_text(table: pd.DataFrame) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-_Parts = Mapping[str, Sequence[Problem]]
+_Parts = Mapping[str, pd.DataFrame]
 _Weights = Mapping[str, Mapping[str, float]]
 
 
 def _solved(parts: _Parts, rows: _Weights, options: TableOptions) -> str:
     """The share of right samples, each pass@k and each maj@k; a row for each part, then for both averages."""
-    table = _cells({n: accuracies(problems, options.pass_at, options.maj_at) for n, problems in parts.items()}, rows)
+    table = _cells({name: accuracies(of, options.pass_at, options.maj_at) for name, of in parts.items()}, rows)
     # The simple average is that of no set of problems.
-    sets = {row: [p for n in weights for p in parts[n]] for row, weights in rows.items() if row != "simple average"}
-    table.insert(0, "problems", pd.Series({row: str(len(problems)) for row, problems in sets.items()}))
+    sets = {row: pd.concat([parts[n] for n in weights]) for row, weights in rows.items() if row != "simple average"}
+    correct = {row: by_problem(of, "correct") for row, of in sets.items()}
+    table.insert(0, "problems", pd.Series({row: str(len(of)) for row, of in correct.items()}))
     if "acc@1" not in table:
-        runs = {row: np.array([problem.correct for problem in problems]).mean(0) for row, problems in sets.items()}
-        table.insert(2, "spread of runs", pd.Series({row: f"{of.std():.3f}" for row, of in runs.items()}))
+        runs = {row: f"{of.mean(0).std():.3f}" for row, of in correct.items()}
+        table.insert(2, "spread of runs", pd.Series(runs))
     return as_text(table.fillna(""))
 
 
 def _responses(parts: _Parts, rows: _Weights) -> str:
     lengths = pd.DataFrame({name: _lengths(parts, wanted) for name, wanted in _LENGTHS.items()}, index=list(rows))
-    return as_text(lengths.join(_cells({name: failures(problems) for name, problems in parts.items()}, rows)))
+    return as_text(lengths.join(_cells({name: failures(of) for name, of in parts.items()}, rows)))
 
 
 def _cells(shares: Mapping[str, Mapping[str, Share]], rows: _Weights) -> pd.DataFrame:
@@ -145,10 +152,10 @@ def _cells(shares: Mapping[str, Mapping[str, Share]], rows: _Weights) -> pd.Data
 def _lengths(parts: _Parts, wanted: bool | None) -> list[str]:
     """The cells of the mean length of all responses, or of the right or the wrong ones; "-" without any."""
     sums, counts = [], []
-    for problems in parts.values():
-        right = np.array([problem.correct for problem in problems])
+    for samples in parts.values():
+        right = by_problem(samples, "correct")
         chosen = np.full_like(right, True) if wanted is None else right == wanted
-        sums.append((np.array([problem.lengths for problem in problems]) * chosen).sum(1))
+        sums.append((by_problem(samples, "num_tokens") * chosen).sum(1))
         counts.append(chosen.sum(1))
     cells = [_mean_length([y], [x]) for y, x in zip(sums, counts, strict=True)]
     if len(parts) > 1:

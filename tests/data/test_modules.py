@@ -76,7 +76,7 @@ def test_the_seed_of_the_run_moves_the_order_of_training_problems_and_nothing_el
 
 @pytest.mark.parametrize("option", ["num_train", "num_val", "num_test", "prompts_per_batch", "eval_prompts_per_batch"])
 def test_sizes_must_be_positive(option):
-    with pytest.raises(ValueError, match=f"`{option}` must be at least 1, but got 0"):
+    with pytest.raises(ValueError, match=rf"`{option}` must lie in \[1, inf\), but got 0"):
         ArithmeticData(**{option: 0})
 
 

@@ -157,8 +157,11 @@ def test_a_name_that_may_be_on_the_hub_is_not_looked_for_before_it_is_needed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"limit": 0}, "`limit` must be at least 1, but got 0"),
-        *(({"weight": bad}, f"`weight` of a must be above 0 .* got {bad}") for bad in (0, -1.0, math.nan, math.inf)),
+        ({"limit": 0}, r"`limit` must lie in \[1, inf\), but got 0"),
+        *(
+            ({"weight": bad}, rf"`weight of a` must lie in \(0, inf\), but got {bad}")
+            for bad in (0, -1.0, math.nan, math.inf)
+        ),
         ({"where": {"level": {"minimum": 3}}}, "`where` of .* must give for `level` a value, a list of"),
     ],
 )

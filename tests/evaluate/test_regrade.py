@@ -15,6 +15,7 @@ from tests.data.recorder import write
 from tests.evaluate.made import sample
 from tests.evaluate.tested import run_test
 from tests.runs import module, trainer
+from tests.shell import refusal
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ BOXED = {"class": "grail_lightning.answers.find.Boxed"}
 @pytest.mark.parametrize("given", ["test", "test/samples", "."])
 def test_the_table_of_regraded_samples_is_that_of_the_test(given, tested, capsys):
     folder, table = tested
-    assert main(["regrade", str(folder.parent / given)]) == 0
+    main(["regrade", str(folder.parent / given)])
     said = capsys.readouterr().out
     assert said.startswith(f"21 samples of {folder / 'samples'}, 0 with another verdict\n")
     assert said.endswith(f"\n\n{table}\n")
@@ -63,15 +64,14 @@ def test_changed_verdicts_are_named_and_written_beside_the_old_ones(tested, caps
     right = next(k for k, sample in enumerate(samples) if sample.correct)
     samples[right] = dataclasses.replace(samples[right], correct=False, status="timeout", layer="none")
     folder = _written(tmp_path / "samples", samples, read_evaluation(tested[0] / "samples"))
-    assert main(["regrade", str(folder), "--output", str(tmp_path / "new")]) == 0
+    main(["regrade", str(folder), "--output", str(tmp_path / "new")])
     said = capsys.readouterr().out
     assert "1 with another verdict" in said
     assert f"problem {samples[right].index} sample {samples[right].sample}: timeout (none) -> right (" in said
     assert tested[1] in said
     assert [s.status for s in read_samples(folder)].count("timeout") == 1
     assert [s.status for s in read_samples(tmp_path / "new")].count("timeout") == 0
-    assert main(["regrade", str(folder), "--output", str(tmp_path / "new")]) == 2
-    assert "must be a new folder" in capsys.readouterr().err
+    assert "must be a new folder" in refusal(capsys, main, "regrade", folder, "--output", tmp_path / "new")
 
 
 @pytest.mark.parametrize("form", [BOXED, {"class": "grail_lightning.answers.find.boxes.Boxed"}])  # an older version's
@@ -99,7 +99,7 @@ def test_answers_are_compared_as_the_task_compares_them(compare, status):
 def test_text_of_a_model_cannot_steer_the_terminal(tmp_path, capsys):
     hostile = "\x1b]0;owned\x07\u202e" + "9" * 5000
     _written(tmp_path, [sample(reference="2", response="\\boxed{" + hostile + "}\ud800")], _facts(answer=BOXED))
-    assert main(["regrade", str(tmp_path)]) == 0
+    main(["regrade", str(tmp_path)])
     said = capsys.readouterr().out
     assert "\x1b" not in said
     assert "\u202e" not in said
@@ -112,31 +112,25 @@ def test_an_interrupted_test_is_regraded_as_far_as_it_went(tested, tmp_path, cap
     write_evaluation(tmp_path, facts)
     lines = (tested[0] / "samples" / "rank_00000.jsonl").read_bytes()
     (tmp_path / "rank_00000.jsonl").write_bytes(lines[: len(lines) // 2])
-    assert main(["regrade", str(tmp_path)]) == 0
+    main(["regrade", str(tmp_path)])
     assert "The evaluation was interrupted: 3 of 7 problems." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("content", "arguments", "message"),
+    ("content", "message"),
     [
-        (None, ["regrade", "."], "must be a folder of samples"),
-        ("{", ["regrade", "."], "must be JSON"),
-        ("[1]", ["regrade", "."], "must have the `format` 1"),
-        ('{"format": 2}', ["regrade", "."], "must have the `format` 1"),
-        ('{"format": 1}', ["regrade", "."], "must have the `format` 1"),
-        (None, [], "See --help."),
-        (None, ["grade", "samples"], "See --help."),
-        (None, ["regrade", "samples", "--out"], "See --help."),
+        (None, "must be a folder of samples"),
+        ("{", "must be JSON"),
+        ("[1]", "must have the `format` 1"),
+        ('{"format": 2}', "must have the `format` 1"),
+        ('{"format": 1}', "must have the `format` 1"),
     ],
 )
-def test_a_mistake_is_one_line(content, arguments, message, tmp_path, monkeypatch, capsys):
+def test_a_mistake_is_one_line(content, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     if content is not None:
         (tmp_path / "evaluation.json").write_text(content)
-    assert main(arguments) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("grail_lightning.evaluation: error: ")
-    assert message in line
+    assert message in refusal(capsys, main, "regrade", ".")
 
 
 def test_parts_by_column_and_rows_that_were_left_out_stand_in_the_table_and_its_folder(tmp_path, capsys, caplog):
@@ -156,7 +150,7 @@ def test_parts_by_column_and_rows_that_were_left_out_stand_in_the_table_and_its_
     folder = tmp_path / "test" / "samples"
     assert read_evaluation(folder)["datasets"]["sums"]["first"] == 4
     assert [s.columns for s in read_samples(folder)][:2] == [{"level": 1}] * 2
-    assert main(["regrade", str(folder)]) == 0
+    main(["regrade", str(folder)])
     assert said.strip() in capsys.readouterr().out
 
 

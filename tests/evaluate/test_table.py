@@ -2,25 +2,31 @@
 
 import re
 
+import pandas as pd
 import pytest
 
-from grail_lightning.evaluate.records import Problem, problems_of, whole_problems
+from grail_lightning.evaluate.records import sample_frame, with_votes
 from grail_lightning.evaluate.table import TableOptions, evaluation_table
 from tests.evaluate.made import sample
 
 
 def _problem(dataset, index, correct, votes=None, statuses=None, **columns):
-    right = tuple(bool(value) for value in correct)
-    return Problem(
-        dataset=dataset,
-        index=index,
-        columns=columns,
-        correct=right,
-        statuses=tuple(statuses or ("right" if value else "wrong" for value in right)),
-        lengths=tuple(10 if value else 30 for value in right),
-        finished=tuple(status != "missing" for status in statuses or ["right"] * len(right)),
-        votes=tuple(votes or (0 if value else 1 + k for k, value in enumerate(right))),
-    )
+    statuses = statuses or ["right" if value else "wrong" for value in correct]
+    samples = [
+        sample(
+            dataset=dataset,
+            index=index,
+            sample=k,
+            columns=columns,
+            correct=bool(value),
+            status=status,
+            num_tokens=10 if value else 30,
+            finished=status != "missing",
+        )
+        for k, (value, status) in enumerate(zip(correct, statuses, strict=True))
+    ]
+    votes = votes or [0 if value else 1 + k for k, value in enumerate(correct)]
+    return sample_frame(samples, len(correct)).assign(vote=votes)
 
 
 def _rows(block):
@@ -34,11 +40,14 @@ def _rows(block):
 
 # Two problems of "a": one with two of three right, which wins the vote, and one with one of three, where two samples
 # agree on a wrong answer. One of "b": no sample has an answer.
-PROBLEMS = [
-    _problem("a", 0, (1, 1, 0), level=10),
-    _problem("a", 1, (1, 0, 0), votes=(0, 1, 1), level=9, subject="algebra"),
-    _problem("b", 0, (0, 0, 0), votes=(-1, -1, -1), statuses=("missing", "missing", "timeout")),
-]
+PROBLEMS = pd.concat(
+    [
+        _problem("a", 0, (1, 1, 0), level=10),
+        _problem("a", 1, (1, 0, 0), votes=(0, 1, 1), level=9, subject="algebra"),
+        _problem("b", 0, (0, 0, 0), votes=(-1, -1, -1), statuses=("missing", "missing", "timeout")),
+    ],
+    ignore_index=True,
+)
 
 
 def test_figures_of_datasets_and_both_averages():
@@ -96,15 +105,14 @@ def test_parts_by_column_stand_in_the_order_of_their_values():
     ],
 )
 def test_answers_vote_as_the_task_compares_them(compare, predictions, votes):
-    (problem,) = problems_of([sample(sample=k, prediction=text) for k, text in enumerate(predictions)], compare)
-    assert problem.votes == votes
+    samples = [sample(sample=k, prediction=text) for k, text in enumerate(predictions)]
+    assert tuple(with_votes(sample_frame(samples, len(samples)), {"d": compare})["vote"]) == votes
 
 
 def test_problems_are_whole_and_in_order_whatever_the_order_of_their_samples():
     samples = [sample(index=index, sample=k, num_tokens=10 * index + k) for index in (1, 0, 2) for k in (2, 0, 1)]
     again = sample(index=0, sample=1, num_tokens=99)  # Of a sample that is there twice the first one counts.
     mixed = [*samples[::2], *samples[1::2], again]
-    assert whole_problems(samples, {"num_samples": 3})[2].lengths == (20, 21, 22)
+    assert list(sample_frame(samples, 3)["num_tokens"])[-3:] == [20, 21, 22]
     mixed.remove(samples[-1])  # Problem 2 lacks a sample.
-    problems = whole_problems(mixed, {"num_samples": 3})
-    assert [(problem.index, problem.lengths) for problem in problems] == [(0, (0, 1, 2)), (1, (10, 11, 12))]
+    assert list(sample_frame(mixed, 3)["num_tokens"]) == [0, 1, 2, 10, 11, 12]
