@@ -4,6 +4,5 @@ Text from a model is shown, never interpreted.
 """
 
 from grail_lightning.views.page import show_credit, write_page
-from grail_lightning.views.rollouts import Rollout, read_rollouts
 
-__all__ = ["Rollout", "read_rollouts", "show_credit", "write_page"]
+__all__ = ["show_credit", "write_page"]

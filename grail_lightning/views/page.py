@@ -14,7 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from importlib import resources
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +25,18 @@ from grail_lightning.runtime.files import write_whole
 from grail_lightning.tasks.problem import Step
 from grail_lightning.views.pictures import LARGEST, ShownRollout, heatmap
 from grail_lightning.views.prefix_tree import prefix_tree
-from grail_lightning.views.rollouts import Rollout, read_rollouts
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MAX_ROLLOUTS = 200
+Row = dict[str, Any]
+"""The columns of a rollout."""
+_REQUIRED = ("prompt", "response", "correct", "token_ids", "tokens", "token_starts", "token_stops", "weights")
 _CUT = 300  # Characters of a call's name and of its result, whose whole text is among the tokens.
 _MAX_BYTES = 4_500_000  # Of the data, so that the page stays below 5 MB.
 
 
-def write_page(file: str | Path, page: str | Path, max_rollouts: int = MAX_ROLLOUTS, title: str | None = None) -> str:
+def write_page(file: str | Path, page: str | Path, max_rollouts: int = 200, title: str | None = None) -> str:
     """Write the page of a Parquet file of predictions. It appears when it is complete.
 
     Args:
@@ -47,25 +48,71 @@ def write_page(file: str | Path, page: str | Path, max_rollouts: int = MAX_ROLLO
     Returns:
         One sentence that says what was written, and how to see what was left out.
     """
-    rollouts, rows = read_rollouts(Path(file), max_rollouts)
-    content, shown = _render(rollouts, title or str(file), rows)
+    rows, number = _read(Path(file), max_rollouts)
+    content, shown = _render(rows, title or str(file), number)
     write_whole(Path(page), content)
     said = f"Wrote a page of {shown} rollouts to {page}."
-    if shown == rows:
+    if shown == number:
         return said
-    more = f"grail_lightning.views.write_page({str(file)!r}, 'more.html', max_rollouts={rows})"
-    return f"{said} It leaves out {rows - shown}: `{more}` shows more of them, up to 5 MB."
+    more = f"grail_lightning.views.write_page({str(file)!r}, 'more.html', max_rollouts={number})"
+    return f"{said} It leaves out {number - shown}: `{more}` shows more of them, up to 5 MB."
 
 
-def _render(rollouts: Sequence[Rollout], title: str, num_rows: int) -> tuple[str, int]:
+def _read(file: Path, max_rollouts: int) -> tuple[list[Row], int]:
+    """The first rollouts of a file that `PredictionWriter` wrote, and the number of all rollouts in it.
+
+    The rollouts of one prompt are kept together: the last group is left out if the limit would cut it, unless it is the
+    only one.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if max_rollouts < 1:
+        raise ValueError(f"`max_rollouts` must be at least 1, but got {max_rollouts}.")
+    wanted = f"{file} must be a Parquet file that `grail-lightning predict` wrote, but"
+    try:
+        with pq.ParquetFile(file) as source:
+            number = source.metadata.num_rows
+            missing = [f"`{name}`" for name in _REQUIRED if name not in source.schema_arrow.names]
+            batches = source.iter_batches(batch_size=64)
+            rows = [] if missing else [*islice((row for rows in batches for row in rows.to_pylist()), max_rollouts + 1)]
+    except FileNotFoundError:
+        raise ValueError(f"{wanted} got: there is no such file. Correct the path.") from None
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"{wanted} got: {' '.join(str(error).split()).rstrip('.')}. Correct the path.") from None
+    if missing:
+        raise ValueError(f"{wanted} it has no column {', '.join(missing)}. Texts without credit get it by `predict`.")
+    if not rows:
+        raise ValueError(f"{file} must hold at least one rollout, but got none. Predict first.")
+    if len(rows) > max_rollouts:
+        cut = _problem(rows.pop())
+        if cut == _problem(rows[-1]) != _problem(rows[0]):
+            rows = [row for row in rows if _problem(row) != cut]
+    return rows, number
+
+
+def _problem(row: Row) -> tuple[str, ...]:
+    """What the rollouts of a group have in common: dataset, prompt and reference."""
+    return tuple(str(row.get(name) or "") for name in ("dataset", "prompt", "reference"))
+
+
+def _credit(row: Row) -> dict[str, dict[str, Any]]:
+    """`weights`, `scores` and `fallback` by the name of a method; lists have as many numbers as there are tokens."""
+    methods = {"": str(row.get("method") or "credit")}
+    methods |= {name.removeprefix("weights"): name[8:] for name in row if name.startswith("weights.")}
+    columns = ("weights", "scores", "fallback")
+    return {name: {of: row.get(of + suffix) for of in columns} for suffix, name in methods.items()}
+
+
+def _render(rows: Sequence[Row], title: str, num_rows: int) -> tuple[str, int]:
     """The page as HTML, and the number of rollouts that it shows, of `num_rows` that there are."""
     import jinja2
     from markupsafe import Markup
 
-    groups: dict[tuple[str, ...], list[Rollout]] = {}
-    for rollout in rollouts:
-        groups.setdefault(rollout.problem, []).append(rollout)
-    methods = list(dict.fromkeys(name for rollout in rollouts for name in rollout.methods))
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(_problem(row), []).append(row)
+    methods = list(dict.fromkeys(name for row in rows for name in _credit(row)))
     shown: list[dict[str, Any]] = []
     size = number = 0
     for members in groups.values():
@@ -95,13 +142,13 @@ def _render(rollouts: Sequence[Rollout], title: str, num_rows: int) -> tuple[str
     return content, number
 
 
-def _group(members: Sequence[Rollout], methods: Sequence[str], first: int) -> dict[str, Any]:
+def _group(rows: Sequence[Row], methods: Sequence[str], first: int) -> dict[str, Any]:
     """A group as the page's program reads it."""
-    rows = [rollout.row for rollout in members]
     steps = [_token_steps(row) for row in rows]
     tree, forks = prefix_tree([row["token_ids"] for row in rows], [bool(row["correct"]) for row in rows], steps)
     parts, sources = [], dict[str, int]()  # The pictures, once for the group, and their numbers.
-    for k, (rollout, row) in enumerate(zip(members, rows, strict=True)):
+    for k, row in enumerate(rows):
+        credit = _credit(row)
         pieces, outside = _pieces(row)
         parts.append(
             {
@@ -110,7 +157,7 @@ def _group(members: Sequence[Rollout], methods: Sequence[str], first: int) -> di
                 **{name: _short(row.get(name)) for name in ("status", "reward", "advantage", "finished")},
                 "pieces": pieces,
                 "outside": outside,
-                "credit": [_short(_with_turns(rollout.methods.get(name), row)) for name in methods],
+                "credit": [_short(_with_turns(credit.get(name), row)) for name in methods],
                 "box": None if row.get("box_first_token") is None else [row["box_first_token"], row["box_last_token"]],
                 "steps": steps[k],
                 "fork": forks.get(k),
@@ -118,18 +165,11 @@ def _group(members: Sequence[Rollout], methods: Sequence[str], first: int) -> di
                 "pictures": _pictures(row, sources),
             }
         )
-    dataset, prompt, reference = members[0].problem
-    return {
-        "dataset": dataset,
-        "prompt": prompt,
-        "reference": reference,
-        "rollouts": parts,
-        "tree": tree,
-        "sources": [*sources],
-    }
+    group = dict(zip(("dataset", "prompt", "reference"), _problem(rows[0]), strict=True))
+    return group | {"rollouts": parts, "tree": tree, "sources": [*sources]}
 
 
-def _pictures(row: dict[str, Any], sources: dict[str, int]) -> list[dict[str, Any]]:
+def _pictures(row: Row, sources: dict[str, int]) -> list[dict[str, Any]]:
     """The pictures of a rollout by the numbers of their `sources`, with saliency in thousandths of the largest one."""
     found: list[dict[str, Any]] = json.loads(row.get("pictures") or "[]")
     largest = max((score for one in found for score in one["scores"] or [] if math.isfinite(score)), default=0.0)
@@ -140,7 +180,7 @@ def _pictures(row: dict[str, Any], sources: dict[str, int]) -> list[dict[str, An
     return found
 
 
-def _turns(row: dict[str, Any]) -> dict[str, Any]:
+def _turns(row: Row) -> dict[str, Any]:
     """The turns of a rollout in an environment: their scores and calls, the turn of each token, and why it ended."""
     if row.get("episode") is None:
         return {}
@@ -152,7 +192,7 @@ def _turns(row: dict[str, Any]) -> dict[str, Any]:
     return {"end": episode.end, "turns": turns, "turn_of": row["turns"]}
 
 
-def _with_turns(credit: dict[str, Any] | None, row: dict[str, Any]) -> dict[str, Any] | None:
+def _with_turns(credit: dict[str, Any] | None, row: Row) -> dict[str, Any] | None:
     """The credit of a method with sum and mean of the advantages of each turn's tokens, if there are turns."""
     if row.get("episode") is None or credit is None or credit["weights"] is None or row["advantage"] is None:
         return credit
@@ -163,7 +203,7 @@ def _with_turns(credit: dict[str, Any] | None, row: dict[str, Any]) -> dict[str,
     return credit | {"turns": [[sum(own), sum(own) / max(1, len(own))] for own in turns]}
 
 
-def _pieces(row: dict[str, Any]) -> tuple[list[str], list[int]]:
+def _pieces(row: Row) -> tuple[list[str], list[int]]:
     """The part of the response that each token adds, and the indices of tokens that are outside of the response.
 
     The first of several tokens that share a character has it. A token outside, such as one that ends the response, is
@@ -185,7 +225,7 @@ def pieces_of(text: str, places: Sequence[tuple[int, int]], tokens: Sequence[str
     return pieces
 
 
-def _token_steps(row: dict[str, Any]) -> list[tuple[int, int, Any]]:
+def _token_steps(row: Row) -> list[tuple[int, int, Any]]:
     """The first token, the last token and the kind of each labelled step."""
     steps = []
     ranges = list(zip(row["token_starts"], row["token_stops"], strict=True))
@@ -232,12 +272,11 @@ def show_credit(file: str | Path, max_rollouts: int = 3) -> Image:
     from PIL import Image
 
     pictures = []
-    for rollout in read_rollouts(Path(file), max_rollouts)[0]:
-        pieces = _pieces(rollout.row)[0]
+    for row in _read(Path(file), max_rollouts)[0]:
+        pieces = _pieces(row)[0]
         ends = [0, *accumulate(map(len, pieces))]
-        labels = _token_steps(rollout.row)
-        steps = [Step(start=ends[first], stop=ends[last + 1], kind=kind) for first, last, kind in labels]
-        verdict = "right" if rollout.row["correct"] else "wrong"
+        steps = [Step(start=ends[first], stop=ends[last + 1], kind=kind) for first, last, kind in _token_steps(row)]
+        verdict = "right" if row["correct"] else "wrong"
         shown = [
             ShownRollout(
                 title=f"{verdict}, {name}",
@@ -246,7 +285,7 @@ def show_credit(file: str | Path, max_rollouts: int = 3) -> Image:
                 weights=credit["weights"] or [1.0] * len(pieces),
                 steps=steps,
             )
-            for name, credit in rollout.methods.items()
+            for name, credit in _credit(row).items()
         ]
-        pictures.append(heatmap(rollout.problem[1], shown))
+        pictures.append(heatmap(_problem(row)[1], shown))
     return Image.fromarray(np.concatenate(pictures))

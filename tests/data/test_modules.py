@@ -12,30 +12,30 @@ from grail_lightning.tasks import FunctionSpace, ProblemSpace, SearchSpace, spli
 from tests.data.recorder import problems, rows, ten, write
 
 
-def test_arithmetic_splits_are_disjoint_and_carry_what_step_labels_need():
-    data = ArithmeticData(num_train=200, num_val=30, num_test=20, problems=ProblemSpace(min_terms=3, max_terms=3))
+def held_out(data):
+    """The prompts of a batch of validation; the problems of training, validation and test are disjoint."""
     for stage in ("fit", "validate", "test", "predict"):
         data.setup(stage)
-    train = problems(data.train_dataloader())
-    val, test = problems(data.val_dataloader()[0]), problems(data.test_dataloader()[0])
-    assert (len(train), len(val), len(test)) == (200, 30, 20)
-    assert len({*train, *val, *test}) == 250
-    assert problems(data.predict_dataloader()[0]) == test
-    assert {split_of(problem) for problem in val} == {"validation"}
-    prompt = next(iter(data.val_dataloader()[0]))[0]
-    assert prompt.dataset == "arithmetic"
-    assert [step.kind for step in prompt.task.label_steps(f"{prompt.columns['problem'][:3]}=99", prompt)] == ["slip"]
+    loaders = data.train_dataloader(), data.val_dataloader()[0], data.test_dataloader()[0]
+    splits = [problems(loader) for loader in loaders]
+    assert [len(split) for split in splits] == [60, 30, 20]
+    assert len({problem for split in splits for problem in split}) == 110
+    assert problems(data.predict_dataloader()[0]) == splits[2]
+    return next(iter(loaders[1]))
 
 
-def test_search_questions_are_disjoint_and_carry_what_the_environment_needs():
-    data = SearchData(num_train=60, num_val=30, num_test=20, problems=SearchSpace(max_hops=2), prompts_per_batch=20)
-    for stage in ("fit", "validate", "test", "predict"):
-        data.setup(stage)
-    train = problems(data.train_dataloader())
-    val, test = problems(data.val_dataloader()[0]), problems(data.test_dataloader()[0])
-    assert (len(train), len({*train, *val, *test})) == (60, 110)
-    assert problems(data.predict_dataloader()[0]) == test
-    for prompt in next(iter(data.val_dataloader()[0])):
+SIZES = {"num_train": 60, "num_val": 30, "num_test": 20, "prompts_per_batch": 20}
+
+
+def test_arithmetic_carries_what_step_labels_need():
+    first, *others = held_out(ArithmeticData(**SIZES, problems=ProblemSpace(min_terms=3, max_terms=3)))
+    assert {split_of(prompt.columns["problem"]) for prompt in (first, *others)} == {"validation"}
+    assert first.dataset == "arithmetic"
+    assert [step.kind for step in first.task.label_steps(f"{first.columns['problem'][:3]}=99", first)] == ["slip"]
+
+
+def test_search_questions_carry_what_the_environment_needs():
+    for prompt in held_out(SearchData(**SIZES, problems=SearchSpace(max_hops=2))):
         environment = Search()
         environment.reset(**prompt.columns)
         assert prompt.columns["path"][0] in environment.search(prompt.columns["path"][0])
@@ -45,15 +45,9 @@ def test_search_questions_are_disjoint_and_carry_what_the_environment_needs():
         assert (prompt.task.compare, prompt.dataset, prompt.columns["hops"]) == ("text", "search", 2)
 
 
-def test_functions_to_write_are_disjoint_and_carry_their_tests(programs_run):
-    data = CodeData(num_train=60, num_val=30, num_test=20, problems=FunctionSpace(5, 6), prompts_per_batch=20)
-    for stage in ("fit", "validate", "test", "predict"):
-        data.setup(stage)
-    train = problems(data.train_dataloader())
-    val, test = problems(data.val_dataloader()[0]), problems(data.test_dataloader()[0])
-    assert (len(train), len({*train, *val, *test})) == (60, 110)
-    assert problems(data.predict_dataloader()[0]) == test
-    for prompt in next(iter(data.val_dataloader()[0]))[:3]:
+def test_functions_to_write_carry_their_tests(programs_run):
+    data = CodeData(**SIZES, problems=FunctionSpace(5, 6))
+    for prompt in held_out(data)[:3]:
         assert prompt.messages == [{"role": "user", "content": prompt.columns["problem"]}]
         assert (prompt.dataset, prompt.columns["statements"] in (5, 6)) == ("functions", True)
         (verdict,) = prompt.task.verdicts([f"```\n{prompt.reference}\n```"], [prompt])
