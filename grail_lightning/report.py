@@ -24,7 +24,6 @@ from grail_lightning.evaluate.runs import Run, find_runs
 from grail_lightning.evaluate.table import as_text
 from grail_lightning.runtime.files import write_whole
 
-_ENDINGS = (".md", ".csv", ".html")
 _DIFFERENCE = ("difference", "difference_low", "difference_high")
 _COLUMNS = (
     *("part", "task", "dataset", "method", "figure", "step", "problems", "seeds", "value", "low", "high"),
@@ -45,25 +44,27 @@ class _Section:
     notes: list[str]
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The options of a report."""
+def main(arguments: list[str] | None = None) -> None:
+    """Run ``python -m grail_lightning.report``. A user's mistake is one line, with exit code 2."""
+    formats = {".md": _as_markdown, ".csv": _as_csv, ".html": _as_html}
     parser = argparse.ArgumentParser("python -m grail_lightning.report", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder, or NAME=FOLDER")
     parser.add_argument("--baseline", metavar="NAME", help="the method to compare with (default: the first run's)")
     parser.add_argument("--pass_at", type=int, nargs="+", metavar="K", help="the k of pass@k (default: all samples)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to a file (.md, .csv, .html)")
-    return parser
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run ``python -m grail_lightning.report``. A user's mistake is one line, with exit code 2."""
-    formats = {"": _as_text, ".md": _as_markdown, ".csv": _as_csv, ".html": _as_html}
-    options = make_parser().parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         ending = options.output.suffix.lower() if options.output else ""
-        if options.output and ending not in _ENDINGS:
-            raise ValueError(f"`--output` must end in {' or '.join(_ENDINGS)}, but got {options.output}.")
-        text = formats[ending](_make_sections(options)).rstrip("\n") + "\n"
+        if options.output and ending not in formats:
+            raise ValueError(f"`--output` must end in {' or '.join(formats)}, but got {options.output}.")
+        runs = find_runs(options.runs)
+        names = list(dict.fromkeys(run.method for run in runs))
+        if options.baseline not in (None, *names):
+            known = ", ".join(map(repr, names))
+            raise ValueError(f"`--baseline` must be one of {known}, but got {options.baseline!r}.")
+        tasks = dict.fromkeys(run.task for run in runs)
+        sections = [_section([run for run in runs if run.task == task], options) for task in tasks]
+        text = formats.get(ending, _as_text)(sections).rstrip("\n") + "\n"
         if options.output is None:
             sys.stdout.write(text)
         else:
@@ -71,16 +72,6 @@ def main(arguments: list[str] | None = None) -> None:
             print(f"Wrote {options.output}.")
     except (ValueError, OSError) as error:
         refuse(str(error))
-
-
-def _make_sections(options: argparse.Namespace) -> list[_Section]:
-    """The report, one section for each task of a sweep."""
-    runs = find_runs(options.runs)
-    names = list(dict.fromkeys(run.method for run in runs))
-    if options.baseline not in (None, *names):
-        raise ValueError(f"`--baseline` must be one of {', '.join(map(repr, names))}, but got {options.baseline!r}.")
-    tasks = dict.fromkeys(run.task for run in runs)
-    return [_section([run for run in runs if run.task == task], options) for task in tasks]
 
 
 def _section(runs: Sequence[Run], options: argparse.Namespace) -> _Section:

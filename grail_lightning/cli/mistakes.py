@@ -71,11 +71,8 @@ def choices(option: str) -> list[str]:
     """The sorted names of the classes that an option accepts; empty for an option that is not in `BASES`."""
     base, modules = BASES.get(option, (object, ()))
     exported = {k: v for module in modules for k, v in vars(importlib.import_module(module)).items() if k[0] != "_"}
-    return sorted(name for name in exported.keys() - {*_UNUSABLE} if _is_choice(exported[name], base))
-
-
-def _is_choice(value: object, base: type) -> bool:
-    return inspect.isclass(value) and value is not base and issubclass(value, base) and not inspect.isabstract(value)
+    classes = {k: v for k, v in exported.items() if inspect.isclass(v) and v is not base and issubclass(v, base)}
+    return sorted(name for name, cls in classes.items() if not inspect.isabstract(cls) and name not in _UNUSABLE)
 
 
 @contextmanager

@@ -33,10 +33,10 @@ class PromptLimit:
         room = None if self.context is None else max(self.context - self.response, 0)
         return min((n for n in (self.given, room) if n is not None), default=None)
 
-    def exceeded(self, prompts: Sequence[Prompt], name: str, lengths: Mapping[int, int], remedied: int) -> str:
-        """Which prompts of a dataset are too long, by file and line where they have one, and how to use one of them.
+    def exceeded(self, prompts: Sequence[Prompt], name: str, lengths: Mapping[int, int]) -> str:
+        """Which prompts of a dataset are too long, by file and line where they have one, and for which options.
 
-        `lengths` are those of the prompts, by their numbers, and `remedied` is that of the one to be used.
+        `lengths` are those of the long prompts, by their numbers.
         """
         named = []
         for number, length in list(lengths.items())[:_MOST_NAMED]:
@@ -46,15 +46,10 @@ class PromptLimit:
                 place = prompts.table.place(prompts.indices[number]).removeprefix(f"{name}, ")
             named.append(f"{place} ({length:,} tokens)")
         more = [f"and {len(lengths) - _MOST_NAMED:,} more"] if len(lengths) > _MOST_NAMED else []
-        remedies = []
-        if self.given is not None and remedied > self.given:
-            remedies.append(f"`data.max_prompt_length` of at least {remedied:,}")
-        if self.context is not None and remedied + self.response > self.context:
-            remedies.append(f"a context of more than {remedied + self.response:,} tokens or a lower `{self.option}`")
         return (
-            f"{len(lengths):,} of {len(prompts):,} prompts of {name} are longer than {self.tokens:,} tokens "
-            f"(`data.max_prompt_length` {self.given}, context {self.context}, `{self.option}` {self.response}): "
-            f"{', '.join([*named, *more])}. One of {remedied:,} needs {' and '.join(remedies)}."
+            f"{len(lengths):,} of {len(prompts):,} prompts of {name} are longer than {self.tokens:,} tokens, the "
+            f"smaller of `data.max_prompt_length` {self.given} and the context {self.context} less `{self.option}` "
+            f"{self.response}: {', '.join([*named, *more])}. The longest has {max(lengths.values()):,} tokens."
         )
 
 
@@ -67,19 +62,16 @@ def long_prompts(prompts: Sequence[Prompt], encode: Encode, most: int) -> dict[i
     lengths = {}
     for number, prompt in enumerate(prompts):
         messages = prompt.messages
-        if not isinstance(messages, str) and any(isinstance(turn["content"], list) for turn in messages):
-            if (length := len(encode(messages))) > most:
-                lengths[number] = length
-            continue
         turns = [{"role": "", "content": messages}] if isinstance(messages, str) else messages
-        roles = tuple(turn["role"] for turn in turns)
-        if roles not in around:
-            blank = "." if isinstance(messages, str) else [turn | {"content": "."} for turn in turns]
-            around[roles] = len(encode(blank))
-        if around[roles] + sum(len(turn["content"].encode()) + _AT_BORDERS for turn in turns) > most:
-            length = len(encode(messages))
-            if length > most:
-                lengths[number] = length
+        if all(isinstance(turn["content"], str) for turn in turns):  # Without pictures.
+            roles = tuple(turn["role"] for turn in turns)
+            if roles not in around:
+                blank = "." if isinstance(messages, str) else [turn | {"content": "."} for turn in turns]
+                around[roles] = len(encode(blank))
+            if around[roles] + sum(len(turn["content"].encode()) + _AT_BORDERS for turn in turns) <= most:
+                continue
+        if (length := len(encode(messages))) > most:
+            lengths[number] = length
     return lengths
 
 
@@ -91,10 +83,9 @@ def leave_out_long(
     lengths = {} if limit.tokens is None else long_prompts(every, encode, limit.tokens)
     if not lengths:
         return prompts
+    said = limit.exceeded(every, prompts.name, lengths)
     if overlong == "error":
-        said = limit.exceeded(every, prompts.name, lengths, max(lengths.values()))
-        raise ValueError(f"{said} Or set `data.overlong: drop`.")
-    said = limit.exceeded(every, prompts.name, lengths, min(lengths.values()))
+        raise ValueError(f"{said} Raise the limit, or set `data.overlong: drop`.")
     if len(lengths) == len(every):
         raise ValueError(f"{said} None is left.")
     rank_zero_warn(f"{said} Training leaves out longer prompts.")
@@ -109,5 +100,5 @@ def check_evaluated(prompts: Sequence[Prompt], encode: Encode, limit: PromptLimi
     """Check that all prompts of an evaluation can be answered; an accuracy without some would be of other problems."""
     lengths = {} if limit.tokens is None else long_prompts(prompts, encode, limit.tokens)
     if lengths:
-        said = limit.exceeded(prompts, prompts[0].dataset, lengths, max(lengths.values()))
-        raise ValueError(f"{said} An evaluation leaves no problem out: or remove such rows from the data.")
+        said = limit.exceeded(prompts, prompts[0].dataset, lengths)
+        raise ValueError(f"{said} An evaluation leaves no problem out: raise the limit, or remove such rows.")

@@ -111,10 +111,9 @@ def _is_turn(message: object) -> bool:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         return False
     content = message.get("content")
-    return isinstance(content, str) or (isinstance(content, list) and all(map(_is_part, content)))
-
-
-def _is_part(part: object) -> bool:
-    if not isinstance(part, dict):
-        return False
-    return part.get("type") == "image" or (part.get("type") == "text" and isinstance(part.get("text"), str))
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return all(
+        isinstance(part, dict)
+        and (part.get("type") == "image" or (part.get("type") == "text" and isinstance(part.get("text"), str)))
+        for part in parts
+    )

@@ -19,7 +19,7 @@ import pandas as pd
 from grail_lightning.evaluate.records import flat, read_samples, sample_frame, unequal
 from grail_lightning.evaluate.runs import Run, paired_seeds
 from grail_lightning.evaluate.statistics import difference, estimate, holm, seeds_difference, seeds_estimate
-from grail_lightning.evaluate.table import Share, accuracies, by_problem, failures, parts_of
+from grail_lightning.evaluate.table import Share, accuracies, by_problem, failures, label, parts_of
 
 CURVE = "val/accuracy"
 # Options of the data that change training but not the problems of its validations.
@@ -37,8 +37,13 @@ def compare(runs: Sequence[Run], baseline: str, pass_at: Sequence[int]) -> pd.Da
     ``value``, ``low``, ``high``, ``baseline``, ``paired_seeds``, and those of `_with_corrected`.
     A ValueError if the runs were evaluated on other problems or with other settings. All must have samples.
     """
-    _check_comparable(runs)
-    samples = _read(runs)
+    for run in runs[1:]:
+        if differ := unequal(_settings(runs[0].facts), _settings(run.facts)):
+            raise ValueError(
+                f"Runs can be compared only on the same problems with the same settings, but {runs[0].samples} and "
+                f"{run.samples} differ in {'; '.join(differ.values())}. Test them with the same config."
+            )
+    samples, datasets = _read(runs), runs[0].facts["datasets"]
     problems = samples[samples["sample"] == 0].reset_index(drop=True)
     problems["number"] = problems.groupby(["method", "seed", *_KEY[:2]]).cumcount()
     sizes = {name: len(rows) // len(runs) for name, rows in problems.groupby("dataset", sort=False)}
@@ -50,23 +55,13 @@ def compare(runs: Sequence[Run], baseline: str, pass_at: Sequence[int]) -> pd.Da
         for part, weights in parts_of(sizes).items():
             known = {
                 "part": "dataset" if part in weights else "average",
-                "dataset": _label(part, runs[0].facts["datasets"][part]) if part in weights else part,
+                "dataset": label(part, datasets[part].get("first")) if part in weights else part,
                 "figure": figure,
                 "problems": sum(sizes[name] for name in weights),
             }
             tested = baseline if "@" in figure else None
             rows += [known | row for row in _methods(runs, tables, weights, tested, limit if figure == "tokens" else 1)]
     return _with_corrected(pd.DataFrame(rows))
-
-
-def _check_comparable(runs: Sequence[Run]) -> None:
-    """Refuse runs that were evaluated on other problems or with other settings."""
-    for run in runs[1:]:
-        if differ := unequal(_settings(runs[0].facts), _settings(run.facts)):
-            raise ValueError(
-                f"Runs can be compared only on the same problems with the same settings, but {runs[0].samples} and "
-                f"{run.samples} differ in {'; '.join(differ.values())}. Test them with the same config."
-            )
 
 
 def _settings(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,11 +91,6 @@ def _read(runs: Sequence[Run]) -> pd.DataFrame:
                     "again, which continues it."
                 )
     return pd.concat(frames, ignore_index=True)
-
-
-def _label(name: str, about: Mapping[str, Any]) -> str:
-    """The name of a dataset, and which part of it was evaluated."""
-    return (name or "all") + (f" (first {about['first']})" if about.get("first") is not None else "")
 
 
 def _figures(samples: pd.DataFrame, pass_at: Sequence[int], limit: float) -> dict[str, Share]:

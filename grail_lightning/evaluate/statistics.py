@@ -234,12 +234,8 @@ def difference(
     which the interval would end at 0. With several seeds it is the largest one of the tests over problems, over
     problems and seeds, and over seeds alone.
 
-    Args:
-        ours: ``[N_d, S]`` for each dataset, the shares of the method.
-        theirs: ``[N_d, S']``, of the baseline, in the same order of problems.
-        noises: The noise of both methods' shares.
-        weights: The weight of each dataset.
-        paired_seeds: Whether the columns of both methods belong to the same seeds.
+    `ours` are ``[N_d, S]`` and `theirs` ``[N_d, S']`` for each dataset, in the same order of problems; `noises` has the
+    noise of both. `paired_seeds` says whether the columns of both belong to the same seeds.
     """
     rows = [a.mean(1) - b.mean(1) for a, b in zip(ours, theirs, strict=True)]
     noise = [a.mean(1) / a.shape[1] + b.mean(1) / b.shape[1] for a, b in noises]

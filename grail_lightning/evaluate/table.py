@@ -80,6 +80,11 @@ def parts_of(sizes: Mapping[str, int]) -> dict[str, dict[str, float]]:
     return parts
 
 
+def label(dataset: str, first: int | None) -> str:
+    """The name of a dataset, and how many rows of it were evaluated if not all."""
+    return (dataset or "all") + ("" if first is None else f" (first {first})")
+
+
 def by_column(samples: pd.DataFrame, column: str) -> Iterator[tuple[str, str, pd.DataFrame]]:
     """The samples of each dataset and value of a column, with both; problems without the column are left out.
 
@@ -96,10 +101,8 @@ def by_column(samples: pd.DataFrame, column: str) -> Iterator[tuple[str, str, pd
 
 def evaluation_table(samples: pd.DataFrame, options: TableOptions) -> str:
     """The table: a line for each dataset, then both averages; lengths and failures likewise; and parts by column."""
-    names = samples["dataset"].unique()
-    first = {name: f" (first {options.first[name]})" if name in options.first else "" for name in names}
-    labels = {name: (name or "all") + part for name, part in first.items()}
-    datasets = {labels[name]: samples[samples["dataset"] == name] for name in names}
+    labels = {name: label(name, options.first.get(name)) for name in samples["dataset"].unique()}
+    datasets = {text: samples[samples["dataset"] == name] for name, text in labels.items()}
     averaged = parts_of({label: len(rows) for label, rows in datasets.items()})
     blocks = [_solved(datasets, averaged, options), _responses(datasets, averaged)]
     for column in options.by:

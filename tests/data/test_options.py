@@ -66,7 +66,7 @@ def test_another_dataset_may_hold_the_examples(tmp_path):
 def test_the_length_limit_counts_the_examples(arithmetic):
     data = MathData(train=SOLVED, task=TASK, few_shot=FewShot(style="text"), max_prompt_length=20)
     data.encode = lambda messages: encode_prompt(arithmetic.tokenizer, messages)
-    with pytest.raises(ValueError, match=r"4 of 4 prompts .* are longer than 20 tokens \(`data.max_prompt_length` 20,"):
+    with pytest.raises(ValueError, match=r"4 of 4 prompts .* longer than 20 tokens, .* `data.max_prompt_length` 20 "):
         data.setup("fit")
 
 

@@ -197,7 +197,6 @@ def test_the_tree_shows_success_rates_and_leads_to_the_fork(show):
     assert "forks" in driver.switch_to.active_element.get_attribute("class")
 
 
-# Linear RGB as people without one kind of cones see it (Machado et al. 2009, severity 1).
 def test_a_phone_shows_all_of_it_without_scrolling_sideways(show):
     rows = _group(**{"weights.Other": [0.0] * 6, "scores.Other": [1.0] * 6})
     driver = show(rows + 30 * rows[-1:], 375, 700, compared=["Other"])

@@ -246,4 +246,4 @@ def test_prompts_and_responses_beyond_the_length_of_vllm_are_one_line(tmp_path):
     done = _run(tmp_path, "fit", *RUN, "--model.engine.max_model_len=48")
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if "error:" in line]
-    assert "are longer than 0 tokens (context 48 minus `sampling.max_response_length`" in line
+    assert "are longer than 0 tokens, the smaller of" in line
