@@ -47,7 +47,8 @@ class _Section:
 def main(arguments: list[str] | None = None) -> None:
     """Run ``python -m grail_lightning.report``. A user's mistake is one line, with exit code 2."""
     formats = {".md": _as_markdown, ".csv": _as_csv, ".html": _as_html}
-    parser = argparse.ArgumentParser("python -m grail_lightning.report", description=_DESCRIPTION, allow_abbrev=False)
+    prog, usage = "python -m grail_lightning.report", "%(prog)s RUN [RUN ...] [OPTIONS]"
+    parser = argparse.ArgumentParser(prog, usage, _DESCRIPTION, allow_abbrev=False)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder, or NAME=FOLDER")
     parser.add_argument("--baseline", metavar="NAME", help="the method to compare with (default: the first run's)")
     parser.add_argument("--pass_at", type=int, nargs="+", metavar="K", help="the k of pass@k (default: all samples)")
