@@ -8,41 +8,45 @@ they would be needed.
 """
 
 import re
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
+from fractions import Fraction
+from typing import NamedTuple
 
-from grail_lightning.answers.compare import (
-    LAYERS,
-    Conventions,
-    Formulas,
-    Outcome,
-    Undecided,
-    Unparseable,
-    as_cuts,
-    capped,
-    same_form,
-)
-from grail_lightning.answers.normalise import normalise, string_key
+from grail_lightning.answers.compare import LAYERS, Conventions, Formulas, Undecided, Unparseable, capped, same_form
+from grail_lightning.answers.names import is_number, named_sides, named_value
+from grail_lightning.answers.normalise import TEXT, normalise, string_key
 from grail_lightning.answers.parse import Node, letters, negated
 from grail_lightning.answers.records import text_key
-from grail_lightning.answers.structure import Answer, Broken, Group, Leaf, Many, Quantity, Relation, Words, read
+from grail_lightning.answers.sets import same_set
+from grail_lightning.answers.structure import Answer, Broken, Chain, Group, Leaf, Many, Quantity, Words, read
 from grail_lightning.answers.values import TooLarge, Undefined, ratio_sign
-from grail_lightning.answers.wording import (
-    has_other_letters,
-    lowest_terms,
-    named_sides,
-    named_value,
-    same_wording,
-    spelled_alike,
-    without_letters,
-)
 
 _MOST_ITEMS = 64
+_MOST_COMPARED = 64
 # Of each sign the one that it is written with, and whether the sides are turned for that.
 _TURNS = {"<": ("<", 1), ">": ("<", -1), r"\le": (r"\le", 1), r"\ge": (r"\le", -1), r"\ne": (r"\ne", 0)}
-# `(B)24`: the letter of a choice, and behind it what is chosen, in which there is no second answer.
-_CHOICE = re.compile(r"\(([A-E])\)(?!.*\bor\b)(?:[0-9]|\\\$|\\frac|\\sqrt)[^A-Z(,;=]*")
+# `(B)24` or `\text{Option B}`: a choice, and behind it what is chosen, in which there is no second answer.
+_CHOICE = re.compile(
+    r"(?:\\text\{(?:[Oo]ption )?)?\(?([A-E])(?:[).:]|\}|$)\s*\}?"
+    r"(?:(?!.*\bor\b)(?:[0-9]|\\\$|\\frac|\\sqrt|\\text\{[a-z ]|(?<= )[a-z])[^A-Z(,;=]*)?"
+)
+_FRACTION = re.compile(r"\\frac\{([0-9]+)\}\{(0*[1-9][0-9]*)\}", re.ASCII)
+# A whole number to the power of one half that is nobody's script or argument: behind `_`, `^`, `}`, a letter or a digit
+# it could be one, unless that ends a complete factor.
+_HALF_POWER = re.compile(
+    r"(?:(\\frac\{[^{}]*\}\{[^{}]*\}|\\sqrt\{[^{}]*\})|(?<![A-Za-z}\]^_.,\\])|(?<=\^\{1/2\}))"
+    r"(?:\{([0-9]+)\}|(?<![0-9])([0-9]+))\^(?:\{1/2\}|\{\\frac\{1\}\{2\}\}|\\frac\{1\}\{2\})",
+    re.ASCII,
+)
+_WRAPPED_WORD = re.compile(r"\\text\{[^{}]*[A-Za-z]\.?[A-Za-z][^{}]*\}", re.ASCII)
+_WORDING = re.compile(r"[A-Za-z0-9 ,.:;'!?/()-]+", re.ASCII)
+
+
+class Outcome(NamedTuple):
+    """What `judge` found: status (right | wrong | missing | capped | unparseable) and the layer that decided."""
+
+    status: str
+    layer: str
 
 
 def judge(gold: str, prediction: str, conventions: Conventions, *, slow: bool = False) -> Outcome | None:
@@ -54,7 +58,7 @@ def judge(gold: str, prediction: str, conventions: Conventions, *, slow: bool = 
         return Outcome("missing", "none")
     if gold.strip() == prediction.strip():
         return Outcome("right", "string")
-    if capped(prediction, conventions) or capped(gold, conventions):
+    if capped(prediction) or capped(gold):
         return Outcome("capped", "none")
     try:
         return _Comparison(conventions, slow=slow).outcome(normalise(gold), normalise(prediction))
@@ -68,12 +72,28 @@ def judge(gold: str, prediction: str, conventions: Conventions, *, slow: bool = 
         return Outcome("wrong", "number")
 
 
-def fault_of(error: BaseException) -> str:
-    """An exception and where it was raised, short enough for a log."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if "grail_lightning" in frame.filename] or frames
-    place = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
-    return f"{type(error).__name__}: {ascii(str(error))[1:-1][:120]}{place}"
+def _lowest_terms(text: str) -> str:
+    r"""The text with each `\frac` of two whole numbers in lowest terms, and `n^{1/2}` as `\sqrt{n}`.
+
+    One spelling of a number replaces another in its place, so a text keeps its meaning whatever it is.
+    """
+
+    def reduced(found: re.Match[str]) -> str:
+        value = Fraction(int(found[1]), int(found[2]))
+        return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+    return string_key(_HALF_POWER.sub(r"\1\\sqrt{\2\3}", _FRACTION.sub(reduced, text)))
+
+
+def _same_wording(one: str, two: str) -> bool:
+    r"""Whether two answers without formulas are the same but for upright type around words, as `\text{June 20}`."""
+    if not (_WRAPPED_WORD.search(one) or _WRAPPED_WORD.search(two)):
+        return False
+    plain = [re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text)) for text in (one, two)]
+    plain = [re.sub(r" ?([,.:;!?/()-]) ?", r"\1", text).strip(' "').rstrip(".!") for text in plain]
+    if not re.search(r"[0-9] ?[A-Za-z]", "|".join(plain)):  # a unit may differ from another by its case
+        plain = [text.lower() for text in plain]
+    return plain[0] == plain[1] and _WORDING.fullmatch(plain[0]) is not None
 
 
 class _Comparison(Formulas):
@@ -82,11 +102,11 @@ class _Comparison(Formulas):
     def outcome(self, gold: str, prediction: str) -> Outcome:
         if string_key(gold) == string_key(prediction):
             return Outcome("right" if prediction else "unparseable", "string")
-        if re.fullmatch(r"\(?[A-E]\)?", gold) and (choice := _CHOICE.fullmatch(prediction)):
-            prediction = choice[1]
-        if string_key(lowest_terms(gold)) == string_key(lowest_terms(prediction)):
+        if (choice := _CHOICE.fullmatch(prediction)) and re.fullmatch(r"\(?[A-E]\)?", gold):
+            return Outcome("right" if choice[1] == gold.strip("()") else "wrong", "string")
+        if _lowest_terms(gold) == _lowest_terms(prediction):
             return Outcome("right", "number")
-        if same_wording(gold, prediction, ignore_case=self.conventions.ignore_case):
+        if _same_wording(gold, prediction):
             return Outcome("right", "structure")
         gold_answer, answer = read(gold), read(prediction)
         if isinstance(answer, Broken):
@@ -100,27 +120,23 @@ class _Comparison(Formulas):
     def answers(self, gold: Answer, other: Answer) -> bool:
         """Whether two answers of any kinds are equal."""
         match gold, other:
-            case Leaf() as gold, Leaf() as other:
+            case Leaf(), Leaf():
                 return self.leaves(gold, other)
-            case Words() as gold, Words() as other:
-                return gold.text == other.text if self.conventions.ignore_case else gold.exact == other.exact
-            case Group() as gold, Group() as other:
+            case Words(), Words():
+                return gold == other
+            case (Words(text), Leaf(quantity)) | (Leaf(quantity), Words(text)):  # `odd` is no product here
+                return text == quantity.text.lower()
+            case Group(), Group():
                 return gold.brackets == other.brackets and self.in_order(gold.items, other.items)
-            case (Relation(), _) | (_, Relation()) as sides:
-                return self.relations(*sides)
-            case gold, other:
-                return self.mixed(gold, other)
-
-    def mixed(self, gold: Answer, other: Answer) -> bool:
-        """Two kinds that may still say the same."""
-        if isinstance(gold, Group) and isinstance(other, Many) and not other.braced:
-            bare = self.conventions.bare_tuple and gold.brackets == "()" and other.joint == ","
-            return bare and self.in_order(gold.items, other.items)
-        if spelled_alike(gold, other, ignore_case=self.conventions.ignore_case):
-            return True
-        if isinstance(gold, Many) and isinstance(other, Many) and _joined_alike(gold, other):
-            return self.one_to_one(gold, other) or self.same_set(gold, other)
-        return self.same_set(gold, other)
+            case Group(brackets="()"), Many(braced=False, joint=","):
+                return self.in_order(gold.items, other.items)
+            case (Chain(is_relation=True), _) | (_, Chain(is_relation=True)):
+                return self.relations(gold, other)
+            case Many(), Group(brackets="()") if _distinct_names(gold):  # `(1,2)` for `x=1, y=2`
+                return self.in_order(gold.items, other.items)
+            case Many(), Many() if _joined_alike(gold, other) and self.one_to_one(gold, other):
+                return True
+        return same_set(gold, other, self.nodes)
 
     def in_order(self, gold: Sequence[Answer], other: Sequence[Answer]) -> bool:
         return len(gold) == len(other) and all(map(self.answers, gold, other))
@@ -129,7 +145,7 @@ class _Comparison(Formulas):
         """Lists and sets in any order, each member as often in one as in the other."""
         if max(len(gold.items), len(other.items)) > _MOST_ITEMS:
             raise TooLarge("a collection of very many members")
-        if _distinct_names(gold) and not any(isinstance(item, Relation) for item in other.items):
+        if _distinct_names(gold) and not any(isinstance(item, Chain) for item in other.items):
             return self.in_order(gold.items, other.items)  # `1, 2` for `x=1, y=2`
         if len(gold.items) != len(other.items):
             return False
@@ -141,25 +157,19 @@ class _Comparison(Formulas):
             del left[twin]
         return True
 
-    def same_set(self, gold: Answer, other: Answer) -> bool:
-        """Whether two sets of real numbers begin and end at the same places."""
-        left, right = as_cuts(gold), as_cuts(other)
-        if left is None or right is None or len(left) != len(right):
-            return False
-        cuts = zip(left, right, strict=True)
-        return all(one.after == two.after and self.nodes(one.node, two.node) for one, two in cuts)
-
     # relations --------------------------------------------------------------------------------------------------------
     def relations(self, gold: Answer, other: Answer) -> bool:
-        if isinstance(gold, Relation) and isinstance(other, Relation):
-            return self.two_relations(gold, other)
-        if isinstance(other, Relation):
-            return self.claimed(gold, other) or self.same_set(gold, other)
-        assert isinstance(gold, Relation)
-        value = gold.sides[-1] if set(gold.signs) == {r"\approx"} else named_value(gold)
-        return (value is not None and self.answers(value, other)) or self.same_set(gold, other)
+        match gold, other:
+            case Chain(is_relation=True), Chain(is_relation=True):
+                return self.two_relations(gold, other)
+            case Chain(is_relation=True), _:
+                value = gold.items[-1] if set(gold.signs) == {r"\approx"} else named_value(gold)
+                said = value is not None and self.answers(value, other)
+            case _, Chain():
+                said = self.claimed(gold, other)
+        return said or same_set(gold, other, self.nodes)
 
-    def claimed(self, gold: Answer, relation: Relation, *, derived: bool = True) -> bool:
+    def claimed(self, gold: Answer, relation: Chain, *, derived: bool = True) -> bool:
         r"""Whether `name = ... = value` says the reference; every further side must say it too, so `0=7` is not 7.
 
         With `derived`, a formula between a name and a number need not: of the letters in `V=\pi r^2h=12\pi` only the
@@ -168,45 +178,44 @@ class _Comparison(Formulas):
         if set(relation.signs) - {"=", r"\in", r"\equiv", r"\approx"}:
             return False
         named = named_sides(relation, gold)
-        values = [side for side, name in zip(relation.sides, named, strict=True) if not name]
-        if derived and named[0] and without_letters(gold) and without_letters(values[-1]):
-            values = [side for side in values if not has_other_letters(side, relation.sides[0])]
+        values = [side for side, name in zip(relation.items, named, strict=True) if not name]
+        if derived and named[0] and is_number(gold) and is_number(values[-1]):
+            name = _letters_of(relation.items[0])
+            values = [side for side in values if not _letters_of(side) or name & _letters_of(side)]
         if relation.signs == (r"\approx",):  # `3\sqrt{7} \approx 7.94`: the exact value is the answer
             values = values[:1]
         return all(self.answers(gold, side) for side in values)
 
-    def two_relations(self, gold: Relation, other: Relation) -> bool:
+    def two_relations(self, gold: Chain, other: Chain) -> bool:
         if gold.signs == other.signs and (gold.signs == ("=",) or set(gold.signs) == {r"\in"}):
             return self.equations(gold, other)
         if set(gold.signs + other.signs) == {"="}:  # chains: the names at their heads, and the last sides
-            derived = all(map(without_letters, gold.sides[1:]))  # a reference that derives its value tells how
+            derived = all(map(is_number, gold.items[1:]))  # a reference that derives its value tells how
             heads = string_key(gold.sources[0]) == string_key(other.sources[0]) and named_sides(gold)[0]
-            return heads and self.claimed(gold.sides[-1], other, derived=derived)
-        if as_cuts(gold) is not None and as_cuts(other) is not None:
-            return _letters_of(gold) == _letters_of(other) and self.same_set(gold, other)
+            return heads and self.claimed(gold.items[-1], other, derived=derived)
+        if _letters_of(*gold.items) == _letters_of(*other.items) and same_set(gold, other, self.nodes):
+            return True
         (sign, turn), (twin, other_turn) = (_TURNS.get(" ".join(relation.signs), ("", 0)) for relation in (gold, other))
         if not sign or sign != twin:
             return False
         ratio = self.ratio(gold, other)
         return ratio != 0 and (sign == r"\ne" or ratio == turn * other_turn)
 
-    def equations(self, gold: Relation, other: Relation) -> bool:
-        nodes = [side.node for side in gold.sides + other.sides if isinstance(side, Leaf) and side.node is not None]
+    def equations(self, gold: Chain, other: Chain) -> bool:
+        nodes = [side.node for side in gold.items + other.items if isinstance(side, Leaf) and side.node is not None]
         if len(nodes) == 4 and not any(map(letters, nodes)):  # `2^3=8` is about its form: `8=8` says nothing
             return same_form(nodes[0], nodes[2]) and same_form(nodes[1], nodes[3])
         ours, theirs = ([string_key(source) for source in relation.sources] for relation in (gold, other))
-        for left, right in ((0, 1), (1, 0)):
-            if ours[0] == theirs[left] and self.answers(gold.sides[1], other.sides[right]):
-                return True
-            if ours[1] == theirs[right] and self.answers(gold.sides[0], other.sides[left]):
+        for ourside, theirside in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            if ours[ourside] == theirs[theirside] and self.answers(gold.items[1 - ourside], other.items[1 - theirside]):
                 return True
         return gold.signs[0] == "=" and self.ratio(gold, other) != 0
 
-    def ratio(self, gold: Relation, other: Relation) -> int:
+    def ratio(self, gold: Chain, other: Chain) -> int:
         """The sign of the constant by which two relations are multiples of each other, 0 if they are not."""
         differences = []
         for relation in (gold, other):
-            left, right = relation.sides
+            left, right = relation.items
             if not isinstance(left, Leaf) or not isinstance(right, Leaf) or left.node is None or right.node is None:
                 return 0
             if left.quantity[1:] != Quantity("")[1:] or right.quantity[1:] != Quantity("")[1:]:
@@ -218,24 +227,18 @@ class _Comparison(Formulas):
 
 def _joined_alike(one: Many, two: Many) -> bool:
     """Whether two lists may be compared by members: `x<1 and x>3` is not `x<1 or x>3`, though `1 and 3` is `1 or 3`."""
-    bounds = any(isinstance(item, Relation) and {"<", ">", r"\le", r"\ge"} & set(item.signs) for item in one.items)
+    bounds = any(isinstance(item, Chain) and {"<", ">", r"\le", r"\ge"} & set(item.signs) for item in one.items)
     return not bounds or {one.joint, two.joint} != {"and", "or"}
 
 
 def _distinct_names(answer: Many) -> bool:
     """Whether every member is a relation about a name of its own, so that a bare list must keep the order."""
-    names = [
-        string_key(item.sources[0]) for item in answer.items if isinstance(item, Relation) and named_sides(item)[0]
-    ]
-    return len(names) == len(set(names)) == len(answer.items) > 1
+    relations = [item for item in answer.items if isinstance(item, Chain) and item.is_relation and named_sides(item)[0]]
+    return len({string_key(item.sources[0]) for item in relations}) == len(answer.items) > 1
 
 
-def _letters_of(relation: Relation) -> set[str]:
-    nodes = [side.node for side in relation.sides if isinstance(side, Leaf) and side.node is not None]
-    return set[str]().union(*map(letters, nodes))
-
-
-_MOST_COMPARED = 64
+def _letters_of(*answers: Answer) -> set[str]:
+    return set[str]().union(*(letters(side.node) for side in answers if isinstance(side, Leaf) and side.node))
 
 
 def answer_classes(answers: Sequence[str | None], conventions: Conventions | None = None) -> list[int]:
@@ -248,12 +251,11 @@ def answer_classes(answers: Sequence[str | None], conventions: Conventions | Non
 
     Args:
         answers: The bare answers of the samples of one problem; None or blank text is no answer.
-        conventions: What counts as equal where people differ, and the caps; None for the defaults.
+        conventions: What counts as equal where people differ; None for the defaults.
 
     >>> answer_classes(["1/2", None, "0.5", "2"])
     [0, -1, 0, 1]
     """
-    rules = conventions or Conventions()
     number_of: dict[str, int] = {}
     first: list[str] = []
     classes = []
@@ -261,10 +263,11 @@ def answer_classes(answers: Sequence[str | None], conventions: Conventions | Non
         if answer is None or not answer.strip():
             classes.append(-1)
             continue
-        key = answer.strip() if capped(answer, rules) else string_key(normalise(answer))
+        key = answer.strip() if capped(answer) else string_key(normalise(answer))
         if key not in number_of:
             compared = enumerate(first[:_MOST_COMPARED])
-            number_of[key] = next((n for n, other in compared if _equal(other, answer, rules)), len(first))
+            same = (n for n, other in compared if _equal(other, answer, conventions or Conventions()))
+            number_of[key] = next(same, len(first))
             if number_of[key] == len(first):
                 first.append(answer)
         classes.append(number_of[key])

@@ -9,6 +9,8 @@ import unicodedata
 from collections.abc import Collection, Iterator
 from functools import lru_cache
 
+import regex
+
 from grail_lightning.answers.find import last_box
 
 # ruff: noqa: RUF001 (these are tables of letters that look alike)
@@ -44,9 +46,12 @@ _SYMBOLS = str.maketrans(
     | dict.fromkeys("£€¥", r"\$")
     | {"∣": "|", "￠": "", "％": "%", "\u200b": "", "\ufeff": ""}
 )
-_SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
-_SUB = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-")
-_SAME = {
+_SCRIPTS = [
+    (mark, re.compile(f"[{scripts}]+"), str.maketrans(scripts, plain))
+    for mark, scripts, plain in (("^", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n"), ("_", "₀₁₂₃₄₅₆₇₈₉₊₋", "0123456789+-"))
+]
+# One spelling for each command: the text that stands for it, and the names that say the same.
+_SPELLINGS = {
     r"\frac": "dfrac tfrac cfrac",
     r"\binom": "dbinom tbinom",
     r"\le ": "leq leqslant leqq",
@@ -58,39 +63,43 @@ _SAME = {
     r"^\circ ": "degree degrees",
     **{"/": "div", "<": "lt", ">": "gt", r"\{": "lbrace", r"\}": "rbrace", "[": "lbrack", "]": "rbrack", "%": "%"},
     **{r"\epsilon ": "varepsilon", r"\theta ": "vartheta", r"\phi ": "varphi", r"\ldots ": "dots"},
+    **{"(": "langle", ")": "rangle", " ": ", ; : > quad qquad \n"},
 }
-_COMMANDS = {name: spelling for spelling, names in _SAME.items() for name in names.split()}
+_COMMANDS = {name: spelling for spelling, names in _SPELLINGS.items() for name in names.split(" ")} | {" ": " "}
 # Commands that change how something looks, not what it is.
 _LOOKS_NAMES = (
     "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr displaystyle textstyle limits rm bf it large "
     "Large boldsymbol bm !"
 )
 _LOOKS = frozenset(_LOOKS_NAMES.split())
-_SPACES = frozenset([",", ";", ":", ">", "quad", "qquad", " ", "\n"])
 # Wrappers of upright or bold type: a number, a symbol or a formula inside stands for itself, a word is a word.
 _PLAIN = ("text", "textrm", "textnormal", "mathrm", "mbox", "hbox")
 _UPRIGHT = (*_PLAIN, "textbf", "textit", "textsf", "mathbf", "mathit", "mathsf", "operatorname", "emph", "textsc")
-_ACCENTS = ("bar", "hat", "vec")
 _TRANSPARENT = ("underline", "boxed", "fbox")
-# With those whose argument is nothing that is read.
-_WRAPPERS = (*_ACCENTS, *_TRANSPARENT, "color", "textcolor", "phantom", "hspace", "tag", "label")
+_UNREAD = ("color", "textcolor", "phantom", "hspace", "tag", "label")
+_ACCENTED = re.compile(r"\\(bar|hat|vec)\s*([A-Za-z0-9]|\\[A-Za-z]+)")
 _WRAPPED_FUNCTIONS = FUNCTIONS | {"max", "min", "gcd", "lcm", "det"}
+_WRAPPER = regex.compile(
+    rf"\\(?P<name>{'|'.join((*_UPRIGHT, *_TRANSPARENT, *_UNREAD))})(?![A-Za-z])\*?\s*"
+    r"(?P<group>\{(?:[^{}\\]++|\\.|(?&group))*+\})",
+    regex.DOTALL,
+)
+_COMMAND = re.compile(r"\\(?:(?:left|right|middle)\.|([a-zA-Z]+|.))", re.DOTALL)
 
 # Words in upright type, and what else `\text` holds.
 TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_OPENING = frozenset(["(", "[", "{", r"\{", r"\langle", r"\lfloor", r"\lceil"])
-CLOSING = frozenset([")", "]", "}", r"\}", r"\rangle", r"\rfloor", r"\rceil"])
+_OPENING = frozenset(["(", "[", "{", r"\{", r"\lfloor", r"\lceil"])
+CLOSING = frozenset([")", "]", "}", r"\}", r"\rfloor", r"\rceil"])
 _PIECE = re.compile(r"\\text\{[^{}]*\}|\\begin\{[a-z*]+\}|\\end\{[a-z*]+\}|\\(?:[a-zA-Z]+|.)|.", re.DOTALL)
 _COMMAND_OR_BRACKET = re.compile(r"\\(?:[a-zA-Z]+|.)|[{}()\[\]]", re.DOTALL)
 # Answers come again when they are short; what is kept of long ones would be a model's to grow.
 CACHED_CHARACTERS = 128
 
-_RAISED = re.compile(f"[{''.join(map(chr, _SUPER))}]+")
-_LOWERED = re.compile(f"[{''.join(map(chr, _SUB))}]+")
-_COMMAND = re.compile(r"\\([a-zA-Z]+|.)", re.DOTALL)
-_RESULT = r"(?:the\s+)?(?:final\s+)?(?:answer|solution|result)s?"
+_RESULT = r"(?:so\s+|thus,?\s+)?(?:the\s+)?(?:final\s+)?(?:answer|solution|result)s?"
 _LEAD = re.compile(
-    rf"^\s*(?:{_RESULT}(?:\s+(?:is|are))?\s*[:=]?|\\approx|=|:)(?=[\s\\(\[\d.+\-$a-zA-Z])", re.IGNORECASE
+    rf"^\s*(?:(?:{_RESULT}(?:\s+(?:is|are))?\s*[:=]?|\\approx|=|:)(?=[\s\\(\[\d.+\-$a-zA-Z])"
+    r"|(?:\\text\{\s*)?(?:approximately|about|roughly)\s*\}?\s*(?=[\d.\\$-]))",
+    re.IGNORECASE,
 )
 # Up to a verb that ends the upright type or, for the phrase that all use, that stands inside of it.
 _INTRODUCTION = re.compile(
@@ -100,13 +109,9 @@ _INTRODUCTION = re.compile(
     re.IGNORECASE,
 )
 _DENIAL = re.compile(r"\b(?:not?|never|nor|neither|cannot|false|wrong|unless|if|whether)\b|n't", re.IGNORECASE)
-# `1{,}000`, `1,\!000`, `1\,000`, `1\ 000`: separators that are no list commas.
-_SEPARATED = re.compile(r"(?<=\d)(?:\{,\}|,?\\!|,?\\,|\\[ :;>]|~)\s*(?=\d{3}(?!\d))")
-_GOES_ON = re.compile(r"(?<=[,+*<=-])\s*\.{3,}")
-_TOKEN = re.compile(r"\s*([A-Za-z0-9]|\\[A-Za-z]+)")
-_OPENING_OF_TEXT = re.compile(r"\s*\{")
 # Units that would pass for a function, a letter or a quotient of letters.
 _UNIT = re.compile(r"min|[mgsLlJNWVAKChFPT]|[A-Za-z]{1,3}\s?/\s?[A-Za-z]{1,3}(?:\^\{?[23]\}?)?")
+_BEHIND_NUMBER = re.compile(r"[0-9})](?:\s|~|\\[ ,;:!])*$")
 # What separates the members of a list in words.
 _LISTED = re.compile(r"(,(?!\d)|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))", re.IGNORECASE)
 _TRAILING = re.compile(r"(?:[.,;]|\\\\)\s*$")
@@ -115,23 +120,55 @@ _TRAILING = re.compile(r"(?:[.,;]|\\\\)\s*$")
 _GROUPED = re.compile(
     r"(?<![0-9.,_^A-Za-z\\])(?<!_\{)[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9])(?!\.[0-9]+,[0-9])", re.ASCII
 )
-# `\bar 3`, `\overline{3}`, and a dot over the first and the last digit of the block that repeats.
-_BAR = re.compile(r"\\(?:overline|bar)\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))")
-_DOTTED_BLOCK = re.compile(r"\\dot\s*\{?\s*([0-9])\}?(?:([0-9]*)\\dot\s*\{?\s*([0-9])\}?)?")
-_BARS_SIDE_BY_SIDE = re.compile(r"(\\overline\{[0-9]+)\}\s*\\overline\{([0-9]+\})")
-# A decimal comma is told from that of a list by the bar behind it.
-_BEFORE_BAR = re.compile(
-    r"(?<![0-9A-Za-z\\.,;])([0-9]*)(?:[.,]|\{[.,]\})([0-9]*)(?:\{\\overline\{([0-9]+)\}\}|\\overline\{([0-9]+)\})"
+_DECIMAL = r"(?<![0-9A-Za-z\\.)}])([0-9]*)"
+_DOTS = r"\s*(?:\.{3,}|\\[lc]?dots(?![a-z]))"
+# What is replaced wherever it stands, before and after commands are read: a text without the first is not searched.
+_BEFORE = [
+    (",", r"(?<=\d)(?:\{,\}|,\\[!,])\s*(?=\d{3}(?!\d))", ""),  # `1{,}000` is no list
+    ("\\", r"(?<=\d)\\[!, :;>]\s*(?=\d{3}(?!\d))", ""),  # `1\,000`
+    ("~", r"(?<=\d)~\s*(?=\d{3}(?!\d))", ""),
+    (r"\\[", r"\\\\\[[\d.]+(?:pt|em|ex|mm|cm)\]", r"\\\\"),  # the space between two rows
+    ("\\", r"\\[()\[]|(?<!\\)\\\]", " "),
+    (r"\$", r"\\text\{\\\$\}", r"\\$"),  # `\$` marks money for the rules of units
+    ("$", r"(?<!\\)\$", " "),  # a delimiter
+    ("`", "`", ""),
+    ("**", r"(?<=[\w)}])\*\*(?=[\w({\\-])", "^"),  # a power in a programming language
+    ("*", r"^\s*\*+(?=[^*])|\*\*|(?<=[^*])\*+\s*$", ""),  # bold type of Markdown
+    ("...", r"(?<=[,+*<=-])\s*\.{3,}", r"\\ldots "),
+    ("x", r"(?<=\d)\s*x\s*(?=10\^)", "*"),
+    ("^", r"\^\s*\{?\s*(?:\\(?:text|mathrm)\{\s*)?(st|nd|rd|th)\s*\}{1,2}", r"\1"),  # `3^{\text{rd}}`
+    (".", r"(?<![A-Za-z])([apAP])\.\s?([mM])(?:\.|(?![A-Za-z]))", r"\1\2"),
+]
+_AFTER = [
+    (r"\dot", r"\\dot\s*\{?([0-9])\}?(?:([0-9]*)\\dot\s*\{?([0-9])\}?)?", r"\\overline{\1\2\3}"),
+    ("\\", r"\\(?:overline|bar)\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))", r"\\overline{\1\2}"),
+    (r"\overline", rf"(\\overline\{{[0-9]+\}}){_DOTS}", r"\1"),
+    # A decimal comma is told from that of a list by the bar behind it.
+    (
+        r"\overline",
+        _DECIMAL + r"(?:[.,]|\{[.,]\})([0-9]*)(?:\{\\overline\{([0-9]+)\}\}|\\overline\{([0-9]+)\})",
+        r"\1.\2\\overline{\3\4}",
+    ),
+    # `0.5(3)` is half of three where it is a part of something; alone it is 0.5333…
+    (
+        "(",
+        _DECIMAL + r"(?:\.|,(?=\())([0-9]*)\(([0-9]+)\)(?=\s*(?:$|[,;)\]}%]|\\(?:%|text|pi)))",
+        r"\1.\2\\overline{\3}",
+    ),
+    # `0.333...`: the block must be seen three times; `3.14...` goes on.
+    (
+        ".",
+        rf"{_DECIMAL}\.(?=[0-9]{{3,99}}{_DOTS})([0-9]*?)([0-9]+?)\3{{2,}}(?![0-9]){_DOTS}(?!\s*[0-9A-Za-z.(])",
+        r"\1.\2\\overline{\3}",
+    ),
+    (".", rf"(?<=[0-9]){_DOTS}(?!\s*[0-9A-Za-z.(])", r"\\ldots "),
+    (r"\overline", r"(?<![0-9])(?=\.[0-9]*\\overline)", "0"),
+]
+_Rules = list[tuple[str, re.Pattern[str], str]]
+_RULES_BEFORE, _RULES_AFTER = (
+    [(needle, re.compile(pattern), replacement) for needle, pattern, replacement in rules]
+    for rules in (_BEFORE, _AFTER)
 )
-_BAR_AND_DOTS = re.compile(r"(\\overline\{[0-9]+\})\s*(?:\.{3,}|\\[lc]?dots(?![a-z]))")
-# `0.5(3)` is half of three where it is a part of something; alone it is 0.5333…
-_PARENTHESES = re.compile(
-    r"(?<![0-9A-Za-z\\.)}])([0-9]*)(?:\.|,(?=\())(?:"
-    r"([0-9]+)\(([0-9]+)\)(?=\s*(?:$|[,;)\]}%]|\\(?:%|text|pi)))|\(([0-9]+)\)(?!\s*[\^!(0-9A-Za-z]))"
-)
-_DOTS = re.compile(r"(?<![0-9A-Za-z\\.])([0-9]*)\.([0-9]+)\s*(?:\.{3,}|\\[lc]?dots(?![a-z]))(?!\s*[0-9A-Za-z.(])")
-# From the last digit on; the shortest block that is seen often enough.
-_REPEATS = re.compile(r"([0-9]+?)\1{2,}|([0-9]{2,})\2\Z")
 
 
 def balanced(text: str) -> bool:
@@ -142,16 +179,6 @@ def balanced(text: str) -> bool:
         if min(depths.values()) < 0:
             return False
     return not any(depths.values())
-
-
-def group_end(text: str, start: int) -> int:
-    """Index after the brace that closes the one at `start`; -1 if none does."""
-    depth = 0
-    for found in _COMMAND_OR_BRACKET.finditer(text, start):
-        depth += (found[0] == "{") - (found[0] == "}")
-        if depth == 0:
-            return found.end()
-    return -1
 
 
 def pieces(text: str) -> Iterator[tuple[int, str, int]]:
@@ -184,12 +211,12 @@ def _normalised(text: str) -> str:
     text = text.strip()
     while (box := last_box(text)) is not None and box.start == 0 and box.stop == len(text):
         text = text[box.content_start : box.content_stop].strip()
-    text = _SEPARATED.sub("", _unicode(text))
-    text = _repeating(_grouped(_commands(_delimiters(text))))
-    text = _trailing(_spaces(text))
+    text = _replaced(_unicode(text), _RULES_BEFORE)
+    text = _grouped(_commands(text))
+    text = _trimmed(_replaced(text, _RULES_AFTER) if "." in text or "," in text else text)
     if (phrase := _INTRODUCTION.match(text)) is not None and not _DENIAL.search(phrase[0]):
         text = rf"\text{{{text[phrase.end() :]}" if phrase["inside"] else text[phrase.end() :]
-    text = _trailing(_spaces(_LEAD.sub("", text)))
+    text = _trimmed(_LEAD.sub("", text))
     # A function of nothing is a word.
     return rf"\text{{{text[1:]}}}" if text[:1] == "\\" and text[1:] in _WRAPPED_FUNCTIONS else text
 
@@ -197,11 +224,18 @@ def _normalised(text: str) -> str:
 _of_short = lru_cache(maxsize=1 << 12)(_normalised)
 
 
+def _replaced(text: str, rules: _Rules) -> str:
+    for needle, pattern, replacement in rules:
+        if needle in text:
+            text = pattern.sub(replacement, text)
+    return text
+
+
 def _unicode(text: str) -> str:
     if text.isascii():
         return text
-    text = _RAISED.sub(lambda run: "^{" + run[0].translate(_SUPER) + "}", text)
-    text = _LOWERED.sub(lambda run: "_{" + run[0].translate(_SUB) + "}", text)
+    for mark, runs, table in _SCRIPTS:
+        text = runs.sub(rf"{mark}{{\g<0>}}", text).translate(table)
     return "".join(map(_compatible, text.translate(_SYMBOLS)))
 
 
@@ -211,74 +245,36 @@ def _compatible(character: str) -> str:
     return rf"\frac{{{upper}}}{{{lower}}}" if slash and lower else form
 
 
-def _delimiters(text: str) -> str:
-    text = re.sub(r"\\\(|\\\)|\\\[(?![\d.]+(?:pt|em|ex|mm|cm)\])|(?<!\\)\\\]", " ", text)
-    text = _GOES_ON.sub(r"\\ldots ", text.replace(r"\text{\$}", r"\$"))
-    # A dollar is money or a delimiter; neither changes the number. `\$` marks money for the unit rules.
-    return re.sub(r"(?<!\\)\$", " ", text)
-
-
 def _commands(text: str) -> str:
-    written: list[str] = []
-    place = 0
-    while (command := _COMMAND.search(text, place)) is not None:
-        written.append(text[place : command.start()])
-        place = command.end()
-        name = command[1]
-        if name in _LOOKS:
-            if name in ("left", "right", "middle") and text.startswith(".", place):
-                place += 1
-            written.append(" " if name.isalpha() and text[place : place + 1].isalnum() else "")
-        elif name in _SPACES:
-            written.append(" ")
-        elif name in _UPRIGHT:
-            place = _upright(text, place, name, written)
-        elif name in _WRAPPERS:
-            place = _wrapped(text, place, name, written)
-        else:
-            written.append(_COMMANDS.get(name, "\\" + name))
-    written.append(text[place:])
-    return "".join(written).replace("~", " ").replace("!=", r"\ne ").replace("<=", r"\le ").replace(">=", r"\ge ")
+    if "\\" in text:
+        text = _COMMAND.sub(_respelled, _ACCENTED.sub(r"\\\1{\2}", _WRAPPER.sub(_unwrapped, text)))
+    return text.replace("~", " ").replace("!=", r"\ne ").replace("<=", r"\le ").replace(">=", r"\ge ")
 
 
-def _argument(text: str, place: int) -> tuple[str, int] | None:
-    """The brace group at or after `place` (spaces skipped), without its braces, and the index after it."""
-    opening = _OPENING_OF_TEXT.match(text, place)
-    if opening is None or (end := group_end(text, opening.end() - 1)) < 0:
-        return None
-    return text[opening.end() : end - 1], end
+def _respelled(command: re.Match[str]) -> str:
+    name = command[1]
+    if name is None or name in _LOOKS:
+        return " " if name and name.isalpha() and command.string[command.end() :][:1].isalnum() else ""
+    return _COMMANDS.get(name, command[0])
 
 
-def _wrapped(text: str, place: int, name: str, written: list[str]) -> int:
-    argument = _argument(text, place)
-    if argument is None and name in _ACCENTS and (token := _TOKEN.match(text, place)):
-        argument = token[1], token.end()
-    if argument is None:
-        return place
-    if name in _ACCENTS:
-        written.append(rf"\{name}{{{argument[0]}}}")
-    elif name in _TRANSPARENT:
-        written.append("{" + _commands(argument[0]) + "}")
-    return argument[1]
-
-
-def _upright(text: str, place: int, name: str, written: list[str]) -> int:
-    argument = _argument(text, place + text.startswith("*", place))
-    if argument is None:
-        return place
-    inner = re.sub(r"\s+", " ", TEXT.sub(r"\1", _commands(argument[0])))
+def _unwrapped(wrapper: "regex.Match[str]") -> str:
+    name, inner = wrapper["name"], wrapper["group"][1:-1]
+    if name in _UNREAD:
+        return ""
+    if name in _TRANSPARENT:
+        return f"{{{_commands(inner)}}}"
+    inner = re.sub(r"\s+", " ", TEXT.sub(r"\1", _commands(inner)))
     word = inner.strip()
-    if name in _PLAIN and _UNIT.fullmatch(word) and re.search(r"[0-9})]\s*$", written[-1] if written else ""):
-        written.append(rf"\text{{{word}}}")
-    elif word in _WRAPPED_FUNCTIONS:
-        written.append(rf"\{word} ")
-    elif not _has_word(word):
-        written.append(f" {word} " if word else " ")
-    elif _LISTED.search(inner):  # `\text{red, blue and 3}` is `\text{red},\text{blue}\text{and}3`
-        written += [rf"\text{{{piece}}}" if _has_word(piece) else f" {piece} " for piece in _LISTED.split(inner)]
-    else:
-        written.append(rf"\text{{{inner}}}")
-    return argument[1]
+    if name in _PLAIN and _UNIT.fullmatch(word) and _BEHIND_NUMBER.search(wrapper.string[: wrapper.start()]):
+        return rf"\text{{{word}}}"
+    if word in _WRAPPED_FUNCTIONS or word.lower() == "infinity":
+        return rf"\{word} " if word in _WRAPPED_FUNCTIONS else r"\infty "
+    if not _has_word(word):
+        return f" {word} " if word else " "
+    if _LISTED.search(inner):  # `\text{red, blue and 3}` is `\text{red},\text{blue}\text{and}3`
+        return "".join(rf"\text{{{part}}}" if _has_word(part) else f" {part} " for part in _LISTED.split(inner))
+    return rf"\text{{{inner}}}"
 
 
 def _has_word(text: str) -> bool:
@@ -292,7 +288,7 @@ def _grouped(text: str) -> str:
     Between braces of a command, and outside of all brackets, a comma without a space before three digits groups them.
     Between brackets it separates, as in `(1,200)` and `\{100,200\}`, unless a group begins with a zero: `(1,000)`.
     """
-    if "," not in text:
+    if not _GROUPED.search(text):
         return text
     brackets, separates = ["{"], []
     for found in _PIECE.finditer(text):
@@ -306,36 +302,11 @@ def _grouped(text: str) -> str:
     )
 
 
-def _repeating(text: str) -> str:
-    r"""The text with each decimal that repeats as `0.1\overline{6}`."""
-    if not re.search(r"[.,]", text):
-        return text
-    text = _DOTTED_BLOCK.sub(lambda run: rf"\overline{{{''.join(filter(None, run.groups()))}}}", text)
-    text = _BAR.sub(lambda run: rf"\overline{{{run[1] or run[2]}}}", text)
-    text = _BAR_AND_DOTS.sub(r"\1", _BARS_SIDE_BY_SIDE.sub(r"\1\2", text))
-    for decimal in (_BEFORE_BAR, _PARENTHESES):
-        text = decimal.sub(lambda run: rf"{run[1] or '0'}.{run[2] or ''}\overline{{{run[3] or run[4]}}}", text)
-    return _DOTS.sub(_dotted, text)
-
-
-def _dotted(found: re.Match[str]) -> str:
-    """`0.333...` and `0.1666...`: the block must be seen three times, or twice and nothing else; `3.14...` goes on."""
-    digits = found[2]
-    repeats = _REPEATS.match(digits[::-1])
-    if repeats is None:
-        return rf"{found[1]}.{digits}\ldots "
-    block = (repeats[1] or repeats[2])[::-1]
-    return rf"{found[1] or '0'}.{digits[: len(digits) - len(repeats[0])]}\overline{{{block}}}"
-
-
-def _spaces(text: str) -> str:
+def _trimmed(text: str) -> str:
     text = re.sub(r"\s+", " ", text).strip()
     # A space stays where it keeps a command from its letter, a word from its neighbour and a number from the next.
     text = re.sub(r"(?<![A-Za-z0-9.}])\s|\s(?![A-Za-z0-9.\\{(])", "", text)
-    return re.sub(r"(?<=\d)\s(?=\\(?!text|frac))|(?<=\})\s(?=[\\{(])", "", text)
-
-
-def _trailing(text: str) -> str:
+    text = re.sub(r"(?<=\d)\s(?=\\(?!text|frac))|(?<=\})\s(?=[\\{(])", "", text)
     while (end := _TRAILING.search(text)) is not None and not text.endswith(r"\,"):
         text = text[: end.start()].rstrip()
     return text

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import NamedTuple
 
-from grail_lightning.answers.normalise import BARE_WORDS, FUNCTIONS, GREEK, INVERSE, group_end
+from grail_lightning.answers.normalise import BARE_WORDS, FUNCTIONS, GREEK, INVERSE
 
 
 class Node(NamedTuple):
@@ -84,6 +84,7 @@ _FRACTION = re.compile(
 # `f(2)` and `f(x)` are one name where f is the usual name of a function, and I(0) is not I times zero.
 _APPLIED = re.compile(r"\(\s*([a-zA-Z]|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*\)")
 _AT_ZERO = re.compile(r"\(\s*(0)\s*\)")
+_SUBSCRIPT = re.compile(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 _FUNCTION_LETTERS = "fghFGHPQVTIuvy"
 
 
@@ -272,11 +273,10 @@ class _Parser:
     def subscript(self) -> str:
         if self.piece != "{":
             return self.take()
-        start, stop = self.start, group_end(self.text, self.start)
-        if stop < 0:
+        group = self.match(_SUBSCRIPT)
+        if group is None:
             raise Unreadable("an open subscript")
-        self.go_to(stop)
-        return "".join(self.text[start + 1 : stop - 1].split()).removeprefix(r"\text").strip("{}() ")
+        return "".join(group[0].split()).replace(r"\text", "").strip("{}()")
 
     def function(self, name: str) -> Node:
         base, power = None, None

@@ -1,18 +1,22 @@
 """Worker processes that can be killed: what may hang, swell or crash happens in them, never in the training process.
 
-A worker is `python -m grail_lightning.answers.worker`, spoken to in JSON lines over its pipes. It is a fresh
-interpreter, not a fork: it starts from any thread and inside daemonic processes (data loader workers), inherits no lock
-and no GPU, and never imports the user's main script. It leaves when its standard input closes, that is, with its
-parent; a job that runs at that moment is ended by the worker's own alarm, which the kernel delivers even inside C code.
+A worker runs `serve` and is spoken to in JSON lines over its pipes. It is a fresh interpreter, not a fork: it starts
+from any thread and inside daemonic processes (data loader workers), inherits no lock and no GPU, and never imports the
+user's main script. It leaves when its standard input closes, that is, with its parent; a job that runs at that moment
+is ended by the worker's own alarm, which the kernel delivers even inside C code.
 """
 
 import contextlib
 import json
+import logging
 import os
+import resource
+import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -21,12 +25,18 @@ from pathlib import Path
 from typing import Any
 
 import grail_lightning
+from grail_lightning.answers.compare import Conventions
+from grail_lightning.answers.judge import judge
+from grail_lightning.answers.values import load_libraries
 
 _PACKAGE_ROOT = str(Path(grail_lightning.__file__).resolve().parents[1])
-_WORKER = "grail_lightning.answers.worker"
+_WORKER = "from grail_lightning.answers.pool import serve; serve()"
 # Imports under load (a cold disk, all cores busy) may take a while; nothing of a model runs before a worker is ready.
 _STARTUP_SECONDS = 120.0
 _STARTUP_ATTEMPTS = 3
+# The parent kills at the time limit. This alarm is for a parent that died itself: its default action ends the process
+# in the kernel, even while C code holds the interpreter lock.
+_GRACE_SECONDS = 1.0
 
 
 class Worker:
@@ -37,7 +47,7 @@ class Worker:
         self.process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
             # -P: a `numbers.py` or `sympy/` in the current folder is not for the worker. A session of its own: Ctrl-C
             # is the parent's to handle.
-            [sys.executable, "-P", "-m", _WORKER, str(memory_bytes)],
+            [sys.executable, "-P", "-c", _WORKER, str(memory_bytes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -176,10 +186,56 @@ class WorkerPool:
             raise RuntimeError(
                 f"`Verifier` expected its worker processes to start, but got {_STARTUP_ATTEMPTS} in a row that ended "
                 f"before they were ready (last exit code {worker.process.returncode}). `memory_gib` may be too small; "
-                f"run `{sys.executable} -m {_WORKER} {self.memory_bytes}` by hand to see why."
+                f"run `{sys.executable} -c '{_WORKER}' {self.memory_bytes}` by hand to see why."
             )
 
 
 def _kill_all(workers: list[Worker], pid: int) -> None:
     while workers and pid == os.getpid():
         workers.pop().kill()
+
+
+def fault_of(error: BaseException) -> str:
+    """An exception and where it was raised, short enough for a log."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "grail_lightning" in frame.filename] or frames
+    place = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
+    return f"{type(error).__name__}: {ascii(str(error))[1:-1][:120]}{place}"
+
+
+# the program of a worker ----------------------------------------------------------------------------------------------
+def serve() -> None:
+    """Limit this process, tell the parent that it is ready, then answer until the parent closes the pipe."""
+    _limit(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)  # a library that prints must not speak in our name
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for ending in (signal.SIGINT, signal.SIGTERM):  # They reach whole process groups; the parent decides, and kills.
+        signal.signal(ending, signal.SIG_IGN)
+    load_libraries()
+    logging.disable(logging.CRITICAL)
+    with contextlib.suppress(BrokenPipeError):
+        answers.write(json.dumps({"ready": os.getpid()}).encode() + b"\n")
+        for line in sys.stdin.buffer:
+            request = json.loads(line)
+            signal.setitimer(signal.ITIMER_REAL, request["timeout_seconds"] + _GRACE_SECONDS)
+            outcome = _answer(request)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            answers.write(json.dumps(outcome).encode() + b"\n")
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        outcome = judge(request["gold"], request["prediction"], Conventions(**request["conventions"]), slow=True)
+    except Exception as error:  # a bug of a layer costs this one answer, and is told
+        fault = "" if isinstance(error, MemoryError) else fault_of(error)
+        return {"status": "crashed", "layer": "none", "fault": fault}
+    assert outcome is not None
+    return {"status": outcome.status, "layer": outcome.layer, "fault": ""}
+
+
+def _limit(memory_bytes: int) -> None:
+    for limit, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, memory_bytes or resource.RLIM_INFINITY)):
+        with contextlib.suppress(ValueError, OSError):  # macOS knows the second but does not take it
+            resource.setrlimit(limit, (most, most))

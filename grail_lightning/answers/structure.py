@@ -28,7 +28,7 @@ _NAMES = (
     "week weeks|month months|year years yr yrs|g gram grams|kg kilogram kilograms kgs|mg milligram milligrams|"
     "lb lbs pound pounds|oz ounce ounces|l liter liters litre litres|ml milliliter milliliters|gallon gallons gal|"
     "dollar dollars usd buck bucks|cent cents|j joule joules|n newton newtons|w watt watts|v volt volts|hz hertz|"
-    "mph|kelvin kelvins|rad rads radian radians|unit units"
+    "mph|kelvin kelvins|rad rads radian radians|unit units|am|pm"
 )
 _CANONICAL = {name: names.split()[0] for names in _NAMES.split("|") for name in names.split()}
 # Words that make another statement of a number than its bare value.
@@ -36,18 +36,17 @@ _STOP_WORDS = (
     "or and not no none never if when where is are was only but either neither minus plus times over more less than "
     "least most about approximately nearly almost around between through except without to so then unless some any "
     "all many few several with from by mod modulo base choose squared cubed half double twice thousand million billion "
-    "wrong false true unknown undefined repeating recurring"
+    "wrong false true unknown undefined repeating recurring percent pct"
 )
 _STOP = frozenset(_STOP_WORDS.split())
-_OPERATORS = ("sqrt", "pi", "max", "min", "gcd", "lcm", "lim", "det", "arg", "mod", "inf", "infty")
-_FUNCTION_WORDS = frozenset([*ELEMENTARY, *_OPERATORS])
+_FUNCTION_WORDS = frozenset([*ELEMENTARY, *"sqrt pi max min gcd lcm lim det arg mod inf infty".split()])  # noqa: SIM905
 
-_TEXT_SUFFIX = re.compile(r"\s*\\text\{([^{}]*)\}(?:\s*\^\{?\s*(-?[0-9])\s*\}?)?\s*$")
+_UNIT = re.compile(r"\s*\\text\{([A-Za-z\s./^0-9²³*\\-]*)\}(?:\s*\^\{?\s*(-?[0-9])\s*\}?)?\s*$")
+_NUMBER_IN_UNIT = re.compile(r"(?<!\^)[0-9](?!\s*[A-Za-z])")
 # `\text{ft}/s`: a single letter loses its `\mathrm` when it is normalised.
 _PER = re.compile(r"(?<=\})\s*/\s*([a-zA-Z]{1,3})(?=(?:\^\{?[0-9]\}?)?$)")
-_OVER = re.compile(r"\s*/\s*$")
-_BARE_UNIT = re.compile(r"(?<=[0-9}\)])\s*([A-Za-z]{2,})$|(?<=[0-9}\)]) ([A-Za-z]{3,}(?: [A-Za-z]{3,})*)$")
-_DEGREES = re.compile(r"\s*\^\{?\s*\\circ\s*\}?\s*(?:\\text\{[CF]\}|[CF])?\s*$")
+_BARE_UNIT = re.compile(r"(?<=[0-9}\)])(?:\s*([A-Za-z]{2,})| ([A-Za-z]{4,}|[A-Za-z]{3,}(?: [A-Za-z]{3,})+))$")
+_DEGREES = re.compile(r"\s*\^\{?\s*\\circ\s*\}?\s*(?:\\text\{[CF]\}|[CF])?\s*$|\s*\\text\{\s*degrees?\s*\}$")
 _PERCENT = re.compile(r"\s*(?:%|\\text\{\s*(?:percent|pct)\.?\s*\}|(?<![A-Za-z])(?:percent|pct)\.?)\s*$")
 _WORD = re.compile(r"[A-Za-z]+")
 # The angle in `\sin 30^\circ` has the degrees, not the answer.
@@ -69,8 +68,9 @@ def split_quantity(text: str) -> Quantity:
     bare = re.sub(r"\s*\\\$$", "", money[1] + text[money.end() :] if money else text)
     if r"\text" in bare:
         bare = _PER.sub(lambda per: rf"/\text{{{per[1]}}}" if per[1] in _CANONICAL else per[0], bare)
-    elif (words := _BARE_UNIT.search(bare)) and (words[2] or words[1].lower() in _CANONICAL):
-        bare = rf"{bare[: words.start()]}\text{{{words[0]}}}" if _FUNCTION_WORDS.isdisjoint(words[0].split()) else bare
+    elif (words := _BARE_UNIT.search(bare)) and _FUNCTION_WORDS.isdisjoint(words[0].split()):
+        alone = words[1] and words[1].lower() not in _CANONICAL and not (words[0][0] == " " and len(words[1]) > 3)
+        bare = bare if alone else rf"{bare[: words.start()]}\text{{{words[0]}}}"
     quantity = Quantity(bare, unit="dollar" if money else "")
     for _ in range(6):
         shorter = _without_suffix(quantity)
@@ -86,23 +86,19 @@ def _without_suffix(quantity: Quantity) -> Quantity | None:
         return quantity._replace(text=text[: percent.start()], percent=True)
     if (degrees := _DEGREES.search(text)) and not _OF_ANGLE.search(text):
         return quantity._replace(text=text[: degrees.start()], degrees=True)
-    suffix = _TEXT_SUFFIX.search(text)
-    if suffix is None:
-        return None
-    words = [word.lower() for word in _WORD.findall(suffix[1])]
-    if not re.fullmatch(r"[A-Za-z\s./^0-9²³*\\-]*", suffix[1]) or re.search(r"(?<!\^)[0-9](?!\s*[A-Za-z])", suffix[1]):
-        return None
-    if len(words) > 5 or not _STOP.isdisjoint(words) or "percent" in words or "pct" in words:
+    suffix = _UNIT.search(text)
+    words = [word.lower() for word in _WORD.findall(suffix[1])] if suffix else []
+    if suffix is None or len(words) > 5 or not _STOP.isdisjoint(words) or _NUMBER_IN_UNIT.search(suffix[1]):
         return None
     rest, unit = text[: suffix.start()], _canonical(words, suffix[1], suffix[2])
-    if slash := _OVER.search(rest):
-        rest, unit = rest[: slash.start()], unit and "/" + unit
+    if rest.rstrip().endswith("/"):
+        rest, unit = rest.rstrip()[:-1], unit and "/" + unit
     return quantity._replace(text=rest.rstrip(), unit=unit + quantity.unit)
 
 
 def _canonical(words: list[str], source: str, power: str | None) -> str:
-    if (half_of_day := "".join(words)) in ("", "am", "pm"):
-        return half_of_day
+    if not words:
+        return ""
     if words[0] in ("square", "sq", "cubic"):
         power, words = ("3" if words[0] == "cubic" else "2"), words[1:]
     inside = re.search(r"\^\{?([23])\}?", source)
@@ -135,26 +131,23 @@ class Many(NamedTuple):
     joint: str = ","
 
 
-class Relation(NamedTuple):
-    r"""A chain such as `1<x\le 3`: sides and the signs between them; `sources` are the sides as text."""
+class Chain(NamedTuple):
+    r"""Items with signs between them, such as `1<x\le 3` or `A\cup B`; `sources` are the items as text."""
 
-    sides: tuple["Answer", ...]
+    items: tuple["Answer", ...]
     signs: tuple[str, ...]
     sources: tuple[str, ...]
 
-
-class Union(NamedTuple):
-    r"""Sets joined by `\cup`, `\cap` or `\setminus`."""
-
-    parts: tuple["Answer", ...]
-    signs: tuple[str, ...]
+    @property
+    def is_relation(self) -> bool:
+        """Whether it is a statement, not a set."""
+        return _SET_SIGNS.isdisjoint(self.signs)
 
 
 class Words(NamedTuple):
-    """What is compared as text: words, in lower case and as written, and digits in a number base."""
+    """What is compared as text: words in lower case, and digits in a number base."""
 
     text: str
-    exact: str
 
 
 class Broken(NamedTuple):
@@ -163,9 +156,10 @@ class Broken(NamedTuple):
     reason: str
 
 
-Answer = Leaf | Group | Many | Relation | Union | Words | Broken
+Answer = Leaf | Group | Many | Chain | Words | Broken
 
-_RELATIONS = [r"=", r"<", r">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv"]
+_RELATIONS = (r"=", r"<", r">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv")
+_SET_SIGNS = frozenset([r"\cup", r"\cap", r"\setminus"])
 _CONNECTIVE = re.compile(
     r",?\s*(?:\{?\\text\{\s*,?\s*(and|or)\s*,?\s*\}\}?|(?<![A-Za-z\\])(?<!\\text\{)(and|or)(?![A-Za-z}]))\s*,?",
     re.IGNORECASE,
@@ -173,14 +167,12 @@ _CONNECTIVE = re.compile(
 _BASE = re.compile(r"[{(]?([0-9A-F]+(?:\.[0-9A-F]+)?)[})]?_(?:\{?\(?([0-9]{1,2})\)?\}?)", re.ASCII)
 # The first digits of a number that goes on.
 _CUT_OFF = re.compile(r"(?<=[0-9])\\ldots$")
+_ARRAY = r"(?:matrix|array|smallmatrix)\}"
 _MATRIX = re.compile(
-    r"(?P<factor>[^&]*?)\\begin\{(?P<kind>[pbBvV]?)(?:matrix|array|smallmatrix)\}(?:\{[lcr|]*\})?(?P<body>.*?)"
-    r"\\end\{[pbBvV]?(?:matrix|array|smallmatrix)\}",
+    rf"(?P<factor>[^&]*?)\\begin\{{(?P<kind>[pbBvV]?){_ARRAY}(?:\{{[lcr|]*\}})?(?P<body>.*?)\\end\{{[pbBvV]?{_ARRAY}",
     re.DOTALL,
 )
-_BRACKETED_ARRAY = re.compile(
-    r"[\[(]\\begin\{array\}(?:\{[lcr|]*\})?((?:(?!\\begin).)*?)\\end\{array\}[\])]", re.DOTALL
-)
+_BRACKETED_ARRAY = re.compile(r"[\[(](\\begin\{array\}(?:(?!\\begin).)*?\\end\{array\})[\])]", re.DOTALL)
 _PROSE = re.compile(r"(?:(?<![\\A-Za-z])[A-Za-z]{2,}\s+){2,}[A-Za-z]{2,}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'\- ]*[A-Za-z.]", re.ASCII)
 _SYNONYMS = {
@@ -203,10 +195,10 @@ def read(text: str) -> Answer:
 
 
 def _read(text: str) -> Answer:
-    text = text.strip().strip("\x00")
+    text = text.strip()
     if not text:
         return Broken("nothing")
-    for reader in (_words, _list, _relation, _set_operation, _bracketed, _matrix, _ratio, _base):
+    for reader in (_words, _list, _chain, _bracketed, _matrix, _ratio, _base):
         answer = reader(text)
         if answer is not None:
             return answer
@@ -226,7 +218,7 @@ def _words(text: str) -> Words | None:
     if (short or formula) and plain.lower() not in _SHORT_WORDS:
         return None
     lower = re.sub(r"^(?:the|an?) ", "", plain.lower())
-    return Words(_SYNONYMS.get(lower, lower), plain)
+    return Words(_SYNONYMS.get(lower, lower))
 
 
 def members(answer: Answer) -> tuple[Answer, ...]:
@@ -252,19 +244,15 @@ def _list(text: str) -> Answer | None:
     return Many(tuple(items), joint=joint)
 
 
-def _relation(text: str) -> Answer | None:
-    parts, signs = split(text, _RELATIONS)
-    if not signs:
-        return None
-    parts = [part.strip() for part in parts]
-    if not all(parts):
-        return Broken("a relation with a missing side")
-    return Relation(tuple(map(_read, parts)), tuple(signs), tuple(parts))
-
-
-def _set_operation(text: str) -> Answer | None:
-    parts, signs = split(text, (r"\cup", r"\cap", r"\setminus"))
-    return Union(tuple(map(_read, parts)), tuple(signs)) if signs else None
+def _chain(text: str) -> Answer | None:
+    for known in (_RELATIONS, _SET_SIGNS):
+        parts, signs = split(text, known)
+        if signs:
+            parts = [part.strip() for part in parts]
+            if not all(parts):
+                return Broken("a relation with a missing side")
+            return Chain(tuple(map(_read, parts)), tuple(signs), tuple(parts))
+    return None
 
 
 def _ratio(text: str) -> Answer | None:
@@ -286,8 +274,7 @@ def _bracketed(text: str) -> Answer | None:
         return _read(inner)
     if opening[0] == r"\{":
         return _braces(inner) if closed == r"\}" else Broken("a set that closes with another bracket")
-    separator = ";" if split(inner, [";"])[1] else ","
-    parts, signs = split(inner, [separator])
+    parts, signs = split(inner, [";" if split(inner, [";"])[1] else ","])
     if signs:
         return Group(opening[0] + closed, tuple(map(_read, parts)))
     return _read(inner) if opening[0] + closed in ("()", "[]") else Broken("an interval with one end")
@@ -305,7 +292,7 @@ def _braces(inner: str) -> Answer:
 
 
 def _matrix(text: str) -> Answer | None:
-    matrix = _MATRIX.fullmatch(_BRACKETED_ARRAY.sub(r"\\begin{bmatrix}\1\\end{bmatrix}", text))
+    matrix = _MATRIX.fullmatch(_BRACKETED_ARRAY.sub(r"\1", text))
     if matrix is None:
         return None
     rows = [row.strip() for row in re.split(r"\\\\|\\cr", matrix["body"]) if row.strip() not in ("", r"\hline")]
@@ -319,10 +306,7 @@ def _matrix(text: str) -> Answer | None:
 
 def _base(text: str) -> Words | None:
     digits = _BASE.fullmatch(re.sub(r"(?<=[0-9])\s+(?=[0-9])", "", text))
-    if digits is None:
-        return None
-    spelled = f"{digits[1].lstrip('0') or '0'}_{digits[2].lstrip('0')}"
-    return Words(spelled, spelled)
+    return Words(f"{digits[1].lstrip('0') or '0'}_{digits[2].lstrip('0')}") if digits else None
 
 
 def _leaf(text: str) -> Answer:

@@ -8,17 +8,17 @@ simplification that could run away; the cost is that of a few evaluations.
 
 import math
 import random
+import re
 from fractions import Fraction
 from functools import cache
 from typing import Any
 
-from grail_lightning.answers.normalise import HYPERBOLIC, INVERSE, LOGARITHMS, TRIGONOMETRIC
+from grail_lightning.answers.normalise import FUNCTIONS, GREEK, HYPERBOLIC, INVERSE, LOGARITHMS, TRIGONOMETRIC
 from grail_lightning.answers.parse import Node, letters, mentions
 
 # 2^17 bits are 39,000 digits: more than any reference answer, and a power of that size takes microseconds.
 _MAX_BITS = 1 << 17
 _MAX_FACTORIAL = 2000
-_ROOT_BITS = 1000  # that a float can hold
 
 
 class TooLarge(ValueError):  # noqa: N818 (it is caught, not reported)
@@ -88,8 +88,7 @@ class _Rationals(_Evaluator):
 
     def power(self, base: Fraction, exponent: Fraction) -> Fraction | None:
         if exponent.denominator != 1:
-            root = _root(base, Fraction(exponent.denominator))
-            return None if root is None else self.power(root, Fraction(exponent.numerator))
+            return None
         if not base and exponent <= 0:
             raise Undefined("zero to a power of zero or less")
         if abs(base) == 1:
@@ -100,41 +99,21 @@ class _Rationals(_Evaluator):
 
     def function(self, name: str, values: list[Fraction]) -> Fraction | None:
         match name:
-            case "root":
-                return _root(*values)
+            case "root" if values[1] == 2 and values[0] >= 0:
+                root = Fraction(math.isqrt(values[0].numerator), math.isqrt(values[0].denominator))
+                return root if root * root == values[0] else None
             case "abs":
                 return abs(values[0])
-            case "factorial":
-                return Fraction(math.factorial(_count(values[0])))
-            case "binomial":
-                return Fraction(math.comb(_count(values[0]), _count(values[1])))
+            case "factorial" | "binomial":
+                if any(value.denominator != 1 or value < 0 for value in values):
+                    raise Undefined("a factorial of something other than a whole number")
+                if max(values) > _MAX_FACTORIAL:
+                    raise TooLarge(f"a factorial above {_MAX_FACTORIAL}")
+                return Fraction((math.factorial if name == "factorial" else math.comb)(*map(int, values)))
         return None
 
 
 _RATIONALS = _Rationals()
-
-
-def _count(value: Fraction) -> int:
-    if value.denominator != 1 or value < 0:
-        raise Undefined("a factorial of something other than a whole number")
-    if value > _MAX_FACTORIAL:
-        raise TooLarge(f"a factorial above {_MAX_FACTORIAL}")
-    return value.numerator
-
-
-def _root(value: Fraction, degree: Fraction) -> Fraction | None:
-    """The real root if it is rational; the principal root of a negative number is, for an odd degree, the real one."""
-    if degree.denominator != 1 or not 1 < degree <= 64 or (value < 0 and degree % 2 == 0):
-        return None
-    upper, lower = (_whole_root(whole, degree.numerator) for whole in (abs(value.numerator), value.denominator))
-    return None if upper is None or lower is None else Fraction(upper, lower) * (-1 if value < 0 else 1)
-
-
-def _whole_root(value: int, degree: int) -> int | None:
-    if value.bit_length() > _ROOT_BITS:
-        return None
-    root = math.isqrt(value) if degree == 2 else round(value ** (1 / degree))
-    return root if root**degree == value else None
 
 
 def is_terminating(value: Fraction) -> bool:
@@ -157,7 +136,7 @@ _FUNCTIONS = {
 
 
 @cache
-def contexts() -> tuple[Any, ...]:
+def _contexts() -> tuple[Any, ...]:
     """Two of mpmath's contexts, with 60 and with 120 digits."""
     import mpmath
 
@@ -167,7 +146,7 @@ def contexts() -> tuple[Any, ...]:
     return made
 
 
-def value_at(node: Node, point: dict[str, Fraction], context: Any) -> Any:
+def _value_at(node: Node, point: dict[str, Fraction], context: Any) -> Any:
     """The value of a formula, None if there is no finite one."""
     try:
         value = _AtPoint(point, context).value(node)
@@ -188,7 +167,7 @@ def approximate(node: Node) -> float | None:
     return value.real if abs(value.imag) <= 1e-9 * (1 + abs(value)) else None
 
 
-def is_imaginary(value: Any) -> bool:
+def _is_imaginary(value: Any) -> bool:
     """Whether a number is more than a real one and rounding."""
     return bool(abs(value.imag) > abs(value) * 1e-30)
 
@@ -233,7 +212,7 @@ class _AtPoint(_Evaluator):
     def root(self, value: Any, degree: Any) -> Any:
         if degree == 0:
             raise Undefined("a root of degree zero")
-        if not is_imaginary(value) and value.real < 0 and degree == int(degree.real) % 2 * degree:
+        if not _is_imaginary(value) and value.real < 0 and degree == int(degree.real) % 2 * degree:
             return -((-value) ** (1 / degree))  # an odd root of a negative number is meant as the real one
         return self.power(value, 1 / degree) if value else value
 
@@ -266,10 +245,10 @@ def ratio_sign(left: Node, right: Node) -> int:
     names = letters(left)
     if not names or names != letters(right):
         return 0
-    context = contexts()[0]
+    context = _contexts()[0]
     ratios = []
     for _, point in _points(sorted(names)):
-        one, two = value_at(left, point, context), value_at(right, point, context)
+        one, two = _value_at(left, point, context), _value_at(right, point, context)
         if one is not None and two is not None:
             if min(abs(one), abs(two)) < 1e-30:
                 return 0
@@ -300,11 +279,11 @@ def _agree(left: Node, right: Node, point: dict[str, Fraction], tolerance: float
     """Whether two formulas are equal at a point; None where one of them is undefined (or not real, if that counts)."""
     differences: list[Any] = []
     size: Any = None
-    for context in contexts():
-        one, two = value_at(left, point, context), value_at(right, point, context)
+    for context in _contexts():
+        one, two = _value_at(left, point, context), _value_at(right, point, context)
         if one is None or two is None:
             return None
-        if not keep_complex and (is_imaginary(one) or is_imaginary(two)):
+        if not keep_complex and (_is_imaginary(one) or _is_imaginary(two)):
             return None
         size = max(abs(one), abs(two))
         differences.append(abs(one - two))
@@ -314,3 +293,66 @@ def _agree(left: Node, right: Node, point: dict[str, Fraction], tolerance: float
             return False
     coarse, fine = differences
     return bool(fine <= size * 1e-100 or fine <= coarse * 1e-45)
+
+
+# math-verify, for what our grammar leaves out. It works on SymPy trees, walked and never printed, so no text of a model
+# becomes code; it may seek a closed form for ever, so it runs in a worker.
+_MOST_CHARACTERS = 400
+_OTHER_COMMANDS = (
+    "frac sqrt pi infty int sum prod lim to binom lfloor rfloor lceil rceil max min gcd lcm det bmod mod pmod begin "
+    "end left right cdot circ overline partial nabla vec hat bar mathbb in cup cap setminus emptyset { } |"
+)
+_KNOWN_COMMANDS = FUNCTIONS | GREEK | frozenset(_OTHER_COMMANDS.split())
+
+
+def load_libraries() -> None:
+    """Import what takes a while, so that no pair pays for it."""
+    import math_verify  # noqa: F401
+
+    _contexts()
+
+
+def equal_by_math_verify(gold: str, prediction: str, tolerance: float) -> bool | None:
+    """math-verify's verdict on two formulas, with its false acceptances closed; None if it cannot read one."""
+    import sympy
+    from math_verify import verify
+
+    one, two = _sympy_of(gold), _sympy_of(prediction)
+    if one is None or two is None:
+        return None
+    if isinstance(one, sympy.Expr) and isinstance(two, sympy.Expr) and one.as_dummy() == two.as_dummy():
+        return True  # a sum over n and one over k
+    for side in (one, two):
+        if isinstance(side, sympy.Basic) and side.has(sympy.Sum) and side.has(sympy.oo) and side.free_symbols:
+            return False  # the search for a closed form of a power series rarely ends
+    try:
+        accepted = verify(one, two, timeout_seconds=None, allow_set_relation_comp=True)
+    except Exception:  # a fault of the library's, on a formula that only it can read
+        return None
+    return bool(accepted) and _relatively_close(one, two, tolerance)
+
+
+def _sympy_of(text: str) -> Any:
+    """A formula as SymPy sees it through latex2sympy2-extended, or None."""
+    commands = re.findall(r"\\([a-zA-Z]+|.)", text)
+    if len(text) > _MOST_CHARACTERS or not set(commands) <= _KNOWN_COMMANDS:
+        return None
+    if re.search(r"[!?@#\"`;]|\^\{[^{}]*\^\{[^{}]*\^|[0-9]{40}", text) or text.count("=") > text.count("_{"):
+        return None
+    from math_verify.parser import LatexExtractionConfig, normalize_latex, parse_latex_cached
+
+    try:
+        return parse_latex_cached(normalize_latex(text, LatexExtractionConfig().normalization_config))
+    except Exception:  # the parser raises whatever its grammar meets
+        return None
+
+
+def _relatively_close(gold: Any, prediction: Any, tolerance: float) -> bool:
+    """math-verify rounds to six places, so that all small numbers are equal to it: look again, relatively."""
+    if getattr(gold, "free_symbols", True) or getattr(prediction, "free_symbols", True):
+        return True
+    try:
+        one, two = complex(gold.evalf(30)), complex(prediction.evalf(30))
+    except (TypeError, ValueError, AttributeError):
+        return True
+    return bool(abs(one - two) <= (tolerance * abs(one) if one else 1e-25))  # 30 digits of zero are rarely zero

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Self
 
-from grail_lightning.answers.compare import Conventions, Outcome
-from grail_lightning.answers.judge import fault_of, judge
-from grail_lightning.answers.pool import WorkerPool
+from grail_lightning.answers.compare import Conventions
+from grail_lightning.answers.judge import Outcome, judge
+from grail_lightning.answers.pool import WorkerPool, fault_of
 from grail_lightning.answers.records import Verdict
 
 _CACHED_CHARACTERS = 512

@@ -1,4 +1,3 @@
-import json
 import os
 import signal
 import subprocess
@@ -200,9 +199,9 @@ def test_the_module_of_the_caller_is_not_imported_by_workers(tmp_path):
 
 def test_workers_and_their_layers_import_no_torch():
     code = (
-        "import sys\nfrom grail_lightning.answers import pool, spans, verifier, worker\n"
+        "import sys\nfrom grail_lightning.answers import pool, spans, values, verifier\n"
         "assert 'sympy' not in sys.modules and 'mpmath' not in sys.modules\n"
-        "worker.load()\n"
+        "values.load_libraries()\n"
         "assert 'torch' not in sys.modules and 'sympy' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -237,32 +236,6 @@ def test_the_program_prints_verdict_layer_and_normal_forms(capsys):
         r"prediction  '\\frac{2}{4}'",
     ]
     assert main(["7", "8"]) == 1
-
-
-def test_the_program_summarises_a_file_by_category(tmp_path, capsys):
-    path = tmp_path / "pairs.jsonl"
-    rows = [
-        {"gold": "1/2", "pred": "0.5", "expected": True, "category": "fraction"},
-        {"gold": "1/2", "prediction": "0.6", "expected": True, "category": "fraction"},
-        {"gold": "7", "prediction": "x=7", "expected": False, "category": "equation"},
-    ]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    assert main(["--jsonl", str(path)]) == 1
-    printed = capsys.readouterr().out
-    assert [line.split() for line in printed.splitlines()[1:4]] == [
-        ["equation", "1", "1", "1", "0"],
-        ["fraction", "2", "1", "0", "1"],
-        ["TOTAL", "3", "2", "1", "1"],
-    ]
-    assert "miss: gold '1/2', prediction '0.6': wrong, number" in printed
-    assert "false accept: gold '7', prediction 'x=7': right" in printed
-
-
-def test_a_bad_line_is_reported_with_file_and_line(tmp_path, capsys):
-    path = tmp_path / "pairs.jsonl"
-    path.write_text('{"gold": "1", "pred": "1"}\n{"gold": "1"}\n')
-    assert main(["--jsonl", str(path)]) == 2
-    assert f"{path}:2: expected a JSON object with `gold` and `prediction`" in capsys.readouterr().err
 
 
 def test_a_pair_that_crashed_is_tried_again_when_it_comes_again():
