@@ -1,22 +1,39 @@
-"""Credit that the package does not have, for benchmarks/credit_gradients.py and benchmarks/study_instruments.yaml.
+"""The lines of the tables `baselines` and `shares` of credit_gradients.py, with credit that the package does not have.
 
-Each is a credit method whose whole advantage is its additive stage. Groups whose rewards are equal have none, except
-with resampled values.
+It is no script; benchmarks/study_instruments.yaml uses its classes, too. The whole advantage of each class but
+`PromptWeights` is its additive stage. Groups whose rewards are equal have none, except with resampled values.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
+from credit_subjects import Subject, subjects
 from credit_values import choices
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit import CreditContext, Needs, TokenCredit, TokenWeights
-from grail_lightning.credit.base import Place, token_advantages
+from grail_lightning.credit import (
+    GRAIL,
+    AnswerOnly,
+    Balanced,
+    CreditContext,
+    Needs,
+    OptimalBaseline,
+    Oracle,
+    PermutedRewards,
+    RandomSubset,
+    Shuffled,
+    TokenCredit,
+    TokenWeights,
+    TreeAdvantage,
+    Uniform,
+)
+from grail_lightning.credit.base import Place
 from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.credit.tree import prefix_path
 from grail_lightning.functional.advantages import state_values
@@ -57,32 +74,25 @@ class LeftOut(TokenCredit):
         return added((rewards[:, None] - baseline) * mask * live[:, None], batch)
 
 
-class States(TokenCredit):
-    r"""The return mixed with the value of the state after a token, less a share of a baseline of the state before it.
+class TreeAndEnergies(TokenCredit):
+    r"""The return less a share of a baseline of the state before each token: the tree and least noise together.
 
-    .. math:: A_{it} = \lambda\, r_i + (1 - \lambda)\, V(s_t) - c\, b(s_{t-1})
+    .. math:: A_{it} = r_i - c\, b(s_{t-1})
 
-    ``V`` is the mean reward of the group's rows with this prefix, the row itself included. λ changes nothing in the
-    gradient of a batch that was just sampled: rows that share the prefix have the same gradient at its last token, and
-    the sum of their rewards is that of their ``V``. So half of the tree's terms on top of ``r`` are ``r - V/3``, times
-    3/2. ``b`` is ``V``, or with `energies` the same mean with each row weighted by its gradient energy from there on,
-    shrunk to the baseline of the state before by the weight of one row: tree and least noise together.
+    ``b`` is the mean reward of the group's rows with this prefix, the row itself included, each weighted by its
+    gradient energy from there on, and shrunk to the baseline of the state before by the weight of one row.
     """
 
-    def __init__(self, share: float, *, weight: float = 1.0, energies: bool = False) -> None:
-        self.share, self.weight, self.energies = share, weight, energies
+    def __init__(self, share: float) -> None:
+        self.share = share
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         mask, rewards = batch.response_mask, batch.rewards.double()
         live = torch.isin(batch.group, batch.group[batch.advantages != 0])
-        path = prefix_path(batch)
-        values, _ = state_values(path, rewards)
-        baseline = values[:, :-1]
-        if self.energies:
-            energy = (gradient_energies(policy, batch, context, live.nonzero().flatten()) + _EPS) * mask
-            baseline = weighted_baseline(path[:, :-1], energy.flip(1).cumsum(1).flip(1), mask, rewards)
-        mixed = self.weight * rewards[:, None] + (1 - self.weight) * values[:, 1:]
-        return added((mixed - self.share * baseline) * mask * live[:, None], batch)
+        energy = (gradient_energies(policy, batch, context, live.nonzero().flatten()) + _EPS) * mask
+        ahead = energy.flip(1).cumsum(1).flip(1)
+        baseline = weighted_baseline(prefix_path(batch)[:, :-1], ahead, mask, rewards)
+        return added((rewards[:, None] - self.share * baseline) * mask * live[:, None], batch)
 
 
 def weighted_baseline(before: Tensor, weight: Tensor, mask: Tensor, rewards: Tensor) -> Tensor:
@@ -98,18 +108,6 @@ def weighted_baseline(before: Tensor, weight: Tensor, mask: Tensor, rewards: Ten
         present = present.index_copy(0, rows, (praised + prior * present[rows]) / (total + prior).clamp(min=_EPS))
         baseline[:, t] = present
     return baseline
-
-
-class Sum(TokenCredit):
-    """The token advantages of two methods added."""
-
-    def __init__(self, one: TokenCredit, other: TokenCredit) -> None:
-        self.one, self.other = one, other
-
-    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        parts = (method(policy, batch, context) for method in (self.one, self.other))
-        one, other = (token_advantages(batch.advantages, part) for part in parts)
-        return added(one + other, batch)
 
 
 class PromptWeights(TokenCredit):
@@ -130,8 +128,8 @@ class PromptWeights(TokenCredit):
 class BySign(TokenCredit):
     """One advantage for right rollouts and one, negative, for wrong ones, in groups that have both.
 
-    Wrong rollouts alone (0 and 1) are negative sample reinforcement, 0.1 and 1 its weighted variant W-REINFORCE (arXiv
-    2506.01347); right rollouts alone (1 and 0) are `objective.baseline: 0`.
+    Wrong rollouts alone (0 and 1) are negative sample reinforcement (arXiv 2506.01347); right rollouts alone (1 and 0)
+    are `objective.baseline: 0`.
     """
 
     def __init__(self, right: float, wrong: float) -> None:
@@ -192,3 +190,58 @@ def added(advantages: Tensor, batch: RolloutBatch) -> TokenWeights:
     return TokenWeights(
         values=none, additive=advantages.to(batch.advantages), fallback=torch.zeros_like(batch.finished)
     )
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+def more_subjects() -> list[Subject]:
+    """The controls of GRAIL as it is; blame on the first flawed step alone, with and without a bound on weights."""
+    return [
+        Subject(name="Shuffled(GRAIL)", method=GRAIL(), control=Shuffled()),
+        Subject(name="AnswerOnly(GRAIL)", method=GRAIL(), control=AnswerOnly()),
+        Subject(name="Oracle, blame alone", method=Oracle()),
+        Subject(name="Oracle, blame alone, w_max=5", method=Oracle(w_max=5)),
+        Subject(name="Oracle, blame alone, w_max=1", method=Oracle(w_max=1)),
+        Subject(name="RandomSubset", method=RandomSubset(0.2)),
+    ]
+
+
+def baselines() -> list[Subject]:
+    """The lines of the table of baselines: how much of each reward is subtracted, and what the tree adds to it."""
+
+    def half_tree() -> TreeAdvantage:
+        return TreeAdvantage(scale=0.5)
+
+    return [
+        *(Subject(name=f"A = r - {c:g} mean", method=Uniform(), baseline=c) for c in (0.75, 0.5, 0.25, 0.0)),
+        Subject(name="A = r - pooled energies", method=Uniform(), baseline="energy"),
+        Subject(name="A = r, all-right groups kept", method=Uniform(), baseline=0.0, train_equal=True),
+        Subject(name="wrong rollouts alone", method=BySign(0, 1)),
+        Subject(name="prompts weighed as by A = r", method=PromptWeights()),
+        Subject(name="OptimalBaseline", method=OptimalBaseline()),
+        Subject(name="OptimalBaseline, row left out", method=LeftOut("position")),
+        Subject(name="OptimalBaseline, balanced", method=OptimalBaseline(), control=Balanced()),
+        Subject(name="one baseline a row, row left out", method=LeftOut("row")),
+        Subject(name="baseline of the tree, row left out", method=LeftOut("tree")),
+        Subject(name="TreeAdvantage", method=TreeAdvantage()),
+        Subject(name="TreeAdvantage, balanced", method=TreeAdvantage(), control=Balanced()),
+        *(Subject(name=f"A = r - {c:g} mean + tree/2", method=half_tree(), baseline=c) for c in (1.0, 0.5, 0.25, 0.0)),
+        Subject(name="A = r - pooled energies + tree/2", method=half_tree(), baseline="energy"),
+        Subject(name="A = r + tree", method=TreeAdvantage(), baseline=0.0),
+        Subject(name="A = r + tree/2, permuted", method=PermutedRewards(half_tree()), baseline=0.0),
+        *(Subject(name=f"A = r - {c:g} b(s_t-1) by energies", method=TreeAndEnergies(c)) for c in (1.0, 0.75, 0.5)),
+        Subject(name="GRAIL", method=GRAIL()),
+        Subject(name="GRAIL, balanced", method=GRAIL(), control=Balanced()),
+    ]
+
+
+def shares() -> list[Subject]:
+    """Every method with several baselines: the lines of the table of shares."""
+    methods = {subject.name: subject for subject in [*subjects(), *more_subjects()]}
+    names = ("Uniform", "GRAIL", "OAR-G", "OAR-P", "HighEntropy", "RandomSubset", "AdvantageReweighting", "LESS")
+    names += ("UCAS", "RLSD", "AttentionRhythm", "TreeAdvantage", "PrefixWeights", "Oracle, right=balanced")
+    names += ("Oracle, blame alone, w_max=1",)
+    lowered = ((name, c) for name in names for c in (1.0, 0.5, 0.25, 0.0))
+    lines = [replace(methods[name], name=f"{name}, c = {c:g}", baseline=c) for name, c in lowered]
+    return [*lines, methods["OptimalBaseline"]]

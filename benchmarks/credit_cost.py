@@ -12,58 +12,147 @@ The default sides are GRPO (`Uniform`); GRAIL with its defaults; GRAIL with a se
 `refresh: update`; and GRAIL as in published code: before every optimiser step, with all rows, whole sequences, all
 logits and parameter gradients. `--sides` chooses others, such as the methods of the group's prefix tree (`tree`),
 PRIME, also with a second forward pass (`PRIME, twice`), or SDPG's loss beside GRPO.
-Prints medians, ratios to GRPO with the same number of updates, with and without sampling. `--memory` prints the peak
-memory of saliency and of an update instead, one process each.
+Prints medians, ratios to GRPO with the same number of updates, with and without sampling.
+
+The stand-ins of this module, random-weight models and an engine that hands out seeded responses, are those of
+step_vs_trl.py and gpu_check.py, too. The engine draws nothing from the policy, so that two sides of a comparison get
+the same rollouts; all later steps (decoding, boxes, grading, rewards) are the package's own.
 """
+
+from __future__ import annotations
 
 import argparse
 import copy
-import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from stand_in import StandInEngine, StandInTask, random_qwen3
+from transformers import AutoModelForCausalLM, Qwen3Config
 
-from grail_lightning.batch import Sampling
-from grail_lightning.credit import (
-    DGPO,
-    GRAIL,
-    PRIME,
-    AttentionRhythm,
-    Needs,
-    OptimalBaseline,
-    Oracle,
-    PrefixWeights,
-    Resampled,
-    SaliencyOptions,
-    TokenCredit,
-    TokenWeights,
-    TreeAdvantage,
-    Uniform,
-)
+from grail_lightning import credit
+from grail_lightning.answers import find_boxes
+from grail_lightning.batch import RolloutBatch, Sampling
 from grail_lightning.data import ArithmeticData
-from grail_lightning.engines import HFEngine
+from grail_lightning.engines import HFEngine, RolloutEngine
+from grail_lightning.engines.base import build_batch
 from grail_lightning.functional import grail_map
 from grail_lightning.module import GrailModule
+from grail_lightning.policy import Policy, load_tokenizer
 from grail_lightning.policy.reference import Reference
 from grail_lightning.step.options import Distillation, Execution
 from grail_lightning.step.second_model import TrainedModel
+from grail_lightning.tasks.base import Prompt, Task
+
+RIGHT, WRONG = "1", "2"
+SHAPES = {
+    "0.6b": {"hidden": 1024, "layers": 28, "vocabulary": 151_936, "num_attention_heads": 16, "num_key_value_heads": 8,
+             "head_dim": 128, "intermediate_size": 3072, "tie_word_embeddings": True},
+    "4b": {"hidden": 2560, "layers": 36, "vocabulary": 151_936, "num_attention_heads": 32, "num_key_value_heads": 8,
+           "head_dim": 128, "intermediate_size": 9728, "tie_word_embeddings": True},
+    "wide": {"hidden": 512, "layers": 10, "vocabulary": 151_936, "tie_word_embeddings": True},
+    "tiny": {"hidden": 128, "layers": 2, "vocabulary": 2048, "tie_word_embeddings": True},
+}  # fmt: skip
+"""Sizes of random-weight models, for `random_qwen3`: Qwen3-0.6B and Qwen3-4B, and two for CPUs."""
 
 
-class Published(TokenCredit):
+class StandInTask(Task):
+    """A task whose answer is the content of the last box."""
+
+    def prompt(self, row):
+        return Prompt(messages=row["problem"], reference=RIGHT, task=self)
+
+    def answer(self, text):
+        boxes = find_boxes(text)
+        return text[boxes[-1].content_start : boxes[-1].content_stop] if boxes else None
+
+    def reward(self, texts, prompts, verdicts):
+        return [float(verdict.correct) for verdict in verdicts]
+
+
+class StandInEngine(RolloutEngine):
+    """Seeded random tokens that end on a box and the end token; in each group the first half of the rows is right.
+
+    They have at least `shortest` tokens. As many calls in a row as `repeats` get the same responses: the sides of a
+    comparison. In the share `dead` of the groups all rows are wrong.
+    """
+
+    def __init__(self, shortest: int, repeats: int = 1, dead: float = 0.0) -> None:
+        self.shortest, self.repeats, self.dead = shortest, repeats, dead
+        self.calls = 0
+        self._policy: Policy | None = None
+
+    def update_weights(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> RolloutBatch:
+        assert self._policy is not None
+        responses = stand_in_responses(
+            self._policy.tokenizer,
+            len(prompts),
+            group_size,
+            (self.shortest, sampling.max_response_length),
+            seed=self.calls // self.repeats,
+            dead=self.dead,
+        )
+        self.calls += 1
+        return build_batch(self._policy, prompts, group_size, responses, [True] * len(responses))
+
+
+def stand_in_responses(
+    tokenizer, num_groups: int, group_size: int, lengths: tuple[int, int], seed: int, dead: float = 0.0
+) -> list[list[int]]:
+    """`num_groups × group_size` lists of token ids; the first ``dead · num_groups`` groups have no right row."""
+    random = torch.Generator().manual_seed(seed)
+    plain = plain_token_ids(tokenizer)
+    made = []
+    for number in range(num_groups * group_size):
+        group, place = divmod(number, group_size)
+        right = place < group_size // 2 and group >= round(dead * num_groups)
+        box = tokenizer("\\boxed{" + (RIGHT if right else WRONG) + "}", add_special_tokens=False)["input_ids"]
+        end = [*box, tokenizer.eos_token_id]
+        length = int(torch.randint(lengths[0], lengths[1] + 1, (), generator=random)) - len(end)
+        chosen = torch.randint(len(plain), (length,), generator=random)
+        made.append([plain[k] for k in chosen.tolist()] + end)
+    return made
+
+
+def plain_token_ids(tokenizer) -> list[int]:
+    """Ids of tokens that are letters or digits: they cannot open or close a box."""
+    return [k for k in range(len(tokenizer)) if tokenizer.decode([k]).strip().isalnum()]
+
+
+def random_qwen3(hidden: int, layers: int, vocabulary: int, **changes) -> Policy:
+    """A random-weight Qwen3 behind the packaged tokenizer, whose ids are the first of the vocabulary."""
+    torch.manual_seed(0)
+    tokenizer = load_tokenizer("arithmetic")
+    sizes = {"num_attention_heads": hidden // 64, "num_key_value_heads": max(hidden // 128, 1), "head_dim": 64}
+    sizes |= {"intermediate_size": 3 * hidden}
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        max_position_embeddings=4096,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        **(sizes | changes),
+    )
+    return Policy(AutoModelForCausalLM.from_config(config), tokenizer)
+
+
+# --- sides ------------------------------------------------------------------------------------------------------------
+
+
+class Published(credit.TokenCredit):
     """GRAIL's weights, computed as in published code."""
 
-    def needs(self) -> Needs:
+    def needs(self) -> credit.Needs:
         """Weights before every optimiser step."""
-        return Needs(refresh="update")
+        return credit.Needs(refresh="update")
 
     def __call__(self, policy, batch, context):
         embeds = policy.embed(batch.input_ids)
@@ -74,29 +163,24 @@ class Published(TokenCredit):
         (-(chosen.squeeze(-1) * batch.answer.whole).sum()).backward()
         scores = (embeds.grad * embeds.detach()).norm(dim=-1)[:, -width - 1 : -1].masked_fill(~batch.response_mask, 0)
         policy.zero_grad(set_to_none=True)
-        everything = torch.ones(len(batch), dtype=torch.bool)
         values = grail_map(scores, batch.response_mask)
-        return TokenWeights(values=values, fallback=~everything, scores=scores)
+        return credit.TokenWeights(values=values, fallback=torch.zeros(len(batch), dtype=torch.bool), scores=scores)
 
 
-CREDITS = {
-    "GRPO": Uniform(),
-    "GRAIL": GRAIL(),
-    "own pass": GRAIL(saliency=SaliencyOptions(fuse=False)),
-    "every update": GRAIL(saliency=SaliencyOptions(refresh="update")),
+CREDITS: dict[str, credit.TokenCredit] = {
+    "GRPO": credit.Uniform(),
+    "GRAIL": credit.GRAIL(),
+    "own pass": credit.GRAIL(saliency=credit.SaliencyOptions(fuse=False)),
+    "every update": credit.GRAIL(saliency=credit.SaliencyOptions(refresh="update")),
     "published way": Published(),
-    "tree": TreeAdvantage(),
-    "tree, left out": TreeAdvantage(own_row=False),
-    "tree, numbers": TreeAdvantage(state="numbers"),
-    "prefix weights": PrefixWeights(),
-    "optimal baseline": OptimalBaseline(),
-    "oracle": Oracle(),
-    "DGPO": DGPO(),
-    "rhythm": AttentionRhythm(),
-    "resampled": Resampled(),
-    "PRIME": PRIME(),
-    "PRIME, twice": PRIME(double_forward=True),
-    "SDPG": Uniform(),
+    "tree": credit.TreeAdvantage(),
+    "optimal baseline": credit.OptimalBaseline(),
+    "DGPO": credit.DGPO(),
+    "rhythm": credit.AttentionRhythm(),
+    "resampled": credit.Resampled(),
+    "PRIME": credit.PRIME(),
+    "PRIME, twice": credit.PRIME(double_forward=True),
+    "SDPG": credit.Uniform(),
 }
 DISTILLATION = {"SDPG": Distillation()}
 
@@ -157,11 +241,11 @@ class Alternate(pl.Callback):
             self.eligible.append(metrics["credit/eligible"])
 
 
-def build(case: str, repeats: int, mini_batches: int = 1, credits: Iterable = ()) -> tuple[GrailModule, list]:
-    """The module, with what the credit methods need beside it, and the prompts of a batch for any number of rounds."""
+def build(case: str, repeats: int, mini_batches: int, sides: Sequence[str]) -> tuple[GrailModule, list]:
+    """The module, with what the sides need beside it, and the prompts of a batch for any number of rounds."""
     # The one that needs the most: a run loads what its first credit method needs.
-    credit = max(
-        credits, key=lambda method: (method.needs().training is not None, method.needs().reference), default=None
+    method = max(
+        (CREDITS[name] for name in sides), key=lambda one: (one.needs().training is not None, one.needs().reference)
     )
 
     def still(parameters):
@@ -171,34 +255,29 @@ def build(case: str, repeats: int, mini_batches: int = 1, credits: Iterable = ()
         execution, sampling = Execution(group_size=8, mini_batches=mini_batches), Sampling(max_response_length=64)
         (problems,) = ArithmeticData(num_train=512).load("train")
         engine = SamePairs(repeats)
-        made = GrailModule("arithmetic", sampling, engine=engine, execution=execution, optimizer=still, credit=credit)
+        made = GrailModule("arithmetic", sampling, engine=engine, execution=execution, optimizer=still, credit=method)
         return made, [problems.prompts[16 * k : 16 * k + 16] for k in range(32)]
     engine = StandInEngine(256, repeats)
     execution, sampling = Execution(group_size=4), Sampling(max_response_length=512)
     made = GrailModule("arithmetic", sampling, engine=engine, execution=execution, optimizer=still)
     made.policy = random_qwen3(hidden=512, layers=8, vocabulary=8192).train()
-    if credit is not None and credit.needs().reference:
+    if method.needs().reference:
         made.reference = Reference(copy.deepcopy(made.policy).requires_grad_(False))
-    if credit is not None and (training := credit.needs().training) is not None:
-        made.credit = credit
+    if (training := method.needs().training) is not None:
+        made.credit = method
         made.second = TrainedModel(copy.deepcopy(made.policy), training, SingleDeviceStrategy("cpu"), 1.0)
     return made, [[StandInTask().prompt({"problem": f"{k}+{k}\n"}) for k in (11, 12)]]
 
 
-def fit(module: GrailModule, batches: list, *callbacks) -> None:
-    """Train on given batches with a quiet Trainer."""
-    loader = torch.utils.data.DataLoader(batches, batch_size=None)
-    pl.Trainer(
-        max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, barebones=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=list(callbacks),
-    ).fit(module, loader)  # fmt: skip
-
-
-def alternate(case: str, rounds: int, sides: list[tuple[str, int]], clock, mini_batches: int) -> None:
+def alternate(case: str, rounds: int, sides: list[tuple[str, int]], clock: Callable[[], float], minis: int) -> None:
     """Run all sides in turn; print their medians and ratios."""
-    module, prompts = build(case, len(sides), mini_batches, [CREDITS[name] for name, _ in sides])
+    module, prompts = build(case, len(sides), minis, [name for name, _ in sides])
     watch = Alternate(sides, clock)
-    fit(module, [prompts[k % len(prompts)] for k in range(rounds + 1) for _ in sides], watch)
+    batches = [prompts[k % len(prompts)] for k in range(rounds + 1) for _ in sides]
+    pl.Trainer(
+        max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[watch],
+    ).fit(module, torch.utils.data.DataLoader(batches, batch_size=None))  # fmt: skip
     size = sum(p.numel() for p in module.policy.parameters()) / 1e6
     eligible = f", eligible rows {statistics.mean(watch.eligible):.2f}" if watch.eligible else ""
     print(f"{size:.1f} M parameters, {rounds} rounds{eligible}")
@@ -213,41 +292,9 @@ def alternate(case: str, rounds: int, sides: list[tuple[str, int]], clock, mini_
             for phase in ("step", "without sampling")
         )
         cells = " | ".join(f"{median[phase]:.2f}" for phase in ("step", "sample", "credit", "update"))
-        share = median["credit"] / median["update"]
-        print(f"| {name} | {updates} | {cells} | {whole:.3f} | {bare:.3f} | {share:.2f} |")
-
-
-def peak(case: str, side: str) -> None:
-    """Run one step in this process and print by how many MiB the peak of resident memory rises."""
-    module, prompts = build(case, 1)
-    before = []
-
-    class Before(pl.Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            before.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-
-    if side == "saliency":  # A separate saliency pass without an update.
-        module.credit = CREDITS["own pass"]
-        module.execution = replace(module.execution, updates_per_batch=1)
-        module.take_steps = lambda update: {}
-    else:
-        module.credit = CREDITS[side]
-    fit(module, prompts[:1], Before())
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before[0]) / 1024)
-
-
-def memory(case: str) -> None:
-    """Print the peak memory of each side, which runs in its own process."""
-    print("| step | peak resident memory over that before it, MiB |\n|---|--:|")
-    for side, text in (
-        ("saliency", "sampling and a saliency pass of its own, no update"),
-        ("GRPO", "GRPO"),
-        ("GRAIL", "GRAIL"),
-        ("published way", "the published way"),
-    ):
-        command = [sys.executable, __file__, "--case", case, "--peak", side]
-        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
-        print(f"| {text} | {float(found):.0f} |")
+        print(
+            f"| {name} | {updates} | {cells} | {whole:.3f} | {bare:.3f} | {median['credit'] / median['update']:.2f} |"
+        )
 
 
 def main() -> None:
@@ -256,19 +303,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--updates", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--mini-batches", type=int, default=1, help="of the quickstart; its config has 2")
-    parser.add_argument("--sides", nargs="+", choices=list(CREDITS), default=list(CREDITS)[:5])
+    parser.add_argument("--sides", nargs="+", choices=list(CREDITS), default=list(CREDITS)[:5], help="GRPO among them")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu where others use the machine")
-    parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--peak", choices=["saliency", *CREDITS], help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.peak:
-        return peak(options.case, options.peak)
-    if options.memory:
-        return memory(options.case)
     clock = time.perf_counter if options.clock == "wall" else time.process_time
     sides = [(name, updates) for updates in options.updates for name in options.sides]
-    return alternate(options.case, options.rounds, sides, clock, options.mini_batches)
+    alternate(options.case, options.rounds, sides, clock, options.mini_batches)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/credit_quality.py --terms 5 10 --compact
     OMP_NUM_THREADS=1 python benchmarks/credit_quality.py --world words --compact
     OMP_NUM_THREADS=1 python benchmarks/credit_quality.py --world search
+    OMP_NUM_THREADS=1 python benchmarks/credit_quality.py --world code --values benchmarks/values/code.npz
     OMP_NUM_THREADS=1 python benchmarks/credit_quality.py --teachers
 
 Samples responses of a packaged policy to test problems of its world as training would, computes each method's weights
@@ -11,6 +12,11 @@ in batches of 256 rollouts, and prints a table; docs/credit_quality.md explains 
 labels every step as sound, slip (wrong at random), misconception (wrong systematically) or inherited (right, but
 computed from a wrong result). In the worlds of search and charts the labels are those of turns, and so is credit: a
 turn has the mean of its tokens. With `--compact` the table has fewer methods, and detection, tokens and seconds alone.
+
+In the world of code programs run in the sandbox, and a step is a statement: it is flawed if it is the first whose
+replacement by that of the reference makes all tests pass. This is not EGCA's own rule, which compares traces. *flawed*
+is the share of the blame (of the sum of absolute advantages in wrong programs) that is on flawed statements; that of
+uniform credit is their share of tokens. What a statement changes is known with `--values` alone.
 
 With `--teachers` the table is about the teachers of RLSD and SDPG, whose prompts show an answer, right or wrong: by the
 log-ratio of each token, log P_teacher - log P, in the reasoning of wrong rollouts of groups with both outcomes.
@@ -28,21 +34,22 @@ import argparse
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import get_args
 
 import torch
 from credit_subjects import (
     COMPACT,
-    GROUP_SIZE,
     PAD_EFFECT,
-    Setting,
+    PROMPTS_PER_BATCH,
     Subject,
     TrainedPRIME,
-    setting,
+    in_world,
+    prime_subjects,
+    respond,
     subjects,
-    with_turns,
 )
 from credit_truth import (  # fmt: skip
     BAD_TURN,
@@ -51,10 +58,11 @@ from credit_truth import (  # fmt: skip
     Table,
     World,
     by_prompt,
-    column_names,
     credit_columns,
     forks,
     gain_columns,
+    gains_of_file,
+    gains_of_lines,
     label_lines,
     label_turns,
     over_prompts,
@@ -62,71 +70,30 @@ from credit_truth import (  # fmt: skip
     regions,
     resamplings,
 )
-from credit_values import Resampling, graded_responses
+from credit_values import GROUP_SIZE, PROMPTS, Lab, WorldName, open_lab, read_values, setting
 from torch import Tensor
 
-from grail_lightning.answers import Verifier
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import RLSD, CreditContext, TokenCredit
 from grail_lightning.credit.base import Continuations, Place, TokenWeights, token_advantages
 from grail_lightning.credit.distillation import SENTENCE, with_shown_answers
-from grail_lightning.engines import HFEngine
+from grail_lightning.credit.oar import scoped_tokens
 from grail_lightning.functional import group_advantages
-from grail_lightning.policy import Policy, load_policy
+from grail_lightning.policy import Policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.continuations import SampledContinuations
 from grail_lightning.step.sampler import Sampler
-from grail_lightning.tasks.base import Prompt
 
-PROMPTS_PER_BATCH = 32
-PRIME_BATCHES = 16
-
-
-def respond(
-    policy: Policy, engine: HFEngine, verifier: Verifier, prompts: Sequence[Prompt], where_from: Setting, seed: int
-) -> RolloutBatch:
-    """Graded responses to problems, with the advantages of training: rewards less the mean of the group."""
-    graded = graded_responses(policy, engine, verifier, prompts, where_from, seed)
-    return graded.with_advantages(group_advantages(graded.rewards, where_from.group_size))
+TOKEN_BUDGET = 4096  # Padded tokens of a forward pass.
+DRAWS = 2000  # Of the bootstrap over prompts.
 
 
-def sampler(policy: Policy, engine: HFEngine, verifier: Verifier, where_from: Setting) -> Sampler:
-    """Of continuations, in groups as large as those of the rollouts."""
-    return Sampler(
-        policy=policy,
-        engine=engine,
-        verifier=verifier,
-        group_size=where_from.group_size,
-        sampling=where_from.sampling,
-        clock=PhaseClock(policy.device),
-        rank=0,
-    )
-
-
-def prime_subjects(engine: HFEngine, verifier: Verifier, where_from: Setting, seed: int) -> list[Subject]:
-    """PRIME with its reward model trained on training problems, beside the same with permuted outcomes."""
-
-    def rollouts(policy: Policy) -> Iterator[RolloutBatch]:
-        engine.update_weights(policy)
-        (problems,) = where_from.data.load("train")
-        for number in range(PRIME_BATCHES):
-            some = problems.prompts[number * PROMPTS_PER_BATCH : (number + 1) * PROMPTS_PER_BATCH]
-            own = derive_seed(seed, "PRIME", number)
-            yield respond(policy, engine, verifier, some, where_from, own)
-
-    def trained(**options: Any) -> TrainedPRIME:
-        return TrainedPRIME(rollouts, **options)
-
-    return [
-        Subject(name="PRIME", method=trained()),
-        Subject(name="PRIME, permuted", method=trained(permuted=True)),
-        Subject(name="PRIME, token reward", method=trained().token_reward, by="score"),
-        Subject(name="PRIME, token reward, permuted", method=trained(permuted=True).token_reward, by="score"),
-    ]
-
-
-# --- running the methods ----------------------------------------------------------------------------------------------
+def continuations(lab: Lab) -> SampledContinuations:
+    """Those of methods that sample, in groups as large as those of the rollouts."""
+    where = {"group_size": lab.setting.group_size, "sampling": lab.setting.sampling, "rank": 0}
+    tools = {"policy": lab.policy, "engine": lab.engine, "verifier": lab.verifier}
+    return Counted(Sampler(**tools, **where, clock=PhaseClock(lab.policy.device)), step=0)
 
 
 class Counted(SampledContinuations):
@@ -137,48 +104,46 @@ class Counted(SampledContinuations):
     def draw(
         self, batch: RolloutBatch, places: Sequence[Place], number: int, budget: int
     ) -> tuple[list[list[float] | None], int]:
-        found, tokens = super().draw(batch, places, number, budget)
-        drawn = sum(one is not None for one in found)
+        outcomes, tokens = super().draw(batch, places, number, budget)
+        drawn = sum(one is not None for one in outcomes)
         self.places, self.continuations = self.places + drawn, self.continuations + drawn * number
         self.tokens += tokens
-        return found, tokens
+        return outcomes, tokens
 
 
 def run(
-    subject: Subject,
-    policy: Policy,
-    batch: RolloutBatch,
-    token_budget: int,
-    seed: int,
-    source: Continuations | None = None,
+    subject: Subject, policy: Policy, batch: RolloutBatch, seed: int, source: Continuations | None = None
 ) -> Credit:
     """Apply a subject to all rollouts, in batches as large as the published ones."""
     ranks, weights = torch.zeros(batch.response_mask.shape), torch.zeros(batch.response_mask.shape)
     seconds = []
-    bare = not isinstance(subject.method, TokenCredit)
     for rows in torch.split(torch.arange(len(batch)), PROMPTS_PER_BATCH * len(batch) // len(batch.group.unique())):
         piece = batch.select(rows)
         generator = torch.Generator().manual_seed(derive_seed(seed, "credit"))
-        context = CreditContext(step=0, generator=generator, token_budget=token_budget, continuations=source)
+        context = CreditContext(step=0, generator=generator, token_budget=TOKEN_BUDGET, continuations=source)
         start = time.process_time()
-        found = subject.method(policy, piece, context)
-        if isinstance(found, TokenWeights) and subject.control is not None:
-            found = subject.control(found, piece, context)
+        credit = subject.method(policy, piece, context)
+        if isinstance(credit, TokenWeights) and subject.control is not None:
+            credit = subject.control(credit, piece, context)
         seconds.append((time.process_time() - start) / len(piece) * 1000)
         columns = piece.response_mask.shape[1]
-        score = found.scores if isinstance(found, TokenWeights) else found
-        if isinstance(found, TokenWeights):
-            weights[rows, :columns] = effective(found, piece)
+        score = credit.scores if isinstance(credit, TokenWeights) else credit
+        if isinstance(credit, TokenWeights):
+            weights[rows, :columns] = effective(credit, piece)
         chosen = score if subject.by == "score" else weights[rows, :columns]
         assert chosen is not None
         ranks[rows, :columns] = chosen.to(ranks.dtype)
+    bare = not isinstance(subject.method, TokenCredit)
     return Credit(ranks=ranks, weights=None if bare else weights, seconds=statistics.median(seconds))
 
 
-def effective(found: TokenWeights, batch: RolloutBatch) -> Tensor:
+def effective(credit: TokenWeights, batch: RolloutBatch) -> Tensor:
     """``[B, T]``: each token's advantage over its rollout's; zero on rows without one."""
-    total = token_advantages(batch.advantages, found)
+    total = token_advantages(batch.advantages, credit)
     return torch.where(batch.advantages[:, None] != 0, total / batch.advantages[:, None], 0)
+
+
+# --- teachers ---------------------------------------------------------------------------------------------------------
 
 
 def log_probabilities(policy: Policy, batch: RolloutBatch) -> Tensor:
@@ -202,7 +167,7 @@ def teachers(policy: Policy, batch: RolloutBatch) -> dict[str, Tensor]:
         "the rollout's own": [verdict.prediction or "?" for verdict in batch.verdicts],
         "?": ["?"] * len(right),
     }
-    found = {name: torch.zeros(2, *batch.response_mask.shape) for name in answers}
+    gaps = {name: torch.zeros(2, *batch.response_mask.shape) for name in answers}
     for rows in torch.arange(len(batch)).split(64):
         piece = batch.select(rows)
         student, pulls = log_probabilities(policy, piece), {}
@@ -212,111 +177,100 @@ def teachers(policy: Policy, batch: RolloutBatch) -> dict[str, Tensor]:
             ratio = log_probabilities(policy, told_piece) - student
             pulls[name] = student.exp() * (ratio - (student.exp() * ratio).sum(-1, keepdim=True))
             own = ratio.gather(-1, piece.response_ids[..., None])[..., 0]
-            found[name][:, rows, : own.shape[1]] = torch.stack([own, (pulls[name] * pulls["right"]).sum(-1)])
-    return found
+            gaps[name][:, rows, : own.shape[1]] = torch.stack([own, (pulls[name] * pulls["right"]).sum(-1)])
+    return gaps
 
 
 def show_teachers(world: World, policy: Policy, table: Table) -> None:
     """Print the table of `--teachers`."""
-    found, inside = teachers(policy, world.batch), world.reasoning & world.wrong[:, None]
+    found, inside = teachers(policy, world.batch), scoped_tokens(world.batch, "reasoning") & world.wrong[:, None]
     right, energy = found["right"]
-
-    def cell(totals: Tensor, counts: Tensor) -> str:
-        return str(over_prompts(totals, counts, table.draws))
 
     def total(values: Tensor) -> Tensor:
         return by_prompt((values * inside).sum(1), world)[0]
 
     def detected(scores: Tensor) -> list[str]:
         columns = credit_columns(Credit(ranks=scores, weights=None, seconds=0.0), world)
-        return [cell(*columns[name]) for name in table.columns]
+        return [over_prompts(columns[name], table.draws) for name in table.columns]
 
     columns = "above 0", "same sign", "by chance", "rho", "pull", *table.columns
     print(f"| answer shown | {' | '.join(columns)} |\n|---|{'--:|' * len(columns)}")
     for name, (gap, product) in found.items():
         up, expected = gap > 0, right > 0
         p, q = (float(x[inside].double().mean()) for x in (up, expected))
-        cells = [cell(total(up), total(inside)), cell(total(up == expected), total(inside))]
-        cells += [f"{p * q + (1 - p) * (1 - q):.2f}", cell(*by_prompt(rank_correlation(gap, right, inside), world))]
-        cells += [cell(total(product), total(energy)), *detected((-gap).exp().clamp(1 - RLSD.clip, 1 + RLSD.clip))]
+        sums = [(total(up), total(inside)), (total(up == expected), total(inside))]
+        sums += [by_prompt(rank_correlation(gap, right, inside), world), (total(product), total(energy))]
+        cells = [over_prompts(each, table.draws) for each in sums]
+        cells.insert(2, f"{p * q + (1 - p) * (1 - q):.2f}")
+        cells += detected((-gap).exp().clamp(1 - RLSD.clip, 1 + RLSD.clip))
         print(f"| {' | '.join([name, *cells])} |", flush=True)
     for name in [*found][1:]:
         print(f"| right less {name} |{' |' * 5} {' | '.join(detected(found[name][0] - right))} |")
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--world", choices=["chains", "words", "search", "charts"], default="chains", help="what the problems are"
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def observe_programs(lab: Lab, options: argparse.Namespace) -> World:
+    """Programs, sampled or from a file, with the labels of their statements and by `--values` what these change."""
+    if options.values:
+        first = {k: x[: options.prompts // PROMPTS] for k, x in read_values(options.values).items()}
+        values = {k: x.reshape(1, -1, *x.shape[2:]) for k, x in first.items()}
+        (stored,) = lab.stored_rollouts(values, 1, options.prompts)
+        batch = stored.with_advantages(group_advantages(stored.rewards, options.group_size))
+    else:
+        batch = respond(lab, lab.setting.data.load("test")[0].prompts, options.seed)
+    lines, wrong = label_lines(batch, lab.policy, whole=True), batch.advantages < 0
+    modes = Counter(verdict.layer for verdict, bad in zip(batch.verdicts, wrong.tolist(), strict=True) if bad)
+    print(f"{len(batch)} rollouts, {float(batch.correct.float().mean()):.3f} right; modes of wrong ones: {modes}")
+    inside = lines.tokens(batch.response_mask.shape[1])
+    return World(
+        batch=batch,
+        group_size=options.group_size,
+        lines=lines,
+        kinds={},
+        forks={error: forks(batch, lines, wrong, error, options.group_size) for error in ERRORS},
+        wrong=wrong,
+        right=batch.advantages > 0,
+        effect=None,
+        gains=gains_of_file(values, batch, lines) if options.values else torch.full((2, *lines.begin.shape), torch.nan),
+        flawed=(inside & (lines.kind["slip"] | lines.kind["misconception"])[..., None]).any(1),
     )
-    parser.add_argument("--terms", type=int, nargs="+", default=[5], help="of chains; a table for each number")
-    parser.add_argument("--policy", help="a folder or another packaged policy; default the one of the world")
-    parser.add_argument("--compact", action="store_true", help="fewer methods and columns, neither truth (a) nor (b)")
-    parser.add_argument("--teachers", action="store_true", help="what teachers owe to the answer in their prompt")
-    parser.add_argument("--prompts", type=int, default=256, help="test problems")
-    parser.add_argument("--group-size", type=int, default=GROUP_SIZE, help="rollouts of a problem")
-    parser.add_argument("--counterfactual-prompts", type=int, default=64, help="of those, resampled at each line")
-    parser.add_argument("--samples", type=int, default=32, help="continuations of each beginning; even")
-    parser.add_argument("--counterfactual-seconds", type=float, default=600, help="begin no more prompts after that")
-    parser.add_argument("--token-budget", type=int, default=4096, help="padded tokens of a forward pass")
-    parser.add_argument("--draws", type=int, default=2000, help="of the bootstrap over prompts")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", default=[""], help="lines whose name contains one of these; default all")
-    return parser.parse_args()
 
 
-def observe(policy: Policy, where_from: Setting, options: argparse.Namespace) -> tuple[World, Credit | None, float]:
+def observe(lab: Lab, options: argparse.Namespace) -> tuple[World, Credit | None, float]:
     """Rollouts with both truths about them; the pad effect as a subject; seconds for resampling 1,000 rollouts.
 
     A compact table needs no truth.
     """
-    engine = HFEngine(cache_tokens=50_000)
-    engine.update_weights(policy)
-    with Verifier() as verifier:
-        start = time.process_time()
-        (problems,) = where_from.data.load("test")
-        batch = respond(policy, engine, verifier, problems.prompts, where_from, options.seed)
-        print(
-            f"{options.prompts} prompts, {len(batch)} rollouts, sampled in {time.process_time() - start:.1f} s",
-            flush=True,
-        )
-        resampling = Resampling(
-            policy=policy,
-            engine=engine,
-            verifier=verifier,
-            sampling=where_from.sampling,
-            num_samples=options.samples,
-            seed=derive_seed(options.seed, "counterfactual"),
-        )
-        lines = label_lines(batch, policy) if batch.turn is None else label_turns(batch)
-        boxed = batch.answer.whole.any(1)
-        rows = (boxed & (batch.advantages != 0)).nonzero().flatten()
-        rows = rows[rows < (0 if options.compact else options.counterfactual_prompts) * where_from.group_size]
-        start = time.process_time()
-        gains, done = resampling.gains_within(batch, lines, rows, where_from.group_size, options.counterfactual_seconds)
-        seconds = time.process_time() - start
-    measured = int((~gains[0].isnan()).any(1).sum())
+    start, size = time.process_time(), options.group_size
+    batch = respond(lab, lab.setting.data.load("test")[0].prompts, options.seed)
+    seconds = time.process_time() - start
+    print(f"{options.prompts} prompts, {len(batch)} rollouts, sampled in {seconds:.1f} s", flush=True)
+    one_turn = batch.turn is None
+    lines = label_lines(batch, lab.policy) if one_turn else label_turns(batch)
+    boxed = batch.answer.whole.any(1)
+    rows = (boxed & (batch.advantages != 0)).nonzero().flatten()
+    rows = rows[rows < (0 if options.compact else options.counterfactual_prompts) * size]
+    start, seed = time.process_time(), derive_seed(options.seed, "counterfactual")
+    gains, done = gains_of_lines(lab, batch, lines, rows, options.samples, seed, options.counterfactual_seconds)
+    seconds = time.process_time() - start
+    measured, effect = int((~gains[0].isnan()).any(1).sum()), None
     if not options.compact:
         print(
-            f"(b): {measured} rollouts of {done} prompts with both outcomes, {options.samples} samples, "
-            f"{seconds:.0f} s",
-            flush=True,
+            f"(b): {measured} rollouts of {done} prompts with both outcomes, {options.samples} samples, {seconds:.0f} s"
         )
-    effect = None
-    if not options.compact and batch.turn is None:
-        effect = run(PAD_EFFECT, policy, batch, options.token_budget, options.seed)
-    kinds, reasoning = regions(batch, policy)
-    wrong, errors = boxed & (batch.advantages < 0), ERRORS if batch.turn is None else (BAD_TURN,)
+        effect = run(PAD_EFFECT, lab.policy, batch, options.seed) if one_turn else None
+    wrong = boxed & (batch.advantages < 0)
     world = World(
         batch=batch,
-        group_size=where_from.group_size,
+        group_size=size,
         lines=lines,
-        kinds=kinds,
-        reasoning=reasoning,
-        forks={error: forks(batch, lines, wrong, error, where_from.group_size) for error in errors},
+        kinds=regions(batch, lab.policy),
+        forks={error: forks(batch, lines, wrong, error, size) for error in (ERRORS if one_turn else (BAD_TURN,))},
         wrong=wrong,
         right=boxed & (batch.advantages > 0),
-        effect=torch.zeros(batch.response_mask.shape) if effect is None else effect.ranks,
+        effect=effect and effect.ranks,
         gains=gains,
     )
     return world, effect, seconds / max(measured, 1) * 1000
@@ -325,68 +279,69 @@ def observe(policy: Policy, where_from: Setting, options: argparse.Namespace) ->
 def describe(world: World, policy: Policy) -> None:
     """The numbers of rollouts behind the columns."""
     kind, wrong = world.lines.kind, world.wrong[:, None]
-    print(f"{int(world.wrong.sum())} wrong and {int(world.right.sum())} right rollouts of groups with both, boxed")
-    for error in world.forks:
-        rows = (kind[error] & wrong).any(1) & (kind["sound"] & wrong).any(1)
-        pairs = world.forks[error]
+    print(f"{int(world.wrong.sum())} wrong and {int(world.right.sum())} right rollouts of groups with both outcomes")
+    for error, pairs in world.forks.items():
+        rows = int(((kind[error] & wrong).any(1) & (kind["sound"] & wrong).any(1)).sum())
         prompts = len(set((pairs.row[0] // world.group_size).tolist()))
         sound = Counter(world.batch.response_ids[pairs.row[1], pairs.token].tolist()).most_common(1)
         often = "".join(f"; the sound token is {policy.tokenizer.decode([token])!r} at {n}" for token, n in sound)
-        print(
-            f"{error}: beside a sound line in {int(rows.sum())} rollouts; {len(pairs.line)} forks, {prompts} prompts"
-            f"{often}"
-        )
+        print(f"{error}: beside a sound line in {rows} rollouts; {len(pairs.line)} forks, {prompts} prompts{often}")
 
 
-def chosen(every: Sequence[Subject], options: argparse.Namespace) -> list[Subject]:
-    """The lines that were asked for."""
-    asked = [s for s in every if any(part in s.name for part in options.only)]
-    return [s for s in asked if s.name in COMPACT] if options.compact else asked
-
-
-def show(where_from: Setting, options: argparse.Namespace) -> None:
+def show(lab: Lab, options: argparse.Namespace) -> None:
     """One table."""
-    policy = load_policy(where_from.policy).eval()
-    print(f"\n{where_from.title}, policy `{where_from.policy}`", flush=True)
-    world, effect, seconds = observe(policy, where_from, options)
-    describe(world, policy)
-    table = Table(resamplings(options.prompts, options.draws, options.seed), options.compact, column_names(world))
+    print(f"\n{lab.setting.title}, policy `{lab.setting.policy}`", flush=True)
+    programs = options.world == "code"
+    world, effect, seconds = (observe_programs(lab, options), None, 0.0) if programs else observe(lab, options)
+    describe(world, lab.policy)
+    table = Table(resamplings(options.prompts, DRAWS, options.seed), options.compact, world.columns)
     if options.teachers:
-        show_teachers(world, policy, table)
+        show_teachers(world, lab.policy, table)
         return
     table.head()
-    if not options.compact:
+    if not world.gains.isnan().all():
         table.row("resampled gain (b)", "score", gain_columns(world), seconds)
     if effect is not None:
         table.row(PAD_EFFECT.name, "score", credit_columns(effect, world), effect.seconds)
-    engine, extra, ours = HFEngine(cache_tokens=50_000), [], int(world.batch.response_mask.sum())
-    with Verifier() as verifier:
-        every = [*subjects(), *prime_subjects(engine, verifier, where_from, options.seed)]
-        every = every if world.batch.turn is None else with_turns(every)
-        for subject in chosen(every, options):
-            source = Counted(sampler(policy, engine, verifier, where_from), step=0)
-            credit = run(subject, policy, world.batch, options.token_budget, options.seed, source)
-            columns = credit_columns(credit, world)
-            table.row(subject.name, subject.by, columns, credit.seconds, source.tokens / ours)
-            if isinstance(subject.method, TrainedPRIME):
-                figures = subject.method.figures
-                extra.append(f"{subject.name}: loss and accuracy of each batch before its step: {figures}")
-            if source.tokens:
-                extra.append(
-                    f"{subject.name}: {source.continuations} continuations from {source.places} places, "
-                    f"{source.tokens} tokens, beside {ours} of the rollouts"
-                )
+    extra, ours = [], int(world.batch.response_mask.sum())
+    every = in_world([*subjects(), *([] if programs else prime_subjects(lab, options.seed))], options.world)
+    every = [s for s in every if any(part in s.name for part in options.only)]
+    for subject in [s for s in every if s.name in COMPACT] if options.compact else every:
+        source = continuations(lab)
+        credit = run(subject, lab.policy, world.batch, options.seed, source)
+        table.row(subject.name, subject.by, credit_columns(credit, world), credit.seconds, source.tokens / ours)
+        if isinstance(subject.method, TrainedPRIME):
+            extra.append(f"{subject.name}: loss and accuracy of each batch before its step: {subject.method.figures}")
+        if source.tokens:
+            drawn = f"{source.continuations} continuations from {source.places} places, {source.tokens} tokens"
+            extra.append(f"{subject.name}: {drawn}, beside {ours} of the rollouts")
     print("\n".join(extra))
+    if programs:
+        world.batch.prompts[0].task.executor.close()
 
 
 def main() -> None:
-    options = parse()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--world", choices=get_args(WorldName), default="chains", help="what the problems are")
+    parser.add_argument("--terms", type=int, nargs="+", default=[5], help="of chains; a table for each number")
+    parser.add_argument("--compact", action="store_true", help="fewer methods and columns, neither truth (a) nor (b)")
+    parser.add_argument("--teachers", action="store_true", help="what teachers owe to the answer in their prompt")
+    parser.add_argument("--prompts", type=int, default=256, help="test problems, or those of the file")
+    parser.add_argument("--group-size", type=int, default=GROUP_SIZE, help="rollouts of a problem")
+    parser.add_argument("--counterfactual-prompts", type=int, default=64, help="of those, resampled at each line")
+    parser.add_argument("--samples", type=int, default=32, help="continuations of each beginning; even")
+    parser.add_argument("--counterfactual-seconds", type=float, default=600, help="begin no more prompts after that")
+    parser.add_argument("--values", type=Path, help="a file of benchmarks/credit_values.py, whose programs are taken")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", default=[""], help="lines whose name contains one of these; default all")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     begun = time.perf_counter()
     options.compact |= options.teachers
     for terms in options.terms if options.world == "chains" else [0]:
-        where_from = setting(options.world, terms, options.prompts, options.seed)
-        show(replace(where_from, policy=options.policy or where_from.policy, group_size=options.group_size), options)
+        where = setting(options.world, terms, options.prompts, options.seed)
+        with open_lab(replace(where, group_size=options.group_size)) as lab:
+            show(lab, options)
     print(f"whole run: {time.perf_counter() - begun:.0f} s")
 
 

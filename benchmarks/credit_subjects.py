@@ -1,6 +1,6 @@
-"""The labelled worlds and the lines of the table of benchmarks/credit_quality.py: methods, scorers and controls.
+"""The lines of the tables of benchmarks/credit_quality.py and credit_gradients.py: methods, scorers and controls.
 
-This module belongs to credit_quality.py and is not run by itself.
+This module belongs to them and is not run by itself.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
@@ -8,17 +8,18 @@ Shapes: ``B`` rows, ``T`` response tokens.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from credit_values import Lab, WorldName
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
-from grail_lightning.batch import RolloutBatch, SampledBatch, Sampling
+from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import (
+    EGCA,
     GRAIL,
     IGPO,
     LESS,
@@ -32,6 +33,7 @@ from grail_lightning.credit import (
     CreditContext,
     CreditControl,
     CriticSearch,
+    ExecutedMask,
     GiGPO,
     HighEntropy,
     OARGradient,
@@ -52,115 +54,18 @@ from grail_lightning.credit import (
 )
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.credit.measure import entropies, logprobs
-from grail_lightning.data import ArithmeticData, ChartsData, CodeData, PromptData, SearchData, WordProblemData
-from grail_lightning.engines import HFEngine
-from grail_lightning.engines.continued import ContinuedTurns
-from grail_lightning.engines.turns import SampledTurn, TurnRequest, TurnSampler
+from grail_lightning.functional import group_advantages
+from grail_lightning.grading import align_rows, answer_masks
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import response_nodes
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.episodes import play
 from grail_lightning.step.second_model import TrainedModel
-from grail_lightning.tasks import ProblemSpace, SearchSpace, WordProblemSpace, WordProblemTask
 from grail_lightning.tasks.base import Prompt
 
-WorldName = Literal["chains", "words", "search", "code", "charts"]
-GROUP_SIZE = 8  # Unless it is given.
-CACHE_TOKENS = 200_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """Where rollouts come from."""
-
-    title: str
-    policy: str
-    data: PromptData
-    sampling: Sampling
-    group_size: int = GROUP_SIZE
-
-
-def setting(world: WorldName, terms: int, num_prompts: int, seed: int) -> Setting:
-    """A world with its policy and its test problems; `terms` is the number of terms of a chain."""
-    if world == "words":
-        space = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
-        data: PromptData = WordProblemData(num_test=num_prompts, problems=space, seed=seed, task=WordProblemTask())
-        return Setting(title="word problems", policy="words", data=data, sampling=Sampling(max_response_length=64))
-    if world == "search":
-        questions = SearchSpace(min_hops=2, max_hops=3)
-        data = SearchData(num_test=num_prompts, problems=questions, seed=seed)
-        return Setting(title="search", policy="search", data=data, sampling=Sampling(max_response_length=64))
-    if world == "charts":
-        data = ChartsData(num_test=num_prompts, seed=seed)
-        return Setting(title="charts", policy="charts", data=data, sampling=Sampling(max_response_length=48))
-    if world == "code":
-        data = CodeData(num_test=num_prompts, seed=seed)
-        return Setting(title="functions", policy="code", data=data, sampling=Sampling(max_response_length=80))
-    # The quickstart's policy knows five terms alone, `chains` 5 to 10, `long_chains` 15 to 20.
-    return Setting(
-        title=f"chains of {terms} terms",
-        policy="arithmetic" if terms == 5 else "chains" if terms <= 10 else "long_chains",
-        data=ArithmeticData(num_test=num_prompts, problems=ProblemSpace(terms, terms), seed=seed),
-        sampling=Sampling(max_response_length=max(64, 11 * terms)),
-    )
-
-
-# --- rollouts of several turns, of which some turns are given ---
-
-Turns = tuple[tuple[int, ...], ...]
-"""The ids that the policy sampled in each turn."""
-
-
-class GivenTurns(TurnSampler):
-    """Gives each row its first turns, and samples those behind them.
-
-    The environments answer to given turns as to sampled ones: if they are deterministic, a rollout goes on from the
-    beginning of any turn, or is played again as a whole.
-    """
-
-    def __init__(self, sampler: ContinuedTurns, given: Sequence[Turns]) -> None:
-        self.sampler, self.given = sampler, [[*turns] for turns in given]
-
-    def sample(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
-        """See `TurnSampler.sample`."""
-        known = {
-            request.row: (self.given[request.row].pop(0), request) for request in requests if self.given[request.row]
-        }
-        asked = [request for request in requests if request.row not in known]
-        turns = dict(zip((request.row for request in asked), self.sampler.sample(asked), strict=True))
-        for row, (ids, request) in known.items():
-            ended = self.sampler.ending(request.stop)(torch.tensor([ids]))
-            turns[row] = SampledTurn([*ids], [0.0] * len(ids), bool(ended))
-        return [turns[request.row] for request in requests]
-
-
-class GivenEngine(HFEngine):
-    """An engine whose rollouts begin with given turns."""
-
-    def __init__(self, given: Sequence[Turns]) -> None:
-        super().__init__(CACHE_TOKENS)
-        self.given = given
-
-    @contextmanager
-    def turns(self, sampling: Sampling) -> Iterator[TurnSampler]:
-        """See `RolloutEngine.turns`."""
-        with super().turns(sampling) as sampler:
-            yield GivenTurns(sampler, self.given)
-
-
-def play_from(
-    policy: Policy, prompts: Sequence[Prompt], given: Sequence[Turns], sampling: Sampling, seed: int
-) -> SampledBatch:
-    """Rollouts in groups of one size, each of which begins with given turns."""
-    engine = GivenEngine(given)
-    engine.update_weights(policy)
-    seeds = [derive_seed(seed, k) for k in range(len(given))]
-    return play(engine, policy, prompts, len(given) // len(prompts), sampling, seeds)
-
-
-# --- the lines ---
-
+PROMPTS_PER_BATCH = 32
+PRIME_BATCHES = 16
+PRIME_RATE = 1e-4
 Scorer = Callable[[Policy, RolloutBatch, CreditContext], Tensor]
 
 COMPACT = (
@@ -187,23 +92,14 @@ COMPACT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A line of the table.
-
-    Attributes:
-        name: The name in the first cell.
-        method: A credit method, or a bare score ``[B, T]`` of each token.
-        control: The control experiment that wraps the method.
-        by: The quantity that ranks tokens: the score if the weights increase with it, else the weights.
-        baseline: `objective.baseline`.
-        train_equal: `objective.train_equal`.
-    """
+    """A line of a table."""
 
     name: str
-    method: TokenCredit | Scorer
-    control: CreditControl | None = None
-    by: Literal["score", "weight"] = "weight"
-    baseline: float | Literal["energy"] = 1.0
-    train_equal: bool = False
+    method: TokenCredit | Scorer  # A scorer gives a bare score ``[B, T]`` of each token.
+    control: CreditControl | None = None  # It wraps the method.
+    by: Literal["score", "weight"] = "weight"  # What ranks tokens: the score if the weights increase with it.
+    baseline: float | Literal["energy"] = 1.0  # `objective.baseline`.
+    train_equal: bool = False  # `objective.train_equal`.
 
 
 def negative_logprob(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
@@ -306,12 +202,27 @@ def tree_subjects() -> list[Subject]:
     ]
 
 
-def with_turns(every: list[Subject]) -> list[Subject]:
-    """The lines of a world of several turns: those that run there, and the methods that credit turns.
+class WholeProgram(TokenCredit):
+    """A method that explains an answer, which is the whole program; else it is the last `return`."""
 
-    `CriticSearch`, `SpanScores`, `TurnRewards` and `GiGPO, scores=true` read the labels of the world.
+    def __init__(self, inner: TokenCredit) -> None:
+        self.inner = inner
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """The weights of a batch of one `CodeTask`."""
+        task = batch.prompts[0].task
+        task.explained = "program"
+        answer = answer_masks(batch, align_rows(batch, policy.tokenizer))
+        task.explained = "return"
+        return self.inner(policy, batch.replace(answer=answer), context)
+
+
+def own_subjects(world: WorldName) -> list[Subject]:
+    """The lines that a world of several turns or of programs has beside the others.
+
+    `CriticSearch`, `SpanScores`, `TurnRewards`, `GiGPO, scores=true` and `Oracle` read the labels of the world.
     """
-    own = {
+    turns = {
         "TreeAdvantage, state=turns": TreeAdvantage(state="turns"),
         "TreeAdvantage, state=turns, permuted rewards": PermutedRewards(TreeAdvantage(state="turns")),
         "OptimalBaseline, unit=turn": OptimalBaseline(unit="turn"),
@@ -327,31 +238,50 @@ def with_turns(every: list[Subject]) -> list[Subject]:
         "SpanScores, permuted scores": SpanScores(scores="permuted"),
         "SpanScores, random scores": SpanScores(scores="random"),
     }
-    running = [s for s in every if not any(part in s.name for part in ("numbers", "Resampled", "Oracle"))]
-    return [*running, *(Subject(name=name, method=method) for name, method in own.items())]
+    programs = {
+        "GRAIL, program": WholeProgram(GRAIL(answer_overwrite="never")),
+        "OAR-G, program": WholeProgram(OARGradient()),
+        "EGCA": EGCA(),
+        "EGCA, w_max=1": EGCA(w_max=1),
+        "EGCA, right=balanced": EGCA(right="balanced"),
+        "EGCA, random": EGCA(blamed="random"),
+        "EGCA, random, w_max=1": EGCA(blamed="random", w_max=1),
+        "EGCA, last": EGCA(blamed="last"),
+        "EGCA, permuted": EGCA(blamed="permuted"),
+        "ExecutedMask": ExecutedMask(),
+        "Oracle": Oracle(),
+    }
+    methods: dict[str, TokenCredit] = {"search": turns, "charts": turns, "code": programs}.get(world, {})
+    return [Subject(name=name, method=method) for name, method in methods.items()]
 
 
-LEARNING_RATE = 1e-4
+def in_world(every: list[Subject], world: WorldName) -> list[Subject]:
+    """Those that run in a world, and its own."""
+    left_out = {"code": ("numbers", "Resampled"), "search": ("numbers", "Resampled", "Oracle")}
+    left_out["charts"] = left_out["search"]
+    running = [s for s in every if not any(part in s.name for part in left_out.get(world, ()))]
+    return [*running, *own_subjects(world)]
+
+
+def respond(lab: Lab, prompts: Sequence[Prompt], seed: int) -> RolloutBatch:
+    """Graded responses to problems, with the advantages of training: rewards less the mean of the group."""
+    graded = lab.rollouts(prompts, seed)
+    return graded.with_advantages(group_advantages(graded.rewards, lab.setting.group_size))
 
 
 class TrainedPRIME(TokenCredit):
     """PRIME, whose reward model has taken a step on each of some batches before the first call, and takes more.
 
-    The rewards of a batch are those from before the step on it. The policy does not change, and is the reference.
-
-    Args:
-        rollouts: A function from the policy to the batches.
-        permuted: Whether outcomes are permuted within each group, in training and after it: a control.
+    The rewards of a batch are those from before the step on it. The policy does not change, and is the reference. With
+    `permuted`, a control, outcomes are permuted within each group, in training and after it.
     """
 
-    def __init__(self, rollouts: Callable[[Policy], Iterable[RolloutBatch]], *, permuted: bool = False) -> None:
-        self.rollouts = rollouts
+    def __init__(self, lab: Lab, seed: int, *, permuted: bool = False) -> None:
+        self.lab, self.seed = lab, seed
         # All groups with both outcomes.
-        prime = PRIME(
-            accuracy=(0.01, 0.99), optimizer=lambda p: torch.optim.AdamW(p, lr=LEARNING_RATE, weight_decay=0.0)
-        )
+        prime = PRIME(accuracy=(0.01, 0.99), optimizer=lambda p: torch.optim.AdamW(p, lr=PRIME_RATE, weight_decay=0.0))
         self.credit = PermutedRewards(prime) if permuted else prime
-        self.figures: list[str] = []
+        self.figures: list[str] = []  # Loss and accuracy of each batch before its step.
         self._models: tuple[TrainedModel, Reference] | None = None
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
@@ -368,15 +298,29 @@ class TrainedPRIME(TokenCredit):
         return (own - other) * (2 * batch.correct.float() - 1)[:, None]
 
     def _trained(self, policy: Policy, context: CreditContext) -> tuple[TrainedModel, Reference]:
-        """The reward model, which the first call trains, and the reference."""
+        """The reward model, which the first call trains on rollouts of training problems, and the reference."""
         if self._models is None:
-            model = copy.deepcopy(policy).requires_grad_(True).train()
-            training = self.credit.needs().training
+            model, training = copy.deepcopy(policy).requires_grad_(True).train(), self.credit.needs().training
             assert training is not None
             second = TrainedModel(model, training, SingleDeviceStrategy("cpu"), 1.0)
             self._models = second, Reference(copy.deepcopy(policy).requires_grad_(False))
-            for number, earlier in enumerate(self.rollouts(policy), start=1):
-                found = self(policy, earlier, replace(context, step=number))
-                loss, right = (found.metrics[f"reward_model_{name}"] for name in ("loss", "accuracy"))
+            (problems,) = self.lab.setting.data.load("train")
+            for number in range(PRIME_BATCHES):
+                prompts = problems.prompts[number * PROMPTS_PER_BATCH : (number + 1) * PROMPTS_PER_BATCH]
+                earlier = respond(self.lab, prompts, derive_seed(self.seed, "PRIME", number))
+                weights = self(policy, earlier, replace(context, step=number + 1))
+                loss, right = (weights.metrics[f"reward_model_{name}"] for name in ("loss", "accuracy"))
                 self.figures.append(f"{loss.total / loss.size:.3f} {right.total / right.size:.2f}")
         return self._models
+
+
+def prime_subjects(lab: Lab, seed: int) -> list[Subject]:
+    """PRIME with a trained reward model, beside the same with permuted outcomes."""
+    one, two = TrainedPRIME(lab, seed), TrainedPRIME(lab, seed, permuted=True)
+    tokens, permuted = TrainedPRIME(lab, seed), TrainedPRIME(lab, seed, permuted=True)
+    return [
+        Subject(name="PRIME", method=one),
+        Subject(name="PRIME, permuted", method=two),
+        Subject(name="PRIME, token reward", method=tokens.token_reward, by="score"),
+        Subject(name="PRIME, token reward, permuted", method=permuted.token_reward, by="score"),
+    ]

@@ -1,37 +1,43 @@
-"""The truth about labelled rollouts: which lines or turns are wrong, the effect of each; and the table of agreement.
+"""The truth about labelled rollouts: which lines are wrong, and what each changes; and the table of agreement with it.
 
-This module belongs to credit_quality.py and is not run by itself.
+This module belongs to credit_quality.py and is not run by itself. A line is an equation of a chain, a statement of a
+program, or a turn.
 
-Shapes: ``B`` rows, ``T`` response tokens, ``S`` lines with a result, ``G`` prompts, ``N`` samples.
+Shapes: ``B`` rows, ``T`` response tokens, ``S`` lines, ``G`` prompts, ``N`` samples.
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
+from credit_values import Lab, turns_before
 from scipy.stats import rankdata
 from torch import Tensor
 
-from grail_lightning.batch import RolloutBatch
+from grail_lightning.batch import GradedBatch, RolloutBatch
 from grail_lightning.credit import TurnRewards
 from grail_lightning.credit.oar import scoped_tokens
 from grail_lightning.credit.turns import turn_scores, turn_table
 from grail_lightning.functional.turns import spread_turns, sum_by_turn, turn_starts
 from grail_lightning.grading import align_rows, step_masks
 from grail_lightning.policy import Policy
+from grail_lightning.runtime.seeds import derive_seed
 
 ERRORS = ("slip", "misconception")
 KINDS = ("sound", *ERRORS, "inherited")
 BAD_TURN = "bad turn"
 
 
+# --- labels -----------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Lines:
-    """The lines of each row that have a result, in front of its answer."""
+    """The labelled lines of each row, in front of its answer."""
 
     begin: Tensor  # [B, S] long, the first token in which an error is, or would be, visible.
     stop: Tensor  # [B, S] long, the index after the last such token.
@@ -41,41 +47,46 @@ class Lines:
 
     def of(self, scores: Tensor) -> Tensor:
         """``[B, T] -> [B, S]``: the score of each line; −inf, or NaN as a mean, where there is none."""
-        columns = torch.arange(scores.shape[1])
-        inside = (columns >= self.begin[..., None]) & (columns < self.stop[..., None])
+        inside = self.tokens(scores.shape[1])
         if self.mean:
             return (scores[:, None].double() * inside).sum(-1) / inside.sum(-1)
         return scores[:, None].masked_fill(~inside, -torch.inf).amax(-1)
 
+    def tokens(self, width: int) -> Tensor:
+        """``[B, S, T]`` bool: the tokens of each line."""
+        columns = torch.arange(width)
+        return (columns >= self.begin[..., None]) & (columns < self.stop[..., None])
+
     @property
     def known(self) -> Tensor:
-        """``[B, S]`` bool: lines with a result."""
+        """``[B, S]`` bool: lines that are there."""
         return self.begin < self.stop
 
 
-def label_lines(batch: RolloutBatch, policy: Policy) -> Lines:
-    """The lines of a batch with located answers."""
-    columns = torch.arange(1, batch.answer.whole.shape[1] + 1)
-    ends = torch.where(batch.answer.whole, columns - 1, batch.response_mask.shape[1]).amin(1)
-    found: list[list[tuple[int, int, str]]] = []
+def label_lines(batch: RolloutBatch, policy: Policy, *, whole: bool = False) -> Lines:
+    """The lines of a batch with located answers: their results, or if they are `whole` all of their tokens."""
+    width = batch.response_mask.shape[1]
+    ends = torch.full((len(batch),), width)
+    if not whole:
+        ends = torch.where(batch.answer.whole, torch.arange(width), width).amin(1)
+    rows: list[list[tuple[int, int, str]]] = []
     for aligned, prompt, end in zip(align_rows(batch, policy.tokenizer), batch.prompts, ends.tolist(), strict=True):
-        row = []
+        rows.append([])
         for step in prompt.task.label_steps(aligned.text, prompt) or []:
-            tokens = aligned.overlapping(*(step.result or (step.start, step.stop)))
-            if step.kind == "filler" or not tokens or tokens[-1] >= end:
-                continue
-            row.append((tokens[0], tokens[-1] + 1, step.kind) if step.result else (0, 0, ""))
-        found.append(row)
-    shape = len(found), max(max(map(len, found)), 1)
+            tokens = aligned.overlapping(*((not whole and step.result) or (step.start, step.stop)))
+            if step.kind != "filler" and tokens and tokens[-1] < end:
+                labelled = whole or step.result
+                rows[-1].append((tokens[0], tokens[-1] + 1, step.kind) if labelled else (0, 0, ""))
+    shape = len(rows), max(1, *map(len, rows))
     begin, stop = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
     kind = {name: torch.zeros(shape, dtype=torch.bool) for name in KINDS}
-    for b, row in enumerate(found):
-        for s, (start, end, name) in enumerate(row):
-            begin[b, s], stop[b, s] = start, end
+    for b, row in enumerate(rows):
+        for s, (first, last, name) in enumerate(row):
+            begin[b, s], stop[b, s] = first, last
             if name:
                 kind[name][b, s] = True
     # The token behind a result belongs to it, since "1" may still become "12".
-    return Lines(begin, stop, stop + 1, kind)
+    return Lines(begin, stop, stop if whole else stop + 1, kind)
 
 
 def label_turns(batch: RolloutBatch) -> Lines:
@@ -87,65 +98,17 @@ def label_turns(batch: RolloutBatch) -> Lines:
     return Lines(begin, stop, stop, {BAD_TURN: scores <= 0, "sound": scores > 0}, mean=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class World:
-    """Rollouts with their labels and the measured effects."""
-
-    batch: RolloutBatch
-    group_size: int  # The number of rows of a prompt.
-    lines: Lines
-    kinds: dict[str, Tensor]  # [B, T]: result tokens by kind in front of the answer, filler, and the answer's content.
-    reasoning: Tensor  # [B, T] bool, tokens in front of the answer.
-    forks: dict[str, Forks]  # Of wrong rollouts, by each kind of error that this world has.
-    wrong: Tensor  # [B] bool, boxed rows with a negative advantage.
-    right: Tensor  # [B] bool, boxed rows with a positive advantage.
-    effect: Tensor  # [B, T], truth (a).
-    gains: Tensor  # [2, B, S], truth (b): what each line adds to the success rate, in two independent halves.
-
-    @property
-    def earned(self) -> Tensor:
-        """``[2, B, S]``: the gain in the direction of the outcome; in wrong rollouts, the loss."""
-        return self.gains * self.batch.advantages.sign()[:, None]
-
-
-def pairwise_auroc(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-    r"""Probability that a positive token has a higher score than a negative one of its row; ties count one half.
-
-    .. math:: \frac{1}{|P||N|} \sum_{i \in P, j \in N} [s_i > s_j] + \tfrac12 [s_i = s_j]
-
-    All three are ``[B, T]``, the masks bool; the result is ``[B]`` float64, NaN where a row lacks one of the two.
-    """
-    rows = torch.full((len(scores),), torch.nan, dtype=torch.float64, device=scores.device)
-    for row in (positive.any(1) & negative.any(1)).nonzero().flatten().tolist():
-        gap = scores[row][positive[row]][:, None] - scores[row][negative[row]]
-        rows[row] = (gap > 0).double().mean() + (gap == 0).double().mean() / 2
-    return rows
-
-
-def regions(batch: RolloutBatch, policy: Policy) -> tuple[dict[str, Tensor], Tensor]:
-    """`World.kinds` and `World.reasoning` of a batch with located answers."""
-    reasoning = scoped_tokens(batch, "reasoning")
+def regions(batch: RolloutBatch, policy: Policy) -> dict[str, Tensor]:
+    """`World.kinds` of a batch with located answers."""
     if batch.turn is not None:
         turns, labels = turn_table(batch), label_turns(batch).kind
         masks = {name: spread_turns(kind.long(), turns.numbers).bool() for name, kind in labels.items()}
-        return masks | {"answer": batch.response_mask & ~masks[BAD_TURN] & ~masks["sound"]}, reasoning
-    masks = step_masks(batch, policy.tokenizer)
+        return masks | {"answer": batch.response_mask & ~masks[BAD_TURN] & ~masks["sound"]}
+    masks, reasoning = step_masks(batch, policy.tokenizer), scoped_tokens(batch, "reasoning")
     assert masks is not None
-    flawed = masks["slip"] | masks["misconception"]
-    kinds = {"flawed": flawed, "sound": masks["sound"], "inherited": masks["inherited"], "filler": masks["filler"]}
-    return {name: mask & reasoning for name, mask in kinds.items()} | {
-        "answer": batch.answer.content & ~batch.answer.marker
-    }, reasoning
-
-
-# --- agreement --------------------------------------------------------------------------------------------------------
-
-
-def rank_correlation(one: Tensor, other: Tensor, mask: Tensor) -> Tensor:
-    """``[B]``: Spearman's ρ of two ``[B, S]`` within each row's mask; NaN where one of them does not vary."""
-    ranks = [rankdata(np.where(mask, values.double(), np.nan), axis=1, nan_policy="omit") for values in (one, other)]
-    a, b = (torch.from_numpy(r) - torch.from_numpy(r).nanmean(1, keepdim=True) for r in ranks)
-    return (a * b).nansum(1) / (a.square().nansum(1) * b.square().nansum(1)).sqrt()
+    masks["flawed"] = masks["slip"] | masks["misconception"]
+    kinds = {name: masks[name] & reasoning for name in ("flawed", "sound", "inherited", "filler")}
+    return kinds | {"answer": batch.answer.content & ~batch.answer.marker}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,56 +137,185 @@ def forks(batch: RolloutBatch, lines: Lines, rows: Tensor, error: str, group_siz
         for kind in (error, "sound"):
             if lines.kind[kind][b, s]:
                 after[b // group_size, s, *ids[b][: lines.begin[b, s]]][kind].append(b)
-    found = []
+    pairs = []
     for (_, s, *_), by_kind in after.items():
         for i in by_kind[error]:
             for j in by_kind["sound"]:
                 parting = next(t for t, (x, y) in enumerate(zip(ids[i], ids[j], strict=True)) if x != y)
-                found.append((i, j, s, parting))
-    flawed, sound, line, token = torch.tensor(found, dtype=torch.long).reshape(-1, 4).unbind(1)
-    return Forks(
-        row=torch.stack([flawed, sound]),
-        line=line,
-        token=token,
-        group_size=group_size,
-        num_groups=len(batch) // group_size,
-    )
+                pairs.append((i, j, s, parting))
+    flawed, sound, line, token = torch.tensor(pairs, dtype=torch.long).reshape(-1, 4).unbind(1)
+    row, num_groups = torch.stack([flawed, sound]), len(batch) // group_size
+    return Forks(row=row, line=line, token=token, group_size=group_size, num_groups=num_groups)
 
 
-class Estimate(NamedTuple):
-    """A mean with the ends of its 95 % interval."""
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Rollouts with their labels and the measured effects."""
 
-    value: float
-    low: float
-    high: float
+    batch: RolloutBatch
+    group_size: int  # The number of rows of a prompt.
+    lines: Lines
+    kinds: dict[str, Tensor]  # [B, T]: tokens by the kind of their line in front of the answer, filler, and the answer.
+    forks: dict[str, Forks]  # Of wrong rollouts, by each kind of error that this world has.
+    wrong: Tensor  # [B] bool, rows with a negative advantage, and where answers are boxed with a box.
+    right: Tensor  # [B] bool, the same with a positive advantage.
+    effect: Tensor | None  # [B, T], truth (a).
+    gains: Tensor  # [2, B, S], truth (b): what each line adds to the success rate, in two independent halves.
+    flawed: Tensor | None = None  # [B, T] bool, whose share of the blame is a column, where lines are statements.
 
-    def __str__(self) -> str:
-        if self.value != self.value:
-            return "-"
-        return f"{self.value:.2f} ±{(self.high - self.low) / 2:.2f}"
+    @property
+    def earned(self) -> Tensor:
+        """``[2, B, S]``: the gain in the direction of the outcome; in wrong rollouts, the loss."""
+        return self.gains * self.batch.advantages.sign()[:, None]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of its table."""
+        return (
+            *(("flawed",) if self.flawed is not None else ()),
+            *(f"{place}: {error}" for place in ("in rollout", "at fork") for error in self.forks),
+            *(f"weight: {kind}" for kind in self.kinds),
+            *(f"rho ({truth}): {outcome}" for truth in "ab"[self.effect is None :] for outcome in ("wrong", "right")),
+        )
+
+
+# --- what lines change ------------------------------------------------------------------------------------------------
+
+
+def gains_of_lines(
+    lab: Lab, batch: RolloutBatch, lines: Lines, rows: Tensor, samples: int, seed: int, seconds: float
+) -> tuple[Tensor, int]:
+    """By how much each line changes the success rate of continuations, group by group until the time is up.
+
+    Compared are the position before the result's first token and `Lines.after`. ``[2, B, S]``, by the first half of the
+    samples and by the second, NaN where nothing was measured; and the number of groups.
+    """
+    gains, size = torch.full((2, *lines.begin.shape), torch.nan), lab.setting.group_size
+    groups = sorted(set((rows // size).tolist()))
+    end, done = time.perf_counter() + seconds, 0
+    for some in (groups[k : k + 16] for k in range(0, len(groups), 16)):
+        if time.perf_counter() > end:
+            break
+        places = []
+        for b in rows[torch.isin(rows // size, torch.tensor(some))].tolist():
+            for s in lines.known[b].nonzero().flatten().tolist():
+                ends = (beginning(batch, b, int(x[b, s])) for x in (lines.begin, lines.after))
+                places.append((b, s, *((b - b % size, ids) for ids in ends)))
+        right = outcomes(lab, batch, {start for place in places for start in place[2:]}, samples, seed)
+        for b, s, before, after in places:
+            gain = right[after] - right[before]
+            gains[:, b, s] = gain[: samples // 2 * 2].reshape(2, -1).mean(1)
+        done += len(some)
+    return gains, done
+
+
+def beginning(batch: RolloutBatch, row: int, stop: int) -> tuple:
+    """What stands in front of a column of a row: ids, or the turns in a rollout of several turns."""
+    return tuple(batch.response_ids[row, :stop].tolist()) if batch.turn is None else turns_before(batch, row, stop)
+
+
+def outcomes(lab: Lab, batch: RolloutBatch, starts: set[tuple], samples: int, seed: int) -> dict[tuple, Tensor]:
+    """``[N]`` float for each start, a row of the prompt and a `beginning`: whether continuations end right."""
+    ordered = sorted(starts)
+    if batch.turn is not None:
+        places = [(batch.prompts[row], turns) for row, turns in ordered]
+        drawn = lab.continue_turns(places, samples, derive_seed(seed, ordered[0][0]))
+        return dict(zip(ordered, torch.cat([right for _, right in drawn]), strict=True))
+    by_length: dict[int, list[tuple]] = defaultdict(list)
+    for row, ids in ordered:
+        by_length[len(ids)].append((row, ids))
+    right: dict[tuple, Tensor] = {}
+    for length, some in by_length.items():
+        key = derive_seed(seed, some[0][0], length)
+        right |= zip(
+            some, lab.continue_tokens([(batch.prompts[row], ids) for row, ids in some], samples, key)[1], strict=True
+        )
+    return right
+
+
+def q_and_v(
+    values: dict[str, np.ndarray], half: int, number: int, batch: GradedBatch, baseline: str = "value"
+) -> tuple[Tensor, Tensor]:
+    """``[B, T]`` each: Q and V of each token of a batch (or another baseline) by a half of the values of a file."""
+    width = batch.response_mask.shape[1]
+    value, before = (torch.from_numpy(values[name][number, :, :width, half]).float() for name in ("value", baseline))
+    # A token that is no choice leaves the value as it is: it takes that of the next choice, and Q is the next V.
+    after = torch.empty_like(value)
+    q = batch.rewards.clone().float()
+    for t in range(width - 1, -1, -1):
+        after[:, t] = q
+        q = torch.where(value[:, t].isnan(), q, value[:, t])
+    before = torch.where(before.isnan(), after, before)
+    if batch.turn is None:
+        return after, before
+    turns = turn_table(batch)
+    places = turn_starts(turns.numbers, turns.exists.shape[1]).clamp(max=width - 1)
+    first, then = (spread_turns(x.gather(1, places), turns.numbers) for x in (after, before))
+    return first, then
+
+
+def gains_of_file(values: dict[str, np.ndarray], batch: GradedBatch, lines: Lines) -> Tensor:
+    """``[2, B, S]``: by how much each line changes the value, the sum of `Q - V` over its tokens, by half."""
+    gains = []
+    for half in (0, 1):
+        q, v = q_and_v(values, half, 0, batch)
+        change = torch.nn.functional.pad(((q - v) * batch.response_mask).cumsum(1), (1, 0))
+        gains.append(change.gather(1, lines.stop) - change.gather(1, lines.begin))
+    return torch.stack(gains).masked_fill(~lines.known, torch.nan)
+
+
+# --- agreement --------------------------------------------------------------------------------------------------------
+
+
+def pairwise_auroc(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    r"""Probability that a positive token has a higher score than a negative one of its row; ties count one half.
+
+    .. math:: \frac{1}{|P||N|} \sum_{i \in P, j \in N} [s_i > s_j] + \tfrac12 [s_i = s_j]
+
+    All three are ``[B, T]``, the masks bool; the result is ``[B]`` float64, NaN where a row lacks one of the two.
+    """
+    rows = torch.full((len(scores),), torch.nan, dtype=torch.float64, device=scores.device)
+    for row in (positive.any(1) & negative.any(1)).nonzero().flatten().tolist():
+        gap = scores[row][positive[row]][:, None] - scores[row][negative[row]]
+        rows[row] = (gap > 0).double().mean() + (gap == 0).double().mean() / 2
+    return rows
+
+
+def rank_correlation(one: Tensor, other: Tensor, mask: Tensor) -> Tensor:
+    """``[B]``: Spearman's ρ of two ``[B, S]`` within each row's mask; NaN where one of them does not vary."""
+    ranks = [rankdata(np.where(mask, values.double(), np.nan), axis=1, nan_policy="omit") for values in (one, other)]
+    a, b = (torch.from_numpy(r) - torch.from_numpy(r).nanmean(1, keepdim=True) for r in ranks)
+    return (a * b).nansum(1) / (a.square().nansum(1) * b.square().nansum(1)).sqrt()
 
 
 def resamplings(num_prompts: int, draws: int, seed: int) -> Tensor:
     """``[draws, G]`` float64: how often each draw of as many prompts with replacement has each prompt."""
-    uniform = torch.ones(num_prompts, dtype=torch.float64) / num_prompts
-    generator = np.random.default_rng(seed)
-    return torch.from_numpy(generator.multinomial(num_prompts, uniform.numpy(), size=draws)).double()
+    uniform = np.full(num_prompts, 1 / num_prompts)
+    return torch.from_numpy(np.random.default_rng(seed).multinomial(num_prompts, uniform, size=draws)).double()
 
-
-def over_prompts(totals: Tensor, counts: Tensor, draws: Tensor) -> Estimate:
-    """The mean ``Σ totals / Σ counts`` and the percentile interval of its bootstrap over prompts.
-
-    `totals` and `counts` are ``[G]``, the sum and the number of the values of each prompt.
-    """
-    means = (draws @ totals.double()) / (draws @ counts.double())
-    low, high = means.nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return Estimate(float(totals.sum() / counts.sum()), low, high)
-
-
-# --- the table ---
 
 Sums = tuple[Tensor, Tensor]
 """What the rows of each prompt add up to, and of how many: ``[G]`` each."""
+
+
+def over_prompts(sums: Sums, draws: Tensor) -> str:
+    """The mean ``Σ totals / Σ counts``, with half of the percentile interval of its bootstrap over prompts."""
+    totals, counts = (x.double() for x in sums)
+    means = (draws @ totals) / (draws @ counts)
+    low, high = means.nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    value = float(totals.sum() / counts.sum())
+    return f"{value:.2f} ±{(high - low) / 2:.2f}" if value == value else "-"
+
+
+def by_prompt(rows: Tensor, world: World) -> Sums:
+    """Sums over the rows ``[B]`` of each prompt that have a value."""
+    groups = rows.double().reshape(-1, world.group_size)
+    return groups.nansum(1), (~groups.isnan()).double().sum(1)
+
+
+def share(weights: Tensor, chosen: Tensor, of: Tensor, world: World) -> Sums:
+    """Sums over the rows of each prompt of the weights ``[B, T]`` of chosen tokens, and of `of`."""
+    return tuple(x.sum(1).reshape(-1, world.group_size).sum(1) for x in (weights * chosen, of))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,86 +327,53 @@ class Credit:
     seconds: float  # Of the processor for 1,000 rollouts, the median over batches.
 
 
-def column_names(world: World) -> tuple[str, ...]:
-    """The columns of a world."""
-    truths = "b" if world.lines.mean else "ab"
-    return (
-        *(f"{place}: {error}" for place in ("in rollout", "at fork") for error in world.forks),
-        *(f"weight: {kind}" for kind in world.kinds),
-        *(f"rho ({truth}): {outcome}" for truth in truths for outcome in ("wrong", "right")),
-    )
-
-
-def by_prompt(rows: Tensor, world: World) -> Sums:
-    """Sums over the rows ``[B]`` of each prompt that have a value."""
-    groups = rows.double().reshape(-1, world.group_size)
-    return groups.nansum(1), (~groups.isnan()).double().sum(1)
-
-
-def where(rows: Tensor, chosen: Tensor) -> Tensor:
-    return torch.where(chosen, rows, torch.nan)
+def by_outcome(rho: Tensor, truth: str, world: World) -> dict[str, Sums]:
+    """A rank correlation ``[B]`` in wrong and in right rollouts."""
+    chosen = {"wrong": world.wrong, "right": world.right}
+    return {
+        f"rho ({truth}): {name}": by_prompt(torch.where(rows, rho, torch.nan), world) for name, rows in chosen.items()
+    }
 
 
 def detection(lines: Tensor, world: World) -> dict[str, Sums]:
-    """Flawed against sound lines of the same rollout."""
+    """Flawed against sound lines ``[B, S]`` of the same rollout."""
     kind, measured = world.lines.kind, world.wrong[:, None] & ~lines.isnan()
-    return {
-        f"in rollout: {error}": by_prompt(
-            pairwise_auroc(lines, kind[error] & measured, kind["sound"] & measured), world
-        )
-        for error in world.forks
-    }
-
-
-def agreement(ranks: Tensor, lines: Tensor, world: World) -> dict[str, Sums]:
-    """Rank correlation with both truths, in wrong and in right rollouts."""
-    earned = world.earned.mean(0)
-    with_effect = rank_correlation(ranks, world.effect, world.reasoning)
-    with_gain = rank_correlation(lines, earned, world.lines.known & ~earned.isnan())
-    return {
-        "rho (a): wrong": by_prompt(where(with_effect, world.wrong), world),
-        "rho (a): right": by_prompt(where(with_effect, world.right), world),
-        "rho (b): wrong": by_prompt(where(with_gain, world.wrong), world),
-        "rho (b): right": by_prompt(where(with_gain, world.right), world),
-    }
-
-
-def placement(weights: Tensor, world: World) -> dict[str, Sums]:
-    """Mean weight of the tokens of each kind in wrong rollouts."""
-    columns = {}
-    for name, mask in world.kinds.items():
-        chosen = (mask & world.wrong[:, None]).double()
-        totals, counts = (x.sum(1).reshape(-1, world.group_size).sum(1) for x in (weights * chosen, chosen))
-        columns[f"weight: {name}"] = (totals, counts)
-    return columns
+    areas = {error: pairwise_auroc(lines, kind[error] & measured, kind["sound"] & measured) for error in world.forks}
+    return {f"in rollout: {error}": by_prompt(area, world) for error, area in areas.items()}
 
 
 def credit_columns(credit: Credit, world: World) -> dict[str, Sums]:
-    lines = world.lines.of(credit.ranks)
-    columns = detection(lines, world) | agreement(credit.ranks, lines, world)
+    """All columns of a subject."""
+    lines, earned = world.lines.of(credit.ranks), world.earned.mean(0)
+    columns = detection(lines, world)
+    columns |= by_outcome(rank_correlation(lines, earned, world.lines.known & ~earned.isnan()), "b", world)
+    if world.effect is not None:
+        reasoning = scoped_tokens(world.batch, "reasoning")
+        columns |= by_outcome(rank_correlation(credit.ranks, world.effect, reasoning), "a", world)
     # Weights can be compared between rollouts; raw scores differ in scale.
     comparable = credit.ranks if credit.weights is None else credit.weights
     values = world.lines.of(comparable) if world.lines.mean else comparable
     for error, pairs in world.forks.items():
         place = pairs.line if world.lines.mean else pairs.token
         columns[f"at fork: {error}"] = pairs.wins(*values[pairs.row, place])
-    return columns if credit.weights is None else columns | placement(credit.weights, world)
+    if credit.weights is not None:
+        for name, mask in world.kinds.items():
+            inside = (mask & world.wrong[:, None]).double()
+            columns[f"weight: {name}"] = share(credit.weights, inside, inside, world)
+        if world.flawed is not None:
+            blame = credit.weights.abs().double() * (world.wrong & world.flawed.any(1))[:, None]
+            columns["flawed"] = share(blame, world.flawed, blame, world)
+    return columns
 
 
 def gain_columns(world: World) -> dict[str, Sums]:
     """The resampled truth itself; its agreement is that of its two halves."""
     one, other = world.earned
     mean = (one + other) / 2
-    halves = rank_correlation(one, other, world.lines.known & ~mean.isnan())
-    at_forks = {f"at fork: {error}": f.wins(*mean[f.row, f.line]) for error, f in world.forks.items()}
-    return (
-        detection(mean, world)
-        | at_forks
-        | {
-            "rho (b): wrong": by_prompt(where(halves, world.wrong), world),
-            "rho (b): right": by_prompt(where(halves, world.right), world),
-        }
-    )
+    columns = detection(mean, world) | {
+        f"at fork: {error}": pairs.wins(*mean[pairs.row, pairs.line]) for error, pairs in world.forks.items()
+    }
+    return columns | by_outcome(rank_correlation(one, other, world.lines.known & ~mean.isnan()), "b", world)
 
 
 @dataclass(frozen=True)
@@ -336,7 +395,6 @@ class Table:
 
     def row(self, name: str, by: str, columns: dict[str, Sums], seconds: float, tokens: float = 0.0) -> None:
         """Print a line; `tokens` is the number of sampled tokens over that of the rollouts."""
-        none = Estimate(float("nan"), float("nan"), float("nan"))
-        cells = [str(over_prompts(*columns[c], self.draws) if c in columns else none) for c in self.columns]
+        cells = [over_prompts(columns[c], self.draws) if c in columns else "-" for c in self.columns]
         extra = [f"{tokens:.1f}" if tokens else "0"] if self.compact else []
         print("| " + " | ".join([name, by, *cells, *extra, f"{seconds:.2f}"]) + " |", flush=True)

@@ -13,6 +13,8 @@ before each choice `--samples` continuations are sampled and graded, in two inde
 turns, values are those of the states before each turn: the environment answers to the turns before once more. FILE is
 written after every batch, and a second call goes on where the first one ended.
 
+The other benchmarks of credit take their worlds and rollouts from this module, too.
+
 Shapes: ``N`` batches, ``B`` rows, ``T`` response tokens; 2 halves.
 """
 
@@ -20,37 +22,42 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
-from credit_subjects import Setting, Turns, WorldName, play_from, setting
-from credit_truth import Lines
 from torch import Tensor
+from torch.nn.functional import pad
 
 from grail_lightning.answers import Verifier
-from grail_lightning.batch import GradedBatch, RolloutBatch, SampledBatch, Sampling
+from grail_lightning.batch import GradedBatch, SampledBatch, Sampling
 from grail_lightning.credit.base import CreditContext
 from grail_lightning.credit.measure import gradient_energies, measure_logits
 from grail_lightning.credit.tree import prefix_path
 from grail_lightning.credit.turns import turn_table
-from grail_lightning.engines import HFEngine, RolloutEngine
+from grail_lightning.data import ArithmeticData, ChartsData, CodeData, PromptData, SearchData, WordProblemData
+from grail_lightning.engines import HFEngine
 from grail_lightning.engines.base import build_batch, decode
+from grail_lightning.engines.continued import ContinuedTurns
+from grail_lightning.engines.turns import SampledTurn, TurnRequest, TurnSampler
 from grail_lightning.functional.certainty import repeat_probability
 from grail_lightning.functional.turns import sum_by_turn, turn_numbers, turn_starts
 from grail_lightning.grading import grade_and_locate, grade_answers
 from grail_lightning.picture import FIRST_PICTURE_ID
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.tasks import EnvironmentTask
+from grail_lightning.step.episodes import play
+from grail_lightning.tasks import EnvironmentTask, ProblemSpace, SearchSpace, WordProblemSpace, WordProblemTask
 from grail_lightning.tasks.base import Prompt, TokenText
 
+WorldName = Literal["chains", "words", "search", "code", "charts"]
+GROUP_SIZE = 8  # Unless it is given.
 PROMPTS = 16  # A batch of the quickstart.
 SAMPLES = 64
 TURN_SAMPLES = 32  # The same of a turn.
@@ -59,32 +66,185 @@ TOKEN_BUDGET = 1024
 WIDTH = 320  # Columns of a file with rollouts of several turns.
 ROLLOUTS_PER_CALL = 2048
 
-
-def continued(
-    policy: Policy,
-    verifier: Verifier,
-    places: Sequence[tuple[Prompt, Turns]],
-    number: int,
-    sampling: Sampling,
-    seed: int,
-) -> Iterator[tuple[SampledBatch, Tensor]]:
-    """`number` rollouts from each place, the places in several calls: rollouts, and ``[P, number]`` whether right."""
-    size = max(1, ROLLOUTS_PER_CALL // number)
-    for k in range(0, len(places), size):
-        prompts, begun = zip(*places[k : k + size], strict=True)
-        given = [turns for turns in begun for _ in range(number)]
-        drawn = play_from(policy, prompts, given, sampling, derive_seed(seed, k))
-        verdicts = grade_answers(drawn.texts, drawn.prompts, verifier)
-        right = torch.tensor([verdict.correct for verdict in verdicts]).float()
-        yield drawn, right.reshape(len(prompts), number)
+Turns = tuple[tuple[int, ...], ...]
+"""The ids that the policy sampled in each turn of a rollout."""
 
 
-def beginning(batch: SampledBatch, row: int, stop: int) -> tuple[int, ...] | Turns:
-    """The ids of a row in front of a column; in a rollout of several turns those that were sampled, turn by turn."""
-    ids = batch.response_ids[row, :stop]
-    if batch.turn is None:
-        return tuple(ids.tolist())
-    numbers = turn_numbers(batch.response_mask, batch.turn)[row, :stop]
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where rollouts come from."""
+
+    title: str
+    policy: str
+    data: PromptData
+    sampling: Sampling
+    group_size: int = GROUP_SIZE
+
+
+def setting(world: WorldName, terms: int, num_prompts: int, seed: int) -> Setting:
+    """A world with its policy and its test problems; `terms` is the number of terms of a chain."""
+    problems = {"num_test": num_prompts, "seed": seed}
+    if world == "chains":
+        # The quickstart's policy knows five terms alone, `chains` 5 to 10, `long_chains` 15 to 20.
+        title, policy = f"chains of {terms} terms", "chains" if terms <= 10 else "long_chains"
+        policy, length = "arithmetic" if terms == 5 else policy, max(64, 11 * terms)
+        data: PromptData = ArithmeticData(problems=ProblemSpace(terms, terms), **problems)
+    elif world == "words":
+        title, policy, length = "word problems", "words", 64
+        space = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
+        data = WordProblemData(problems=space, task=WordProblemTask(), **problems)
+    elif world == "search":
+        title, policy, length = "search", "search", 64
+        data = SearchData(problems=SearchSpace(min_hops=2, max_hops=3), **problems)
+    elif world == "charts":
+        title, policy, length, data = "charts", "charts", 48, ChartsData(**problems)
+    else:
+        title, policy, length, data = "functions", "code", 80, CodeData(**problems)
+    return Setting(title=title, policy=policy, data=data, sampling=Sampling(max_response_length=length))
+
+
+# --- rollouts and their continuations ---
+
+
+class GivenTurns(TurnSampler):
+    """Gives each row its first turns, and samples those behind them.
+
+    The environments answer to given turns as to sampled ones: if they are deterministic, a rollout goes on from the
+    beginning of any turn, or is played again as a whole.
+    """
+
+    def __init__(self, sampler: ContinuedTurns, given: Sequence[Turns]) -> None:
+        self.sampler, self.given = sampler, [[*turns] for turns in given]
+
+    def sample(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
+        """See `TurnSampler.sample`."""
+        known = {
+            request.row: (self.given[request.row].pop(0), request) for request in requests if self.given[request.row]
+        }
+        asked = [request for request in requests if request.row not in known]
+        turns = dict(zip((request.row for request in asked), self.sampler.sample(asked), strict=True))
+        for row, (ids, request) in known.items():
+            ended = self.sampler.ending(request.stop)(torch.tensor([ids]))
+            turns[row] = SampledTurn([*ids], [0.0] * len(ids), bool(ended))
+        return [turns[request.row] for request in requests]
+
+
+class GivenEngine(HFEngine):
+    """An engine whose rollouts begin with given turns."""
+
+    def __init__(self, given: Sequence[Turns]) -> None:
+        super().__init__(cache_tokens=200_000)
+        self.given = given
+
+    @contextmanager
+    def turns(self, sampling: Sampling) -> Iterator[TurnSampler]:
+        """See `RolloutEngine.turns`."""
+        with super().turns(sampling) as sampler:
+            yield GivenTurns(sampler, self.given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab:
+    """Samples, continues and grades rollouts in a setting."""
+
+    setting: Setting
+    policy: Policy
+    engine: HFEngine  # It has the weights of the policy.
+    verifier: Verifier
+
+    def play_from(self, prompts: Sequence[Prompt], given: Sequence[Turns], seed: int) -> SampledBatch:
+        """Rollouts in groups of one size, each of which begins with given turns."""
+        engine = GivenEngine(given)
+        engine.update_weights(self.policy)
+        seeds = [derive_seed(seed, k) for k in range(len(given))]
+        return play(engine, self.policy, prompts, len(given) // len(prompts), self.setting.sampling, seeds)
+
+    def rollouts(self, prompts: Sequence[Prompt], seed: int) -> GradedBatch:
+        """A group of graded rollouts of each problem."""
+        key, size = derive_seed(seed, "rollouts"), self.setting.group_size
+        if isinstance(prompts[0].task, EnvironmentTask):
+            batch = self.play_from(prompts, [()] * len(prompts) * size, key)
+        else:
+            batch = self.engine.generate(list(prompts), size, self.setting.sampling, key)
+        return grade_and_locate(batch, self.verifier, self.policy.tokenizer)
+
+    def batches(self, number: int, seed: int) -> Iterator[GradedBatch]:
+        """Graded rollouts of different training problems."""
+        (problems,) = self.setting.data.load("train")
+        for k in range(number):
+            yield self.rollouts(problems.prompts[k * PROMPTS : (k + 1) * PROMPTS], derive_seed(seed, "batch", k))
+
+    def right(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> Tensor:
+        """``[B]`` float: whether each text answers its prompt."""
+        return torch.tensor([verdict.correct for verdict in grade_answers(texts, prompts, self.verifier)]).float()
+
+    def continue_turns(
+        self, places: Sequence[tuple[Prompt, Turns]], number: int, seed: int
+    ) -> Iterator[tuple[SampledBatch, Tensor]]:
+        """`number` rollouts from each place, the places in several calls: rollouts, and ``[P, number]`` if right."""
+        size = max(1, ROLLOUTS_PER_CALL // number)
+        for k in range(0, len(places), size):
+            prompts, begun = zip(*places[k : k + size], strict=True)
+            batch = self.play_from(prompts, [turns for turns in begun for _ in range(number)], derive_seed(seed, k))
+            yield batch, self.right(batch.texts, batch.prompts).reshape(len(prompts), number)
+
+    def continue_tokens(
+        self, places: Sequence[tuple[Prompt, Sequence[int]]], number: int, seed: int
+    ) -> tuple[SampledBatch, Tensor]:
+        """`number` continuations from each place, whose ids are equally many, and ``[P, number]`` if right."""
+        asked = []
+        for prompt, begun in places:
+            # A beginning keeps its sampled tokens: another tokenisation would be another context.
+            context = TokenText(self.policy.tokenizer.decode(begun), [*self.policy.encode(prompt.messages), *begun])
+            asked.append(replace(prompt, messages=context))
+        whole = self.setting.sampling.max_response_length
+        limit = replace(self.setting.sampling, max_response_length=whole - len(places[0][1]))
+        drawn = self.engine.generate(asked, number, limit, seed)
+        owners = [place for place in places for _ in range(number)]
+        rows = zip(owners, drawn.response_ids, drawn.response_mask, strict=True)
+        texts = [decode(self.policy, [*begun, *ids[mask].tolist()]) for (_, begun), ids, mask in rows]
+        return drawn, self.right(texts, [prompt for prompt, _ in owners]).reshape(len(places), number)
+
+    def stored_rollouts(self, values: dict[str, np.ndarray], number: int, size: int = PROMPTS) -> list[GradedBatch]:
+        """The rollouts of a file, `size` problems a batch, graded again: another processor would sample others."""
+        (problems,) = self.setting.data.load("train")
+        padding, end = self.policy.tokenizer.pad_token_id, self.policy.tokenizer.eos_token_id
+        batches = []
+        for k, rows in enumerate(values["ids"][:number].tolist()):
+            prompts = problems.prompts[k * size : (k + 1) * size]
+            responses = [[token for token in row if token != padding] for row in rows]
+            if "turn" in values:
+                owned = [
+                    zip(row, turn, strict=True) for row, turn in zip(rows, values["turn"][k].tolist(), strict=True)
+                ]
+                split = [groupby((pair for pair in row if pair[1] >= 0), itemgetter(1)) for row in owned]
+                sampled = self.play_from(
+                    prompts, [tuple(tuple(t for t, _ in turn) for _, turn in row) for row in split], 0
+                )
+                ids = without_pictures(self.policy, sampled.response_ids)
+                valid = [ids[row, :n].tolist() for row, n in enumerate(sampled.valid_lengths.tolist())]
+                assert valid == responses  # The environment has answered as before.
+            else:
+                finished = [row[-1] == end for row in responses]
+                sampled = build_batch(self.policy, prompts, len(rows) // len(prompts), responses, finished)
+            graded = grade_and_locate(sampled, self.verifier, self.policy.tokenizer)
+            assert graded.rewards.tolist() == values["rewards"][k].tolist()
+            batches.append(graded)
+        return batches
+
+
+@contextmanager
+def open_lab(where: Setting) -> Iterator[Lab]:
+    """The policy of a setting with an engine and a verifier."""
+    policy, engine = load_policy(where.policy).eval(), HFEngine(cache_tokens=50_000)
+    engine.update_weights(policy)
+    with Verifier() as verifier:
+        yield Lab(setting=where, policy=policy, engine=engine, verifier=verifier)
+
+
+def turns_before(batch: SampledBatch, row: int, stop: int) -> Turns:
+    """The ids that were sampled in a row in front of a column, turn by turn."""
+    ids, numbers = batch.response_ids[row, :stop], turn_numbers(batch.response_mask, batch.turn)[row, :stop]
     return tuple(tuple(ids[numbers == k].tolist()) for k in range(int(numbers.max()) + 1 if stop else 0))
 
 
@@ -94,26 +254,7 @@ def without_pictures(policy: Policy, ids: Tensor) -> Tensor:
     return ids.masked_fill(ids >= FIRST_PICTURE_ID, place)
 
 
-def graded_responses(
-    policy: Policy, engine: HFEngine, verifier: Verifier, prompts: Sequence[Prompt], where_from: Setting, seed: int
-) -> GradedBatch:
-    """Graded responses to problems."""
-    key = derive_seed(seed, "rollouts")
-    if isinstance(prompts[0].task, EnvironmentTask):
-        batch = play_from(policy, prompts, [()] * len(prompts) * where_from.group_size, where_from.sampling, key)
-    else:
-        batch = engine.generate(list(prompts), where_from.group_size, where_from.sampling, key)
-    return grade_and_locate(batch, verifier, policy.tokenizer)
-
-
-def batches(
-    policy: Policy, engine: HFEngine, verifier: Verifier, where_from: Setting, number: int, seed: int
-) -> Iterator[GradedBatch]:
-    """Graded rollouts of different training problems."""
-    (problems,) = where_from.data.load("train")
-    for k in range(number):
-        prompts = problems.prompts[k * PROMPTS : (k + 1) * PROMPTS]
-        yield graded_responses(policy, engine, verifier, prompts, where_from, derive_seed(seed, "batch", k))
+# --- values ---
 
 
 def choices(policy: Policy, batch: GradedBatch) -> tuple[Tensor, Tensor]:
@@ -123,125 +264,69 @@ def choices(policy: Policy, batch: GradedBatch) -> tuple[Tensor, Tensor]:
     return batch.response_mask & (own < 1 - CERTAIN), repeated
 
 
-def resampled_values(
-    policy: Policy,
-    engine: HFEngine,
-    verifier: Verifier,
-    where_from: Setting,
-    batch: GradedBatch,
-    seed: int,
-    samples: int = SAMPLES,
-) -> tuple[Tensor, Tensor]:
-    r"""``[B, T, 2]`` each, NaN where a token was no choice: ``V`` and ``b*`` of the state before the token.
+def value_and_baseline(right: Tensor, weight: Tensor) -> Tensor:
+    r"""``[P, K] -> [P, 2, 2]``: ``V`` and ``b*`` of states, in two halves, from `right` continuations and their ``W``.
 
-    .. math:: V(s) = E_a[Q(s, a)], \qquad b^*(s) = E_a[W(s, a) Q(s, a)] / E_a[W(s, a)], \qquad
-              W(s, a) = 1 - 2 \pi(a) + \sum_v \pi(v)^2
+    .. math:: V(s) = E_a[Q(s, a)], \qquad b^*(s) = E_a[W(s, a) Q(s, a)] / E_a[W(s, a)]
 
-    ``W`` is the squared norm of the gradient of a token's log-probability with respect to its logits.
+    ``W`` is the squared norm of the gradient of the next log-probability with respect to its logits.
     """
-    chosen, repeated = choices(policy, batch)
+    halves, weight = (x.reshape(len(right), 2, -1) for x in (right, weight.clamp(min=1e-8)))
+    return torch.stack([halves.mean(-1), (weight * halves).sum(-1) / weight.sum(-1)], 1)
+
+
+def values_of_tokens(lab: Lab, batch: GradedBatch, seed: int, samples: int) -> Tensor:
+    r"""``[2, B, T, 2]``: `value_and_baseline` of the state before each choice; NaN elsewhere.
+
+    .. math:: W(s, a) = 1 - 2 \pi(a) + \sum_v \pi(v)^2
+    """
+    chosen, repeated = choices(lab.policy, batch)
     states = prefix_path(batch)[:, :-1]  # Before each token.
-    places: dict[int, tuple[int, int]] = {}
-    for row, column in chosen.nonzero().tolist():
-        places.setdefault(int(states[row, column]), (row, column))
-    by_length: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for row, column in places.values():
-        by_length[column].append((row, column))
-    figures: dict[int, tuple[Tensor, Tensor]] = {}
-    for length, some in sorted(by_length.items()):
-        asked = []
-        for row, column in some:
-            ids = batch.response_ids[row, :column].tolist()
-            prompt = batch.prompts[row]
-            tokens = TokenText(policy.tokenizer.decode(ids), [*policy.encode(prompt.messages), *ids])
-            asked.append(replace(prompt, messages=tokens))
-        limit = where_from.sampling.max_response_length - length
-        drawn = engine.generate(
-            asked, samples, replace(where_from.sampling, max_response_length=limit), derive_seed(seed, length)
-        )
+    owner = {int(states[row, column]): (row, column) for row, column in reversed(chosen.nonzero().tolist())}
+    values = torch.full((2, *states.shape, 2), torch.nan)
+    by_length = groupby(sorted(owner.items(), key=lambda item: (item[1][1], item[1][0])), key=lambda item: item[1][1])
+    for column, group in by_length:
+        keys, rows = zip(*((state, row) for state, (row, _) in group), strict=True)
+        places = [(batch.prompts[row], batch.response_ids[row, :column].tolist()) for row in rows]
+        drawn, right = lab.continue_tokens(places, samples, derive_seed(seed, column))
         assert drawn.sampling_logprobs is not None
-        whole = [
-            policy.tokenizer.decode([*batch.response_ids[row, :column].tolist(), *ids], skip_special_tokens=True)
-            for k, (row, column) in enumerate(some)
-            for ids in (
-                drawn.response_ids[k * samples + j][drawn.response_mask[k * samples + j]].tolist()
-                for j in range(samples)
-            )
-        ]
-        verdicts = grade_answers(whole, [batch.prompts[row] for row, _ in some for _ in range(samples)], verifier)
-        right = torch.tensor([float(verdict.correct) for verdict in verdicts]).reshape(len(some), 2, -1)
-        first = drawn.sampling_logprobs[:, 0].exp().reshape(len(some), 2, -1)
-        for k, (row, column) in enumerate(some):
-            weight = (1 - 2 * first[k] + repeated[row, column]).clamp(min=1e-8)
-            best = (weight * right[k]).sum(-1) / weight.sum(-1)
-            figures[int(states[row, column])] = right[k].mean(-1), best
-    values = torch.full((2, *chosen.shape, 2), torch.nan)
-    for row, column in chosen.nonzero().tolist():
-        values[0, row, column], values[1, row, column] = figures[int(states[row, column])]
-    return values[0], values[1]
+        first = drawn.sampling_logprobs[:, 0].exp().reshape(right.shape)
+        figures = value_and_baseline(right, 1 - 2 * first + repeated[list(rows), column][:, None])
+        for state, own in zip(keys, figures, strict=True):
+            values[:, chosen & (states == state)] = own[:, None]
+    return values
 
 
-def values_of_turns(
-    policy: Policy, verifier: Verifier, where_from: Setting, batch: GradedBatch, seed: int
-) -> tuple[Tensor, Tensor]:
-    """`resampled_values` at the first token of each turn; ``W`` is that of a turn, the sum over its tokens."""
+def values_of_turns(lab: Lab, batch: GradedBatch, seed: int) -> Tensor:
+    """The same at the first token of each turn, whose ``W`` is the sum over its tokens."""
     turns, states = turn_table(batch), prefix_path(batch)[:, :-1]
     starts = turn_starts(turns.numbers, turns.exists.shape[1])
     borders = [(row, k, int(starts[row, k])) for row, k in turns.exists.nonzero().tolist()]
     owner = {int(states[row, column]): (row, k, column) for row, k, column in reversed(borders)}
-    places = [(batch.prompts[row], beginning(batch, row, column)) for row, _, column in owner.values()]
+    places = [(batch.prompts[row], turns_before(batch, row, column)) for row, _, column in owner.values()]
     context = CreditContext(step=0, generator=torch.Generator(), token_budget=TOKEN_BUDGET)
     numbers = iter([k for _, k, _ in owner.values()])
-    found = []
-    for drawn, right in continued(policy, verifier, places, TURN_SAMPLES, where_from.sampling, seed):
+    figures = []
+    for drawn, right in lab.continue_turns(places, TURN_SAMPLES, seed):
         own = turn_table(drawn)
         first = torch.tensor([next(numbers) for _ in right]).repeat_interleave(TURN_SAMPLES)[:, None]
         # Many continuations begin with the same turn: one of them stands for all.
         stops = turn_starts(own.numbers, own.exists.shape[1] + 1).gather(1, first + 1).flatten().tolist()
-        ends = [(int(row), beginning(drawn, row, stop)) for row, stop in enumerate(stops)]
         same: dict[object, int] = {}
-        alike = torch.tensor([same.setdefault((row // TURN_SAMPLES, turns), row) for row, turns in ends])
-        energy = gradient_energies(policy, drawn, context, torch.tensor([*same.values()]))
-        weight = sum_by_turn(energy, own.numbers, own.exists.shape[1]).gather(1, first)[alike, 0].clamp(min=1e-8)
-        halves, weight = (x.reshape(len(right), 2, -1) for x in (right, weight))
-        found.append(torch.stack([halves.mean(-1), (weight * halves).sum(-1) / weight.sum(-1)]))
-    figures = dict(zip(owner, torch.cat(found, 1).unbind(1), strict=True))
+        alike = torch.tensor(
+            [
+                same.setdefault((row // TURN_SAMPLES, turns_before(drawn, row, int(stop))), row)
+                for row, stop in enumerate(stops)
+            ]
+        )
+        energy = gradient_energies(lab.policy, drawn, context, torch.tensor([*same.values()]))
+        weight = sum_by_turn(energy, own.numbers, own.exists.shape[1]).gather(1, first)[alike, 0]
+        figures.append(value_and_baseline(right, weight))
+    by_state = dict(zip(owner, torch.cat(figures), strict=True))
     values = torch.full((2, *states.shape, 2), torch.nan)
     for row, _, column in borders:
-        values[:, row, column] = figures[int(states[row, column])].to(values)
-    return values[0], values[1]
-
-
-def kept_rollouts(
-    values: dict[str, np.ndarray],
-    where_from: Setting,
-    policy: Policy,
-    verifier: Verifier,
-    number: int,
-    size: int = PROMPTS,
-) -> list[GradedBatch]:
-    """The rollouts that a file holds, `size` problems a batch, graded again: another processor would sample others."""
-    (problems,) = where_from.data.load("train")
-    pad, end = policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id
-    rollouts = []
-    for k, rows in enumerate(values["ids"][:number].tolist()):
-        prompts = problems.prompts[k * size : (k + 1) * size]
-        responses = [[token for token in row if token != pad] for row in rows]
-        if "turn" in values:
-            owned = [zip(row, turn, strict=True) for row, turn in zip(rows, values["turn"][k].tolist(), strict=True)]
-            split = [groupby((pair for pair in row if pair[1] >= 0), itemgetter(1)) for row in owned]
-            given = [tuple(tuple(token for token, _ in turn) for _, turn in row) for row in split]
-            sampled = play_from(policy, prompts, given, where_from.sampling, 0)
-            ids = without_pictures(policy, sampled.response_ids)
-            valid = [ids[row, :n].tolist() for row, n in enumerate(sampled.valid_lengths.tolist())]
-            assert valid == responses  # The environment has answered as before.
-        else:
-            finished = [row[-1] == end for row in responses]
-            sampled = build_batch(policy, prompts, len(rows) // len(prompts), responses, finished)
-        graded = grade_and_locate(sampled, verifier, policy.tokenizer)
-        assert graded.rewards.tolist() == values["rewards"][k].tolist()
-        rollouts.append(graded)
-    return rollouts
+        values[:, row, column] = by_state[int(states[row, column])].to(values)
+    return values
 
 
 def read_values(file: Path) -> dict[str, np.ndarray]:
@@ -250,83 +335,17 @@ def read_values(file: Path) -> dict[str, np.ndarray]:
         return {name: arrays[name] for name in arrays.files}
 
 
-Start = tuple[int, tuple[int, ...] | Turns]
-"""A row whose prompt is meant (the first of its group), and its `beginning`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resampling:
-    """Continues responses from given places."""
-
-    policy: Policy
-    engine: RolloutEngine
-    verifier: Verifier
-    sampling: Sampling  # Of the responses themselves: its limit holds for beginning and continuation together.
-    num_samples: int  # The number of continuations of each beginning.
-    seed: int
-
-    def outcomes(self, batch: RolloutBatch, starts: Iterable[Start]) -> dict[Start, Tensor]:
-        """Whether each continuation ends right: ``[N]`` float for each beginning."""
-        if batch.turn is not None:
-            some = sorted(set(starts))
-            asked = [(batch.prompts[row], turns) for row, turns in some]
-            key = derive_seed(self.seed, some[0][0])
-            drawn = continued(self.policy, self.verifier, asked, self.num_samples, self.sampling, key)
-            return dict(zip(some, torch.cat([right for _, right in drawn]), strict=True))
-        by_length: dict[int, list[Start]] = defaultdict(list)
-        for start in sorted(set(starts)):
-            by_length[len(start[1])].append(start)
-        found: dict[Start, Tensor] = {}
-        for length, some in by_length.items():
-            owners = [batch.prompts[row] for row, _ in some]
-            texts = [decode(self.policy, list(ids)) for _, ids in some]
-            # A beginning keeps its sampled tokens: another tokenisation would be another context.
-            prompts = [
-                replace(owner, messages=TokenText(text, [*self.policy.encode(owner.messages), *ids]))
-                for owner, text, (_, ids) in zip(owners, texts, some, strict=True)
-            ]
-            rest = replace(self.sampling, max_response_length=self.sampling.max_response_length - length)
-            key = derive_seed(self.seed, some[0][0], length)
-            drawn = self.engine.generate(prompts, self.num_samples, rest, key)
-            whole = [texts[k // self.num_samples] + text for k, text in enumerate(drawn.texts)]
-            asked = [owners[k // self.num_samples] for k in range(len(whole))]
-            right = torch.tensor([v.correct for v in grade_answers(whole, asked, self.verifier)]).float()
-            found |= dict(zip(some, right.reshape(len(some), -1), strict=True))
-        return found
-
-    def gains(self, batch: RolloutBatch, lines: Lines, rows: Tensor, group_size: int) -> Tensor:
-        """The effect of each line on the success rate: the rate after it minus the rate before it.
-
-        "Before" is the position before the result's first token, "after" is `Lines.after`. ``[2, B, S]``: by the first
-        half of the samples and by the second; NaN where nothing was measured.
-        """
-        gains = torch.full((2, *lines.begin.shape), torch.nan)
-        places: list[tuple[int, int, Start, Start]] = []
-        for b in rows.tolist():
-            prompt = b - b % group_size
-            for s in lines.known[b].nonzero().flatten().tolist():
-                before, after = (beginning(batch, b, int(x[b, s])) for x in (lines.begin, lines.after))
-                places.append((b, s, (prompt, before), (prompt, after)))
-        found = self.outcomes(batch, [start for place in places for start in place[2:]])
-        for b, s, begun, ended in places:
-            gain = found[ended] - found[begun]
-            gains[:, b, s] = gain[: gain.numel() // 2 * 2].reshape(2, -1).mean(1)
-        return gains
-
-    def gains_within(
-        self, batch: RolloutBatch, lines: Lines, rows: Tensor, group_size: int, seconds: float
-    ) -> tuple[Tensor, int]:
-        """`gains`, group by group in the order of `rows`, until the time is up; and how many groups that were."""
-        gains = torch.full((2, *lines.begin.shape), torch.nan)
-        groups = sorted(set((rows // group_size).tolist()))
-        end, done = time.perf_counter() + seconds, 0
-        for some in (groups[k : k + 16] for k in range(0, len(groups), 16)):
-            if time.perf_counter() > end:
-                break
-            chosen = rows[torch.isin(rows // group_size, torch.tensor(some))]
-            gains = torch.where(gains.isnan(), self.gains(batch, lines, chosen, group_size), gains)
-            done += len(some)
-        return gains, done
+def arrays_of(lab: Lab, batch: GradedBatch, values: Tensor) -> dict[str, np.ndarray]:
+    """What a file holds of a batch, padded to the width that all batches have."""
+    several = batch.turn is not None
+    missing = (WIDTH if several else lab.setting.sampling.max_response_length) - batch.response_ids.shape[1]
+    assert missing >= 0
+    arrays = {"ids": pad(without_pictures(lab.policy, batch.response_ids), (0, missing)).short()}
+    if several:
+        arrays["turn"] = pad(turn_numbers(batch.response_mask, batch.turn), (0, missing), value=-1).char()
+    value, best = pad(values, (0, 0, 0, missing), value=torch.nan).half()
+    arrays |= {"rewards": batch.rewards.half(), "value": value, "best": best}
+    return {name: array.numpy()[None] for name, array in arrays.items()}
 
 
 def main() -> None:
@@ -339,44 +358,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    where_from = setting(options.world, options.terms, options.batches * PROMPTS, options.seed)
-    policy = load_policy(where_from.policy).eval()
-    engine = HFEngine(cache_tokens=50_000)
-    engine.update_weights(policy)
     arrays = read_values(options.file) if options.file.exists() else {}
-    done = len(arrays["rewards"]) if arrays else 0
-    with Verifier() as verifier, torch.no_grad():
-        rollouts = batches(policy, engine, verifier, where_from, options.batches, options.seed)
-        for number, batch in enumerate(rollouts):
-            if number < done:
+    where = setting(options.world, options.terms, options.batches * PROMPTS, options.seed)
+    with open_lab(where) as lab, torch.no_grad():
+        for number, batch in enumerate(lab.batches(options.batches, options.seed)):
+            if arrays and number < len(arrays["rewards"]):
                 continue
-            begun = time.perf_counter()
-            seed = derive_seed(options.seed, "values", number)
-            if batch.turn is None:
-                value, best = resampled_values(policy, engine, verifier, where_from, batch, seed, options.samples)
-                extra, width = {}, where_from.sampling.max_response_length
-            else:
-                value, best = values_of_turns(policy, verifier, where_from, batch, seed)
-                extra, width = {"turn": turn_numbers(batch.response_mask, batch.turn)}, WIDTH
-            missing = width - batch.response_ids.shape[1]
-            assert missing >= 0
-            fresh = {
-                "ids": torch.nn.functional.pad(without_pictures(policy, batch.response_ids), (0, missing)).short(),
-                **{name: torch.nn.functional.pad(x, (0, missing), value=-1).char() for name, x in extra.items()},
-                "rewards": batch.rewards.half(),
-                **{
-                    name: torch.nn.functional.pad(figure, (0, 0, 0, missing), value=torch.nan).half()
-                    for name, figure in (("value", value), ("best", best))
-                },
-            }
-            arrays = {
-                name: np.concatenate([*([arrays[name]] if name in arrays else []), figure.numpy()[None]])
-                for name, figure in fresh.items()
-            }
+            begun, seed = time.perf_counter(), derive_seed(options.seed, "values", number)
+            several = batch.turn is not None
+            values = (
+                values_of_turns(lab, batch, seed) if several else values_of_tokens(lab, batch, seed, options.samples)
+            )
+            fresh = arrays_of(lab, batch, values)
+            arrays = {name: np.concatenate([arrays[name], more]) if arrays else more for name, more in fresh.items()}
             partial = options.file.with_suffix(".partial.npz")
             np.savez_compressed(partial, **arrays)
             partial.replace(options.file)
-            right, made = float(batch.rewards.mean()), int((~value[..., 0].isnan()).sum())
+            right, made = float(batch.rewards.mean()), int((~values[0, ..., 0].isnan()).sum())
             print(f"batch {number}: {right:.3f} right, {made} choices, {time.perf_counter() - begun:.0f} s", flush=True)
 
 

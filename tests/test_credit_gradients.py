@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from grail_lightning.answers import Verifier
-from grail_lightning.policy import load_policy
 from tests.benchmark_modules import BENCHMARKS, benchmark
 from tests.tolerance import near
 
@@ -146,12 +144,21 @@ def test_the_kept_values_are_those_of_the_kept_rollouts(world, alike):
     assert np.corrcoef(value[known].T)[0, 1] > alike  # Of the two halves.
 
 
-def test_kept_rollouts_of_several_turns_are_played_again_and_a_turn_has_the_change_of_value(gradients):
-    kept, setting = benchmark("credit_values"), benchmark("credit_subjects").setting("search", 0, 16, 0)
-    values = kept.read_values(BENCHMARKS / "values" / "search.npz")
-    with Verifier(num_workers=1) as verifier:  # Ids and rewards are those of the file: `kept_rollouts` asserts it.
-        (batch,) = kept.kept_rollouts(values, setting, load_policy(setting.policy).eval(), verifier, 1)
-    value, found = values["value"][0, ..., 1], gradients.resampled_subjects(values)["Q - 0.25 V"](1, 0, batch)
+def stored(world):
+    """The values of a world, and the first batch of their rollouts; their ids and rewards are asserted there."""
+    values = benchmark("credit_values")
+    arrays = values.read_values(BENCHMARKS / "values" / f"{world}.npz")
+    with values.open_lab(values.setting(world, 0, 16, 0)) as lab:
+        (batch,) = lab.stored_rollouts(arrays, 1)
+    if world == "code":
+        batch.prompts[0].task.executor.close()
+    return arrays, batch
+
+
+def test_stored_rollouts_of_several_turns_are_played_again_and_a_turn_has_the_change_of_value(gradients):
+    values, batch = stored("search")
+    _, (_, found) = gradients.of_values(values, 0.25)(0, batch, None)
+    value = values["value"][0, ..., 1]
     expected = torch.zeros_like(found)
     for row, turns in enumerate(batch.turn.tolist()):
         begun = [float(v) for v in value[row] if not np.isnan(v)]
@@ -161,11 +168,7 @@ def test_kept_rollouts_of_several_turns_are_played_again_and_a_turn_has_the_chan
 
 
 def test_a_statement_has_the_change_of_value_over_its_tokens(programs_run):
-    kept, setting = benchmark("credit_values"), benchmark("credit_subjects").setting("code", 0, 16, 0)
-    values = kept.read_values(BENCHMARKS / "values" / "code.npz")
-    with Verifier(num_workers=1) as verifier:
-        (batch,) = kept.kept_rollouts(values, setting, load_policy(setting.policy).eval(), verifier, 1)
-    batch.prompts[0].task.executor.close()
+    values, batch = stored("code")
     choices = [np.flatnonzero(~np.isnan(row)).tolist() for row in values["value"][0, ..., 0]]
     rows = [row for row, columns in enumerate(choices) if len(columns) > 1]
     begin, stop = torch.zeros(len(batch), 2, dtype=torch.long), torch.zeros(len(batch), 2, dtype=torch.long)
@@ -173,7 +176,7 @@ def test_a_statement_has_the_change_of_value_over_its_tokens(programs_run):
         begin[row] = torch.tensor([choices[row][0], choices[row][-1]])
         stop[row] = torch.tensor([choices[row][-1], int(batch.response_mask[row].sum())])
     lines = benchmark("credit_truth").Lines(begin, stop, stop, {})
-    gains = benchmark("credit_statements").statement_gains(values, batch, lines)
+    gains = benchmark("credit_truth").gains_of_file(values, batch, lines)
     for half, row in ((half, row) for half in (0, 1) for row in rows):
         first, last = (float(values["value"][0, row, choices[row][k], half]) for k in (0, -1))
         expected = [last - first, float(batch.rewards[row]) - last]
@@ -184,8 +187,9 @@ def test_a_statement_has_the_change_of_value_over_its_tokens(programs_run):
 
 def test_the_table_of_statements_is_printed(programs_run, monkeypatch, capsys):
     file = str(BENCHMARKS / "values" / "code.npz")
-    monkeypatch.setattr("sys.argv", ["", "--prompts", "16", "--values", file, "--only", "Uniform", "EGCA, w_max"])
-    benchmark("credit_statements").main()
+    options = ["--world", "code", "--prompts", "16", "--values", file, "--only", "Uniform", "EGCA, w_max"]
+    monkeypatch.setattr("sys.argv", ["", *options])
+    benchmark("credit_quality").main()
     rows = [[cell.strip() for cell in line.split("|")] for line in capsys.readouterr().out.splitlines() if "|" in line]
     cells = {row[1]: dict(zip(rows[0], row, strict=True)) for row in rows}
     assert cells["Uniform"]["in rollout: slip"] == "0.50 ±0.00"

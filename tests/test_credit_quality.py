@@ -1,5 +1,6 @@
 """The statistics and the counterfactual of benchmarks/credit_quality.py, against loops and greedy decoding by hand."""
 
+import math
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -7,15 +8,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from grail_lightning.answers import Verifier
 from grail_lightning.batch import Sampling
 from grail_lightning.credit import RLSD
-from grail_lightning.engines import HFEngine, build_batch
+from grail_lightning.engines import build_batch
 from grail_lightning.environments.search import Search
-from grail_lightning.functional import group_advantages
 from grail_lightning.functional.attribution import forks
 from grail_lightning.grading import align_rows, answer_masks, step_masks
-from grail_lightning.policy import load_policy
 from grail_lightning.policy.layout import response_nodes
 from tests.batches import rollouts
 from tests.benchmark_modules import benchmark
@@ -23,7 +21,6 @@ from tests.runs import TASK, problems, sampled
 from tests.steps import context_for
 from tests.tolerance import assert_near
 
-GREEDY = Sampling(max_response_length=48, temperature=0)
 SOUND = "7+5=12\n12-3=9\n9+8=17\n\\boxed{17}"
 FLAWED = "7+5=2\n2-3=-1\n-1+8=6\n\\boxed{6}"  # misconception, inherited, slip
 LATE = "7+5=12\n12-3=9\n9+8=16\n\\boxed{16}"  # sound, sound, slip
@@ -32,6 +29,13 @@ LATE = "7+5=12\n12-3=9\n9+8=16\n\\boxed{16}"  # sound, sound, slip
 @pytest.fixture(scope="module")
 def truth():
     return benchmark("credit_truth")
+
+
+def greedy_lab(world, group_size):
+    """A lab whose continuations are greedy."""
+    values = benchmark("credit_values")
+    where = values.setting(world, 5, 5, 3)
+    return values.open_lab(replace(where, group_size=group_size, sampling=replace(where.sampling, temperature=0)))
 
 
 def group(policy, problem, *responses):
@@ -113,22 +117,17 @@ def test_gains_under_greedy_decoding_are_those_of_decoding_by_hand(truth, arithm
     slip = "9+9=14\n14-3=11\n11-2=9\n9-1=8\n\\boxed{8}"
     cut = "9+9=1\n1-3=-2\n-2-2=-4\n-4-1=-5\n\\boxed{-5}"  # behind the "1" there could still come an "8"
     batch = group(arithmetic, "9+9-3-2-1", sound, slip, cut)
-    engine = HFEngine()
-    engine.update_weights(arithmetic)
 
     def right(row, length):
         beginning = torch.cat([batch.input_ids[row, : batch.prompt_width], batch.response_ids[row, :length]])
-        out = arithmetic.model.generate(beginning[None], do_sample=False, max_new_tokens=48 - length)[0]
+        out = arithmetic.model.generate(beginning[None], do_sample=False, max_new_tokens=64 - length)[0]
         text = arithmetic.tokenizer.decode(out[batch.prompt_width :], skip_special_tokens=True)
         return float(TASK.answer(text) == "12")
 
     lines = truth.label_lines(batch, arithmetic)
-    with Verifier(num_workers=1) as verifier:
-        resampling = benchmark("credit_values").Resampling(
-            policy=arithmetic, engine=engine, verifier=verifier, sampling=GREEDY, num_samples=2, seed=0
-        )
-        gains, groups = resampling.gains_within(batch, lines, torch.arange(3), 3, seconds=60)
-        none, no_groups = resampling.gains_within(batch, lines, torch.arange(3), 3, seconds=-1)
+    with greedy_lab("chains", group_size=3) as lab:
+        gains, groups = truth.gains_of_lines(lab, batch, lines, torch.arange(3), samples=2, seed=0, seconds=60)
+        none, no_groups = truth.gains_of_lines(lab, batch, lines, torch.arange(3), samples=2, seed=0, seconds=-1)
     expected = torch.tensor(
         [[right(b, lines.stop[b, s] + 1) - right(b, lines.begin[b, s]) for s in range(4)] for b in range(3)]
     )
@@ -141,16 +140,14 @@ def test_gains_under_greedy_decoding_are_those_of_decoding_by_hand(truth, arithm
 
 @pytest.fixture(scope="module")
 def searched():
-    """The setting of the world of search, its policy, and graded rollouts of five problems."""
-    values, found = benchmark("credit_values"), benchmark("credit_subjects").setting("search", 0, 5, 3)
-    policy, prompts = load_policy(found.policy).eval(), found.data.load("test")[0].prompts
-    with Verifier(num_workers=1) as verifier:
-        batch = values.graded_responses(policy, None, verifier, prompts, found, 1)
-    return found, policy, batch.with_advantages(group_advantages(batch.rewards, found.group_size))
+    """The policy of the world of search, and rollouts of five problems."""
+    values = benchmark("credit_values")
+    with values.open_lab(values.setting("search", 0, 5, 3)) as lab:
+        return lab.policy, benchmark("credit_subjects").respond(lab, lab.setting.data.load("test")[0].prompts, 1)
 
 
 def test_a_turn_is_bad_if_its_search_brings_no_new_document_of_the_path(truth, searched):
-    _, policy, batch = searched
+    policy, batch = searched
     lines, scores = truth.label_turns(batch), torch.randn(batch.response_mask.shape, dtype=torch.float64)
     means, found = lines.of(scores), []
     for b, ids in enumerate(batch.response_ids):
@@ -170,7 +167,7 @@ def test_a_turn_is_bad_if_its_search_brings_no_new_document_of_the_path(truth, s
 
 
 def test_gains_of_turns_under_greedy_decoding_are_those_of_a_loop_by_hand(truth, searched):
-    found, policy, batch = searched
+    policy, batch = searched
     text, rows = policy.tokenizer.decode, torch.arange(len(batch))[batch.advantages != 0][:4]
     most = {"stop_strings": ["</search>"], "tokenizer": policy.tokenizer, "max_new_tokens": 20, "do_sample": False}
 
@@ -181,32 +178,19 @@ def test_gains_of_turns_under_greedy_decoding_are_those_of_a_loop_by_hand(truth,
             more = turns[number : number + 1] or [policy.model.generate(torch.tensor([ids]), **most)[0, len(ids) :]]
             own = [int(token) for token in more[0]]
             if (call := re.fullmatch(r"<search>(.*)</search>", text(own))) is None:
-                return float(found.data.task.answer(text(own, skip_special_tokens=True)) == batch.prompts[b].reference)
+                answer = batch.prompts[b].task.answer(text(own, skip_special_tokens=True))
+                return float(answer == batch.prompts[b].reference)
             said = f"\n<result>{environment.search(call[1])}</result>\n"
             ids = [*ids, *own, *policy.tokenizer(said)["input_ids"]]
         return 0.0
 
-    values, lines, greedy = benchmark("credit_values"), truth.label_turns(batch), replace(found.sampling, temperature=0)
-    with Verifier(num_workers=1) as verifier:
-        resampling = values.Resampling(
-            policy=policy, engine=None, verifier=verifier, sampling=greedy, num_samples=2, seed=0
-        )
-        gains, _ = resampling.gains_within(batch, lines, rows, found.group_size, seconds=60)
+    with greedy_lab("search", group_size=8) as lab:
+        gains, _ = truth.gains_of_lines(lab, batch, truth.label_turns(batch), rows, samples=2, seed=0, seconds=60)
     for b in rows.tolist():
-        turns = values.beginning(batch, b, batch.response_mask.shape[1])
+        turns = truth.beginning(batch, b, batch.response_mask.shape[1])
         by_hand = [right(b, turns[:k]) for k in range(len(turns) + 1)]
         expected = [after - before for before, after in pairwise(by_hand)]
         assert gains[:, b, : len(turns)].tolist() == [expected, expected]
-
-
-def _auroc_by_pairs(scores, positive, negative):
-    """P(score of a positive token > score of a negative one) in each row, ties one half; NaN without a pair."""
-    rows = []
-    for s, p, n in zip(scores.tolist(), positive.tolist(), negative.tolist(), strict=True):
-        pairs = [(a, b) for a, one in zip(s, p, strict=True) if one for b, other in zip(s, n, strict=True) if other]
-        wins = sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs)
-        rows.append(wins / len(pairs) if pairs else float("nan"))
-    return rows
 
 
 def test_auroc_equals_the_loop_over_pairs(truth):
@@ -214,9 +198,15 @@ def test_auroc_equals_the_loop_over_pairs(truth):
     scores = torch.randint(0, 4, (12, 9), generator=generator).float()  # few values, so many ties
     labels = torch.randint(0, 4, (12, 9), generator=generator)
     labels[3], labels[4] = 2, 0  # a row without a positive token, and one without a negative one
-    found = truth.pairwise_auroc(scores, labels == 0, labels == 2)
-    assert found[3:5].isnan().all()
-    assert found.tolist() == pytest.approx(_auroc_by_pairs(scores, labels == 0, labels == 2), nan_ok=True)
+    expected = []
+    for row, kinds in zip(scores.tolist(), labels.tolist(), strict=True):
+        pairs = [
+            (a, b) for a, x in zip(row, kinds, strict=True) for b, y in zip(row, kinds, strict=True) if (x, y) == (0, 2)
+        ]
+        wins = sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs)
+        expected.append(wins / len(pairs) if pairs else float("nan"))
+    assert truth.pairwise_auroc(scores, labels == 0, labels == 2).tolist() == pytest.approx(expected, nan_ok=True)
+    assert [math.isnan(one) for one in expected[3:5]] == [True, True]
     # A sigmoid would make these equal.
     scores, flawed = torch.tensor([[100.0, 200.0]]), torch.tensor([[False, True]])
     assert truth.pairwise_auroc(scores, flawed, ~flawed).item() == 1
