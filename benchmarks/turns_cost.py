@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from credit_subjects import setting
+from credit_values import setting
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine
