@@ -1,24 +1,20 @@
-r"""Accuracy, strictness and speed of the verifier, compared with math-verify alone.
+r"""Accuracy and strictness of the verifier.
 
     python benchmarks/grading.py --cases CASES.jsonl --benchmarks FOLDER
 
-Four tables. `cases`: hand-labelled pairs, one JSON object a line with `gold`, `pred`, `expected`, `category`; those of
+Three tables. `cases`: hand-labelled pairs, one JSON object a line with `gold`, `pred`, `expected`, `category`; those of
 the category `debatable` are left out. `golds`: the references of each benchmark against rewritings of themselves, as
 typesetting (`\dfrac`, `\left(`, spaces, `\text`, a full stop) and in another form (a decimal for a fraction and back, a
 fraction that is not reduced, `x+0`), the latter for which string equality fails. `near misses`: references with one
 sign, digit, bracket, base or exponent changed, and references against others, drawn at random; accepted
-pairs are listed, except those that are equal (by sympy, or because both are the same exact number). `speed`:
-pairs a second on the references of math500.jsonl. A benchmark is `NAME.jsonl` with `answer`.
+pairs are listed, except those that are equal (by sympy, or because both are the same exact number). A benchmark is
+`NAME.jsonl` with `answer`.
 """
 
 import argparse
-import importlib
 import json
-import multiprocessing
 import random
 import re
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -29,58 +25,7 @@ from grail_lightning.answers import Verifier
 from grail_lightning.answers.normalise import normalise, string_key
 
 NAMES = ("math500", "minerva_math", "aime24", "amc23", "olympiadbench", "college_math")
-Pair = tuple[str, str]
 Rewriting = Callable[[str], str | None]
-
-# --- math-verify alone ------------------------------------------------------------------------------------------------
-
-
-def peer_loop(pipe: Any) -> None:
-    """The loop of the peer's process. Some answers block math-verify beyond its own time limit."""
-    import logging
-
-    from math_verify import parse, verify
-
-    logging.disable(logging.CRITICAL)
-    pipe.send(None)
-    while (pair := pipe.recv()) is not None:
-        gold, prediction = (rf"\boxed{{{text}}}" for text in pair)
-        try:
-            pipe.send(bool(verify(parse(gold), parse(prediction))))
-        except Exception:
-            pipe.send(False)
-
-
-class Peer:
-    """math-verify in a process that is killed after `patience` seconds; such a pair counts as wrong."""
-
-    def __init__(self, patience: float = 12.0) -> None:
-        self.patience = patience
-        self.killed = 0
-        self._start()
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=peer_loop, args=(theirs,), daemon=True)
-        self.process.start()
-        self.pipe.recv()
-
-    def close(self) -> None:
-        """End the process."""
-        self.process.kill()
-        self.process.join()
-
-    def correct(self, pair: Pair) -> bool:
-        """Its verdict."""
-        self.pipe.send(pair)
-        if self.pipe.poll(self.patience):
-            return bool(self.pipe.recv())
-        self.killed += 1
-        self.process.kill()
-        self._start()
-        return False
-
 
 # --- rewritings -------------------------------------------------------------------------------------------------------
 
@@ -237,7 +182,7 @@ NEAR = {
 }
 
 
-def equal_after_all(pair: Pair) -> bool:
+def equal_after_all(pair: tuple[str, str]) -> bool:
     """Whether sympy finds the two equal, with another parser than the verifier's own."""
     import sympy
     from latex2sympy2_extended import latex2sympy
@@ -262,22 +207,16 @@ def share(part: int, whole: int) -> str:
 
 def cases_table(path: Path, verifier: Verifier) -> None:
     rows = [row for row in read(path) if row["category"] != "debatable"]
-    pairs = [(str(row["gold"]), str(row["pred"])) for row in rows]
+    verdicts = verifier.grade([(str(row["gold"]), str(row["pred"])) for row in rows])
     expected = [bool(row["expected"]) for row in rows]
-    verdicts = verifier.grade(pairs)
-    peer = Peer()
-    judged = {"ours": [v.correct for v in verdicts], "math-verify": [peer.correct(pair) for pair in pairs]}
-    peer.close()
+    wrong = [(row, v) for row, v, wanted in zip(rows, verdicts, expected, strict=True) if v.correct != wanted]
+    accepts = sum(verdict.correct for _, verdict in wrong)
     print(f"\ncases: {len(rows)} pairs without `debatable`, {sum(expected)} of them equal")
-    for name, correct in judged.items():
-        right = sum(c == e for c, e in zip(correct, expected, strict=True))
-        false_accepts = sum(c > e for c, e in zip(correct, expected, strict=True))
-        print(f"  {name:<12} right {share(right, len(rows))}, false accepts {false_accepts}, "
-              f"misses {len(rows) - right - false_accepts}")  # fmt: skip
-    print(f"  math-verify was killed {peer.killed} times; ours: {dict(Counter(v.status for v in verdicts))}")
-    for row, verdict, wanted in zip(rows, verdicts, expected, strict=True):
-        if verdict.correct != wanted:
-            print(f"  {'FALSE ACCEPT' if verdict.correct else 'miss'} {row['category']}: {row['gold']!r} | {row['pred']!r} | {verdict.status}, {verdict.layer}")  # fmt: skip  # noqa: E501
+    print(f"  right {share(len(rows) - len(wrong), len(rows))}, false accepts {accepts}, misses {len(wrong) - accepts}")
+    print(f"  {dict(Counter(verdict.status for verdict in verdicts))}")
+    for row, verdict in wrong:
+        kind = "FALSE ACCEPT" if verdict.correct else "miss"
+        print(f"  {kind} {row['category']}: {row['gold']!r} | {row['pred']!r} | {verdict.status}, {verdict.layer}")
 
 
 def golds_table(names: dict[str, list[str]], verifier: Verifier) -> None:
@@ -318,48 +257,12 @@ def near_table(names: dict[str, list[str]], verifier: Verifier) -> None:
             print(f"    look ({rule}): {gold!r} | {text!r} | {verdict.layer}")
 
 
-def speed_table(golds: list[str], timeout: float) -> None:
-    draw = random.Random(1)
-    forms = [(gold, text) for gold in golds for _, text in rewritings(gold, FORM)]
-    shuffled = [(gold, draw.choice(golds)) for gold in golds]
-    cheap = [(gold, text) for gold in golds for _, text in rewritings(gold, TYPESETTING)]
-    roots = [(rf"\sqrt{{{4 * n}}}", rf"2\sqrt{{{n}}}") for n in range(1001, 3001)]
-    sets = {"typesetting": cheap, "another form": forms, "shuffled": shuffled, "roots (all for workers)": roots}
-    print("\npairs a second, references of math500 (cold: workers up, nothing cached)")
-    print(f"  {'pairs':<26}{'number':>8}{'1 worker':>10}{'2 workers':>11}{'cached':>10}{'math-verify':>13}")
-    peer = Peer()
-    for name, pairs in sets.items():
-        speeds = []
-        for workers in (1, 2):
-            forget()
-            with Verifier(num_workers=workers, timeout_seconds=timeout) as verifier:
-                verifier.grade([(rf"\sqrt{{{4 * n}}}", rf"2\sqrt{{{n}}}") for n in (11, 13)])
-                speeds += [rate(lambda v=verifier, p=pairs: v.grade(p), len(pairs))]
-                cached = rate(lambda v=verifier, p=pairs: v.grade(p), len(pairs))
-        some = pairs[:500]
-        alone = rate(lambda p=some: [peer.correct(pair) for pair in p], len(some))
-        print(f"  {name:<26}{len(pairs):>8}{speeds[0]:>10.0f}{speeds[1]:>11.0f}{cached:>10.0f}{alone:>13.0f}")
-    peer.close()
-
-
-def forget() -> None:
-    """Empty the caches that all verifiers of a process share."""
-    importlib.import_module("grail_lightning.answers.normalise")._of_short.cache_clear()
-    importlib.import_module("grail_lightning.answers.structure")._read_short.cache_clear()
-
-
-def rate(work: Callable[[], Any], number: int) -> float:
-    start = time.perf_counter()
-    work()
-    return number / (time.perf_counter() - start)
-
-
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=Path, help="hand-labelled pairs")
     parser.add_argument("--benchmarks", type=Path, help="folder of NAME.jsonl files")
     parser.add_argument("--names", nargs="+", default=NAMES, help="which of them")
-    parser.add_argument("--workers", type=int, default=2, help="worker processes for all but the speeds")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds for one pair")
     options = parser.parse_args()
     with Verifier(num_workers=options.workers, timeout_seconds=options.timeout, cache_size=1 << 18) as verifier:
@@ -371,10 +274,7 @@ def main() -> int:
             }
             golds_table(names, verifier)
             near_table(names, verifier)
-    if options.benchmarks and "math500" in options.names:
-        speed_table(names["math500"], options.timeout)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
