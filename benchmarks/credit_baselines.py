@@ -9,6 +9,7 @@ Shapes: ``B`` rows, ``T`` response tokens.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -16,23 +17,9 @@ from credit_subjects import Subject, subjects
 from credit_values import choices
 from torch import Tensor
 
+from grail_lightning import credit
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit import (
-    GRAIL,
-    AnswerOnly,
-    Balanced,
-    CreditContext,
-    Needs,
-    OptimalBaseline,
-    Oracle,
-    PermutedRewards,
-    RandomSubset,
-    Shuffled,
-    TokenCredit,
-    TokenWeights,
-    TreeAdvantage,
-    Uniform,
-)
+from grail_lightning.credit import CreditContext, Needs, TokenCredit, TokenWeights, TreeAdvantage
 from grail_lightning.credit.base import Place
 from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.credit.tree import prefix_path
@@ -42,6 +29,11 @@ from grail_lightning.policy import Policy
 Kind = Literal["position", "row", "tree"]
 _EPS = 1e-8
 _BUDGET = 10**9  # Tokens of continuations: no place is left out.
+
+
+def in_live_groups(batch: RolloutBatch) -> Tensor:
+    """``[B]`` bool: rows of groups whose rewards differ."""
+    return torch.isin(batch.group, batch.group[batch.advantages != 0])
 
 
 class LeftOut(TokenCredit):
@@ -57,7 +49,7 @@ class LeftOut(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         mask, rewards = batch.response_mask, batch.rewards.double()
-        live = torch.isin(batch.group, batch.group[batch.advantages != 0])
+        live = in_live_groups(batch)
         same = (batch.group[:, None] == batch.group).double()
         others = same - torch.eye(len(batch), dtype=torch.float64)
         mean = (others @ rewards) / others.sum(1).clamp(min=1)
@@ -88,7 +80,7 @@ class TreeAndEnergies(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         mask, rewards = batch.response_mask, batch.rewards.double()
-        live = torch.isin(batch.group, batch.group[batch.advantages != 0])
+        live = in_live_groups(batch)
         energy = (gradient_energies(policy, batch, context, live.nonzero().flatten()) + _EPS) * mask
         ahead = energy.flip(1).cumsum(1).flip(1)
         baseline = weighted_baseline(prefix_path(batch)[:, :-1], ahead, mask, rewards)
@@ -136,7 +128,7 @@ class BySign(TokenCredit):
         self.right, self.wrong = right, wrong
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        live = torch.isin(batch.group, batch.group[batch.advantages != 0])
+        live = in_live_groups(batch)
         advantages = torch.where(batch.correct, self.right, -self.wrong) * live
         return added(advantages[:, None] * batch.response_mask, batch)
 
@@ -198,41 +190,38 @@ def added(advantages: Tensor, batch: RolloutBatch) -> TokenWeights:
 def more_subjects() -> list[Subject]:
     """The controls of GRAIL as it is; blame on the first flawed step alone, with and without a bound on weights."""
     return [
-        Subject(name="Shuffled(GRAIL)", method=GRAIL(), control=Shuffled()),
-        Subject(name="AnswerOnly(GRAIL)", method=GRAIL(), control=AnswerOnly()),
-        Subject(name="Oracle, blame alone", method=Oracle()),
-        Subject(name="Oracle, blame alone, w_max=5", method=Oracle(w_max=5)),
-        Subject(name="Oracle, blame alone, w_max=1", method=Oracle(w_max=1)),
-        Subject(name="RandomSubset", method=RandomSubset(0.2)),
+        Subject(name="Shuffled(GRAIL)", method=credit.GRAIL(), control=credit.Shuffled()),
+        Subject(name="AnswerOnly(GRAIL)", method=credit.GRAIL(), control=credit.AnswerOnly()),
+        Subject(name="Oracle, blame alone", method=credit.Oracle()),
+        Subject(name="Oracle, blame alone, w_max=5", method=credit.Oracle(w_max=5)),
+        Subject(name="Oracle, blame alone, w_max=1", method=credit.Oracle(w_max=1)),
+        Subject(name="RandomSubset", method=credit.RandomSubset(0.2)),
     ]
 
 
 def baselines() -> list[Subject]:
     """The lines of the table of baselines: how much of each reward is subtracted, and what the tree adds to it."""
-
-    def half_tree() -> TreeAdvantage:
-        return TreeAdvantage(scale=0.5)
-
+    half_tree = partial(TreeAdvantage, scale=0.5)
     return [
-        *(Subject(name=f"A = r - {c:g} mean", method=Uniform(), baseline=c) for c in (0.75, 0.5, 0.25, 0.0)),
-        Subject(name="A = r - pooled energies", method=Uniform(), baseline="energy"),
-        Subject(name="A = r, all-right groups kept", method=Uniform(), baseline=0.0, train_equal=True),
+        *(Subject(name=f"A = r - {c:g} mean", method=credit.Uniform(), baseline=c) for c in (0.75, 0.5, 0.25, 0.0)),
+        Subject(name="A = r - pooled energies", method=credit.Uniform(), baseline="energy"),
+        Subject(name="A = r, all-right groups kept", method=credit.Uniform(), baseline=0.0, train_equal=True),
         Subject(name="wrong rollouts alone", method=BySign(0, 1)),
         Subject(name="prompts weighed as by A = r", method=PromptWeights()),
-        Subject(name="OptimalBaseline", method=OptimalBaseline()),
+        Subject(name="OptimalBaseline", method=credit.OptimalBaseline()),
         Subject(name="OptimalBaseline, row left out", method=LeftOut("position")),
-        Subject(name="OptimalBaseline, balanced", method=OptimalBaseline(), control=Balanced()),
+        Subject(name="OptimalBaseline, balanced", method=credit.OptimalBaseline(), control=credit.Balanced()),
         Subject(name="one baseline a row, row left out", method=LeftOut("row")),
         Subject(name="baseline of the tree, row left out", method=LeftOut("tree")),
         Subject(name="TreeAdvantage", method=TreeAdvantage()),
-        Subject(name="TreeAdvantage, balanced", method=TreeAdvantage(), control=Balanced()),
+        Subject(name="TreeAdvantage, balanced", method=TreeAdvantage(), control=credit.Balanced()),
         *(Subject(name=f"A = r - {c:g} mean + tree/2", method=half_tree(), baseline=c) for c in (1.0, 0.5, 0.25, 0.0)),
         Subject(name="A = r - pooled energies + tree/2", method=half_tree(), baseline="energy"),
         Subject(name="A = r + tree", method=TreeAdvantage(), baseline=0.0),
-        Subject(name="A = r + tree/2, permuted", method=PermutedRewards(half_tree()), baseline=0.0),
+        Subject(name="A = r + tree/2, permuted", method=credit.PermutedRewards(half_tree()), baseline=0.0),
         *(Subject(name=f"A = r - {c:g} b(s_t-1) by energies", method=TreeAndEnergies(c)) for c in (1.0, 0.75, 0.5)),
-        Subject(name="GRAIL", method=GRAIL()),
-        Subject(name="GRAIL, balanced", method=GRAIL(), control=Balanced()),
+        Subject(name="GRAIL", method=credit.GRAIL()),
+        Subject(name="GRAIL, balanced", method=credit.GRAIL(), control=credit.Balanced()),
     ]
 
 

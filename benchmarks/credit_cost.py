@@ -6,7 +6,10 @@
 The steps are those of the module: sampling, grading, credit, update, optimiser. `quickstart` is the packaged
 policy sampling as in configs/quickstart.yaml (same prompts and same random numbers on all sides; the learning rate is 0
 so that they stay the same policy). `34m` is a random-weight Qwen3 of 34 million parameters on seeded responses of
-256-512 tokens: every group mixed, half of the rows boxed with a negative advantage.
+256-512 tokens: every group mixed, half of the rows boxed with a negative advantage. `0.6b` and `4b`, for `--device
+cuda`: Qwen3's shapes with random weights in bfloat16 and masters, 2 × 4 responses of 2,048 tokens, `4b` with
+checkpointed blocks; `tiny` is a small version. On a GPU three columns more: tokens a second of the update, the peak of
+what PyTorch has allocated, and MFU = 6 · parameters · tokens that were run / (seconds of the update · peak FLOP/s).
 
 The default sides are GRPO (`Uniform`); GRAIL with its defaults; GRAIL with a separate saliency pass; GRAIL with
 `refresh: update`; and GRAIL as in published code: before every optimiser step, with all rows, whole sequences, all
@@ -23,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import statistics
 import time
 from collections import defaultdict
@@ -42,19 +46,23 @@ from grail_lightning.engines import HFEngine, RolloutEngine
 from grail_lightning.engines.base import build_batch
 from grail_lightning.functional import grail_map
 from grail_lightning.module import GrailModule
-from grail_lightning.policy import Policy, load_tokenizer
+from grail_lightning.policy import Loading, Policy, load_tokenizer
 from grail_lightning.policy.reference import Reference
 from grail_lightning.step.options import Distillation, Execution
 from grail_lightning.step.second_model import TrainedModel
 from grail_lightning.tasks.base import Prompt, Task
 
 RIGHT, WRONG = "1", "2"
+PEAK_TFLOPS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "A10": 125, "4090": 165, "B200": 2250}
+"""Dense products in bfloat16, 10¹² operations a second."""
+LENGTHS = {"34m": (256, 512), "0.6b": (2048, 2048), "4b": (2048, 2048), "tiny": (64, 64)}
 SHAPES = {
     "0.6b": {"hidden": 1024, "layers": 28, "vocabulary": 151_936, "num_attention_heads": 16, "num_key_value_heads": 8,
              "head_dim": 128, "intermediate_size": 3072, "tie_word_embeddings": True},
     "4b": {"hidden": 2560, "layers": 36, "vocabulary": 151_936, "num_attention_heads": 32, "num_key_value_heads": 8,
            "head_dim": 128, "intermediate_size": 9728, "tie_word_embeddings": True},
     "wide": {"hidden": 512, "layers": 10, "vocabulary": 151_936, "tie_word_embeddings": True},
+    "34m": {"hidden": 512, "layers": 8, "vocabulary": 8192},
     "tiny": {"hidden": 128, "layers": 2, "vocabulary": 2048, "tie_word_embeddings": True},
 }  # fmt: skip
 """Sizes of random-weight models, for `random_qwen3`: Qwen3-0.6B and Qwen3-4B, and two for CPUs."""
@@ -108,7 +116,8 @@ def stand_in_responses(
 ) -> list[list[int]]:
     """`num_groups × group_size` lists of token ids; the first ``dead · num_groups`` groups have no right row."""
     random = torch.Generator().manual_seed(seed)
-    plain = plain_token_ids(tokenizer)
+    # Letters and digits cannot open or close a box.
+    plain = [k for k in range(len(tokenizer)) if tokenizer.decode([k]).strip().isalnum()]
     made = []
     for number in range(num_groups * group_size):
         group, place = divmod(number, group_size)
@@ -119,11 +128,6 @@ def stand_in_responses(
         chosen = torch.randint(len(plain), (length,), generator=random)
         made.append([plain[k] for k in chosen.tolist()] + end)
     return made
-
-
-def plain_token_ids(tokenizer) -> list[int]:
-    """Ids of tokens that are letters or digits: they cannot open or close a box."""
-    return [k for k in range(len(tokenizer)) if tokenizer.decode([k]).strip().isalnum()]
 
 
 def random_qwen3(hidden: int, layers: int, vocabulary: int, **changes) -> Policy:
@@ -200,19 +204,24 @@ class SamePairs(HFEngine):
 class Alternate(pl.Callback):
     """Gives the batches to the sides in turn, in a new order every round, and keeps the seconds of the phases."""
 
-    def __init__(self, sides: list[tuple[str, int]], clock) -> None:
-        self.sides, self.clock = sides, clock
+    def __init__(self, sides: list[tuple[str, int]], clock: Callable[[], float], device: str) -> None:
+        self.sides, self.clock, self.cuda = sides, clock, device == "cuda"
         self.laps: dict = defaultdict(lambda: defaultdict(list))
         self.eligible: list[float] = []
         self._start = self._sampling = 0.0
+
+    def now(self) -> float:
+        if self.cuda:
+            torch.cuda.synchronize()
+        return self.clock()
 
     def on_train_start(self, trainer, pl_module):
         generate = pl_module.engine.generate
 
         def timed(*arguments):
-            start = self.clock()
+            start = self.now()
             batch = generate(*arguments)
-            self._sampling = self.clock() - start
+            self._sampling = self.now() - start
             return batch
 
         pl_module.engine.generate = timed
@@ -226,10 +235,12 @@ class Alternate(pl.Callback):
         pl_module.credit = CREDITS[name]
         pl_module.objective = replace(pl_module.objective, distillation=DISTILLATION.get(name))
         pl_module.execution = replace(pl_module.execution, updates_per_batch=updates)
-        self._start = self.clock()
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+        self._start = self.now()
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        seconds = self.clock() - self._start
+        seconds = self.now() - self._start
         if batch_idx < len(self.sides):
             return  # The first round warms up.
         laps, metrics = self.laps[self._side(batch_idx)], outputs["output"].metrics
@@ -237,11 +248,27 @@ class Alternate(pl.Callback):
         laps["without sampling"].append(seconds - self._sampling)
         for phase in ("sample", "credit", "update"):
             laps[phase].append(metrics[f"time/{phase}"])
+        laps["tokens"].append(int(outputs["output"].batch.lengths.sum()) * (1 - metrics.get("shared_tokens", 0.0)))
+        laps["peak"].append(torch.cuda.max_memory_allocated() / 2**30 if self.cuda else 0.0)
         if "credit/eligible" in metrics:
             self.eligible.append(metrics["credit/eligible"])
 
 
-def build(case: str, repeats: int, mini_batches: int, sides: Sequence[str]) -> tuple[GrailModule, list]:
+def stand_in_policy(case: str, device: str) -> Policy:
+    """Random weights, in bfloat16 but for `34m`; those of 4 billion parameters with checkpointed blocks."""
+    with torch.device(device):
+        policy = random_qwen3(**SHAPES[case])
+    if case != "34m":
+        policy = policy.to(torch.bfloat16)
+        policy.loading = Loading(gradient_checkpointing=case == "4b", dtype="bfloat16")
+    if policy.loading.gradient_checkpointing:
+        policy.model.activation_checkpointing_enable({"use_reentrant": False})
+    if device == "cuda":
+        torch.cuda.empty_cache()  # They were made in float32.
+    return policy.train()
+
+
+def build(case: str, repeats: int, mini_batches: int, sides: Sequence[str], device: str) -> tuple[GrailModule, list]:
     """The module, with what the sides need beside it, and the prompts of a batch for any number of rounds."""
     # The one that needs the most: a run loads what its first credit method needs.
     method = max(
@@ -249,7 +276,7 @@ def build(case: str, repeats: int, mini_batches: int, sides: Sequence[str]) -> t
     )
 
     def still(parameters):
-        return torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.0)
+        return torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.0, fused=device == "cuda")
 
     if case == "quickstart":
         execution, sampling = Execution(group_size=8, mini_batches=mini_batches), Sampling(max_response_length=64)
@@ -257,10 +284,13 @@ def build(case: str, repeats: int, mini_batches: int, sides: Sequence[str]) -> t
         engine = SamePairs(repeats)
         made = GrailModule("arithmetic", sampling, engine=engine, execution=execution, optimizer=still, credit=method)
         return made, [problems.prompts[16 * k : 16 * k + 16] for k in range(32)]
-    engine = StandInEngine(256, repeats)
-    execution, sampling = Execution(group_size=4), Sampling(max_response_length=512)
-    made = GrailModule("arithmetic", sampling, engine=engine, execution=execution, optimizer=still)
-    made.policy = random_qwen3(hidden=512, layers=8, vocabulary=8192).train()
+    shortest, longest = LENGTHS[case]
+    engine, sampling = StandInEngine(shortest, repeats), Sampling(max_response_length=longest)
+    policy = stand_in_policy(case, device)
+    execution = Execution(group_size=4, **({} if case == "34m" else {"token_budget": 4 * (longest + 52)}))
+    loading = policy.loading
+    made = GrailModule("arithmetic", sampling, loading, engine=engine, execution=execution, optimizer=still)
+    made.policy = policy
     if method.needs().reference:
         made.reference = Reference(copy.deepcopy(made.policy).requires_grad_(False))
     if (training := method.needs().training) is not None:
@@ -269,20 +299,27 @@ def build(case: str, repeats: int, mini_batches: int, sides: Sequence[str]) -> t
     return made, [[StandInTask().prompt({"problem": f"{k}+{k}\n"}) for k in (11, 12)]]
 
 
-def alternate(case: str, rounds: int, sides: list[tuple[str, int]], clock: Callable[[], float], minis: int) -> None:
+def alternate(options: argparse.Namespace, sides: list[tuple[str, int]]) -> None:
     """Run all sides in turn; print their medians and ratios."""
-    module, prompts = build(case, len(sides), minis, [name for name, _ in sides])
-    watch = Alternate(sides, clock)
+    clock = time.perf_counter if options.clock == "wall" else time.process_time
+    cuda, rounds = options.device == "cuda", options.rounds
+    names = [name for name, _ in sides]
+    module, prompts = build(options.case, len(sides), options.mini_batches, names, options.device)
+    watch = Alternate(sides, clock, options.device)
     batches = [prompts[k % len(prompts)] for k in range(rounds + 1) for _ in sides]
     pl.Trainer(
-        max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+        max_epochs=1, accelerator="gpu" if cuda else "cpu", devices=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[watch],
+        precision="32-true" if options.case in ("quickstart", "34m") else "bf16-true",
     ).fit(module, torch.utils.data.DataLoader(batches, batch_size=None))  # fmt: skip
     size = sum(p.numel() for p in module.policy.parameters()) / 1e6
     eligible = f", eligible rows {statistics.mean(watch.eligible):.2f}" if watch.eligible else ""
-    print(f"{size:.1f} M parameters, {rounds} rounds{eligible}")
-    print("| side | updates | step, s | sample | credit | update | step / GRPO | without sampling | credit / update |")
-    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+    print(f"{size:.1f} M parameters, {rounds} rounds{eligible}; prefix trees by {module.policy.tree_kernel}")
+    more = ["tokens/s of update", "peak GiB", "MFU"] if cuda else []
+    heads = ["step, s", "sample", "credit", "update", "step / GRPO", "without sampling", "credit / update", *more]
+    print(f"| side | updates | {' | '.join(heads)} |\n|---|{'--:|' * (1 + len(heads))}")
+    known = [peak for name, peak in PEAK_TFLOPS.items() if cuda and name in torch.cuda.get_device_name()]
+    flops = options.peak_tflops or (known or [math.nan])[0]
     for name, updates in sides:
         laps, base = watch.laps[name, updates], watch.laps["GRPO", updates]
         median = {phase: statistics.median(values) for phase, values in laps.items()}
@@ -291,25 +328,26 @@ def alternate(case: str, rounds: int, sides: list[tuple[str, int]], clock: Calla
             statistics.median(a / b for a, b in zip(laps[phase], base[phase], strict=True))
             for phase in ("step", "without sampling")
         )
-        cells = " | ".join(f"{median[phase]:.2f}" for phase in ("step", "sample", "credit", "update"))
-        print(
-            f"| {name} | {updates} | {cells} | {whole:.3f} | {bare:.3f} | {median['credit'] / median['update']:.2f} |"
-        )
+        cells = [f"{median[phase]:.2f}" for phase in ("step", "sample", "credit", "update")]
+        cells += [f"{whole:.3f}", f"{bare:.3f}", f"{median['credit'] / median['update']:.2f}"]
+        speed = updates * median["tokens"] / median["update"]
+        cells += [f"{speed:.0f}", f"{max(laps['peak']):.1f}", f"{6 * size * speed / (flops * 1e6):.1%}"] if cuda else []
+        print(f"| {name} | {updates} | {' | '.join(cells)} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=["quickstart", "34m"], default="quickstart")
+    parser.add_argument("--case", choices=["quickstart", *LENGTHS], default="quickstart")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--updates", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--mini-batches", type=int, default=1, help="of the quickstart; its config has 2")
     parser.add_argument("--sides", nargs="+", choices=list(CREDITS), default=list(CREDITS)[:5], help="GRPO among them")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu where others use the machine")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--peak-tflops", type=float, help="dense bfloat16, of GPUs that are not known")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    clock = time.perf_counter if options.clock == "wall" else time.process_time
-    sides = [(name, updates) for updates in options.updates for name in options.sides]
-    alternate(options.case, options.rounds, sides, clock, options.mini_batches)
+    alternate(options, [(name, updates) for updates in options.updates for name in options.sides])
 
 
 if __name__ == "__main__":

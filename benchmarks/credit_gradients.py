@@ -11,18 +11,10 @@ At the weights of the packaged policy, each method gets the same batches of roll
 gradient of uniform credit (Dr. GRPO: rewards less the group's mean, sums of tokens) is an unbiased estimate of the
 gradient of the expected reward, so its mean over the *other* batches stands for the truth. Columns:
 
-- *direction*: cosine between the mean gradient of the method and that of the expected reward; below 1 it is biased.
-- *noise*: the variance of one batch's gradient over the squared norm of its mean.
-- *size*: root mean square norm of one batch's gradient, over that of uniform credit.
-- *gain, SGD*: first-order gain of expected reward from a step of fixed length along one batch's gradient, over that of
-  uniform credit.
-- *gain, Adam*: the same for a step whose entries are divided by their root mean square over batches, as Adam's are at a
-  given learning rate.
-- *one token*: the largest share that a single token has in the sum of |advantage| of its batch, on average.
-- *share, SGD* and *share, Adam*, with the file of benchmarks/credit_values.py: ``(gain - 1) / (limit - 1)``. The limit
-  is the largest gain among ``Q - V``, ``Q - c V`` and ``Q - b*`` with resampled values: what credit could buy at most.
-  In a world of several turns the values are those of turns, all of whose tokens have the same.
-- *by token, SGD* and *by token, Adam*, with the same: the gain less that of ``r - mean/4``, which knows no token.
+docs/study_credit.md explains *direction*, *gain*, *share* of the limit and *by token*. *noise*: the variance of one
+batch's gradient over the squared norm of its mean. *size*: root mean square norm of one batch's gradient, over that of
+uniform credit. *one token*: the largest share that a single token has in the sum of |advantage| of its batch, on
+average. The limit needs the file of benchmarks/credit_values.py, as *by token* does.
 
 Three tables: `methods`; `baselines`, where each line has its own baseline of the group; and `shares`, every method with
 several shares of the group's mean as its baseline.

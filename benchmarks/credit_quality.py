@@ -19,13 +19,9 @@ is the share of the blame (of the sum of absolute advantages in wrong programs) 
 uniform credit is their share of tokens. What a statement changes is known with `--values` alone.
 
 With `--teachers` the table is about the teachers of RLSD and SDPG, whose prompts show an answer, right or wrong: by the
-log-ratio of each token, log P_teacher - log P, in the reasoning of wrong rollouts of groups with both outcomes.
-
-- *above 0*: the share of positive ones. *same sign*: of those with the sign that they have with the right answer; *by
-  chance*: what independent signs would give. *rho*: the rank correlation with those of the right answer.
-- *pull*: SDPG's descent direction on the logits, projected on that of the right answer: 1 is the same.
-- *in rollout*, *at fork*: as in the other table, by RLSD's weight; in the lines *less*, by the difference of two
-  teachers, from which what any sentence in the prompt does drops out.
+log-ratio of each token, log P_teacher - log P, in the reasoning of wrong rollouts of groups with both outcomes. *By
+chance* is what independent signs would give. In the lines *less* it is the difference of two teachers, from which what
+any sentence in the prompt does drops out.
 """
 
 from __future__ import annotations
@@ -39,6 +35,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+import credit_truth as truth
 import torch
 from credit_subjects import (
     COMPACT,
@@ -51,25 +48,7 @@ from credit_subjects import (
     respond,
     subjects,
 )
-from credit_truth import (  # fmt: skip
-    BAD_TURN,
-    ERRORS,
-    Credit,
-    Table,
-    World,
-    by_prompt,
-    credit_columns,
-    forks,
-    gain_columns,
-    gains_of_file,
-    gains_of_lines,
-    label_lines,
-    label_turns,
-    over_prompts,
-    rank_correlation,
-    regions,
-    resamplings,
-)
+from credit_truth import Credit, Table, World
 from credit_values import GROUP_SIZE, PROMPTS, Lab, WorldName, open_lab, read_values, setting
 from torch import Tensor
 
@@ -187,11 +166,11 @@ def show_teachers(world: World, policy: Policy, table: Table) -> None:
     right, energy = found["right"]
 
     def total(values: Tensor) -> Tensor:
-        return by_prompt((values * inside).sum(1), world)[0]
+        return truth.by_prompt((values * inside).sum(1), world)[0]
 
     def detected(scores: Tensor) -> list[str]:
-        columns = credit_columns(Credit(ranks=scores, weights=None, seconds=0.0), world)
-        return [over_prompts(columns[name], table.draws) for name in table.columns]
+        columns = truth.credit_columns(Credit(ranks=scores, weights=None, seconds=0.0), world)
+        return [truth.over_prompts(columns[name], table.draws) for name in table.columns]
 
     columns = "above 0", "same sign", "by chance", "rho", "pull", *table.columns
     print(f"| answer shown | {' | '.join(columns)} |\n|---|{'--:|' * len(columns)}")
@@ -199,8 +178,8 @@ def show_teachers(world: World, policy: Policy, table: Table) -> None:
         up, expected = gap > 0, right > 0
         p, q = (float(x[inside].double().mean()) for x in (up, expected))
         sums = [(total(up), total(inside)), (total(up == expected), total(inside))]
-        sums += [by_prompt(rank_correlation(gap, right, inside), world), (total(product), total(energy))]
-        cells = [over_prompts(each, table.draws) for each in sums]
+        sums += [truth.by_prompt(truth.rank_correlation(gap, right, inside), world), (total(product), total(energy))]
+        cells = [truth.over_prompts(each, table.draws) for each in sums]
         cells.insert(2, f"{p * q + (1 - p) * (1 - q):.2f}")
         cells += detected((-gap).exp().clamp(1 - RLSD.clip, 1 + RLSD.clip))
         print(f"| {' | '.join([name, *cells])} |", flush=True)
@@ -220,22 +199,16 @@ def observe_programs(lab: Lab, options: argparse.Namespace) -> World:
         batch = stored.with_advantages(group_advantages(stored.rewards, options.group_size))
     else:
         batch = respond(lab, lab.setting.data.load("test")[0].prompts, options.seed)
-    lines, wrong = label_lines(batch, lab.policy, whole=True), batch.advantages < 0
+    lines, wrong = truth.label_lines(batch, lab.policy, whole=True), batch.advantages < 0
     modes = Counter(verdict.layer for verdict, bad in zip(batch.verdicts, wrong.tolist(), strict=True) if bad)
     print(f"{len(batch)} rollouts, {float(batch.correct.float().mean()):.3f} right; modes of wrong ones: {modes}")
-    inside = lines.tokens(batch.response_mask.shape[1])
-    return World(
-        batch=batch,
-        group_size=options.group_size,
-        lines=lines,
-        kinds={},
-        forks={error: forks(batch, lines, wrong, error, options.group_size) for error in ERRORS},
-        wrong=wrong,
-        right=batch.advantages > 0,
-        effect=None,
-        gains=gains_of_file(values, batch, lines) if options.values else torch.full((2, *lines.begin.shape), torch.nan),
-        flawed=(inside & (lines.kind["slip"] | lines.kind["misconception"])[..., None]).any(1),
+    gains = (
+        truth.gains_of_file(values, batch, lines) if options.values else torch.full((2, *lines.begin.shape), torch.nan)
     )
+    errors = (lines.kind["slip"] | lines.kind["misconception"])[..., None]
+    flawed = (lines.tokens(batch.response_mask.shape[1]) & errors).any(1)
+    every = torch.ones_like(wrong)
+    return truth.world_of(batch, lab, lines, every, truth.ERRORS, kinds={}, effect=None, gains=gains, flawed=flawed)
 
 
 def observe(lab: Lab, options: argparse.Namespace) -> tuple[World, Credit | None, float]:
@@ -243,36 +216,26 @@ def observe(lab: Lab, options: argparse.Namespace) -> tuple[World, Credit | None
 
     A compact table needs no truth.
     """
-    start, size = time.process_time(), options.group_size
+    start = time.process_time()
     batch = respond(lab, lab.setting.data.load("test")[0].prompts, options.seed)
     seconds = time.process_time() - start
     print(f"{options.prompts} prompts, {len(batch)} rollouts, sampled in {seconds:.1f} s", flush=True)
     one_turn = batch.turn is None
-    lines = label_lines(batch, lab.policy) if one_turn else label_turns(batch)
+    lines = truth.label_lines(batch, lab.policy) if one_turn else truth.label_turns(batch)
     boxed = batch.answer.whole.any(1)
     rows = (boxed & (batch.advantages != 0)).nonzero().flatten()
-    rows = rows[rows < (0 if options.compact else options.counterfactual_prompts) * size]
+    rows = rows[rows < (0 if options.compact else options.counterfactual_prompts) * options.group_size]
     start, seed = time.process_time(), derive_seed(options.seed, "counterfactual")
-    gains, done = gains_of_lines(lab, batch, lines, rows, options.samples, seed, options.counterfactual_seconds)
+    gains = truth.gains_of_lines(lab, batch, lines, rows, options.samples, seed)
     seconds = time.process_time() - start
     measured, effect = int((~gains[0].isnan()).any(1).sum()), None
     if not options.compact:
-        print(
-            f"(b): {measured} rollouts of {done} prompts with both outcomes, {options.samples} samples, {seconds:.0f} s"
-        )
-        effect = run(PAD_EFFECT, lab.policy, batch, options.seed) if one_turn else None
-    wrong = boxed & (batch.advantages < 0)
-    world = World(
-        batch=batch,
-        group_size=size,
-        lines=lines,
-        kinds=regions(batch, lab.policy),
-        forks={error: forks(batch, lines, wrong, error, size) for error in (ERRORS if one_turn else (BAD_TURN,))},
-        wrong=wrong,
-        right=boxed & (batch.advantages > 0),
-        effect=effect and effect.ranks,
-        gains=gains,
-    )
+        print(f"(b): {measured} rollouts of groups with both outcomes, {options.samples} samples, {seconds:.0f} s")
+        if one_turn:
+            effect = replace(run(PAD_EFFECT, lab.policy, batch, options.seed), weights=None)
+    errors = truth.ERRORS if one_turn else (truth.BAD_TURN,)
+    truths = {"kinds": truth.regions(batch, lab.policy), "effect": effect and effect.ranks, "gains": gains}
+    world = truth.world_of(batch, lab, lines, boxed, errors, **truths)
     return world, effect, seconds / max(measured, 1) * 1000
 
 
@@ -294,22 +257,23 @@ def show(lab: Lab, options: argparse.Namespace) -> None:
     programs = options.world == "code"
     world, effect, seconds = (observe_programs(lab, options), None, 0.0) if programs else observe(lab, options)
     describe(world, lab.policy)
-    table = Table(resamplings(options.prompts, DRAWS, options.seed), options.compact, world.columns)
+    draws = truth.resamplings(options.prompts, DRAWS, options.seed)
+    table = Table(draws, world.columns(compact=options.compact), options.compact)
     if options.teachers:
         show_teachers(world, lab.policy, table)
         return
     table.head()
     if not world.gains.isnan().all():
-        table.row("resampled gain (b)", "score", gain_columns(world), seconds)
+        table.row("resampled gain (b)", "score", truth.gain_columns(world), seconds)
     if effect is not None:
-        table.row(PAD_EFFECT.name, "score", credit_columns(effect, world), effect.seconds)
+        table.row(PAD_EFFECT.name, "score", truth.credit_columns(effect, world), effect.seconds)
     extra, ours = [], int(world.batch.response_mask.sum())
     every = in_world([*subjects(), *([] if programs else prime_subjects(lab, options.seed))], options.world)
     every = [s for s in every if any(part in s.name for part in options.only)]
     for subject in [s for s in every if s.name in COMPACT] if options.compact else every:
         source = continuations(lab)
         credit = run(subject, lab.policy, world.batch, options.seed, source)
-        table.row(subject.name, subject.by, credit_columns(credit, world), credit.seconds, source.tokens / ours)
+        table.row(subject.name, subject.by, truth.credit_columns(credit, world), credit.seconds, source.tokens / ours)
         if isinstance(subject.method, TrainedPRIME):
             extra.append(f"{subject.name}: loss and accuracy of each batch before its step: {subject.method.figures}")
         if source.tokens:
@@ -330,7 +294,6 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, default=GROUP_SIZE, help="rollouts of a problem")
     parser.add_argument("--counterfactual-prompts", type=int, default=64, help="of those, resampled at each line")
     parser.add_argument("--samples", type=int, default=32, help="continuations of each beginning; even")
-    parser.add_argument("--counterfactual-seconds", type=float, default=600, help="begin no more prompts after that")
     parser.add_argument("--values", type=Path, help="a file of benchmarks/credit_values.py, whose programs are taken")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", default=[""], help="lines whose name contains one of these; default all")

@@ -17,41 +17,9 @@ from credit_values import Lab, WorldName
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
+from grail_lightning import credit
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit import (
-    EGCA,
-    GRAIL,
-    IGPO,
-    LESS,
-    PRIME,
-    RLSD,
-    UCAS,
-    AdvantageReweighting,
-    AnswerOnly,
-    AttentionRhythm,
-    BilevelOptions,
-    CreditContext,
-    CreditControl,
-    CriticSearch,
-    ExecutedMask,
-    GiGPO,
-    HighEntropy,
-    OARGradient,
-    OARPerturbation,
-    OptimalBaseline,
-    Oracle,
-    PermutedRewards,
-    PrefixWeights,
-    Random,
-    Resampled,
-    SaliencyOptions,
-    Shuffled,
-    SpanScores,
-    TokenCredit,
-    TreeAdvantage,
-    TurnRewards,
-    Uniform,
-)
+from grail_lightning.credit import CreditContext, CreditControl, PermutedRewards, TokenCredit, TreeAdvantage
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.credit.measure import entropies, logprobs
 from grail_lightning.functional import group_advantages
@@ -69,23 +37,11 @@ PRIME_RATE = 1e-4
 Scorer = Callable[[Policy, RolloutBatch, CreditContext], Tensor]
 
 COMPACT = (
-    "-log p",
-    "entropy",
-    "position",
-    "the row leaves the tree",
-    "GRAIL",
-    "OAR-G",
-    "TreeAdvantage",
-    "TreeAdvantage, permuted rewards",
-    "TreeAdvantage, permuted and mirrored rewards",
-    "TreeAdvantage, own_row=false",
-    "TreeAdvantage, state=numbers",
-    "TreeAdvantage, state=numbers, permuted rewards",
-    "Resampled, bisection, K=4",
-    "Resampled, bisection, K=8",
-    "Oracle, right=balanced",
-    "PRIME, token reward",
-    "PRIME, token reward, permuted",
+    *("-log p", "entropy", "position", "the row leaves the tree", "GRAIL", "OAR-G", "TreeAdvantage"),
+    *("TreeAdvantage, permuted rewards", "TreeAdvantage, permuted and mirrored rewards"),
+    *("TreeAdvantage, own_row=false", "TreeAdvantage, state=numbers"),
+    *("TreeAdvantage, state=numbers, permuted rewards", "Resampled, bisection, K=4", "Resampled, bisection, K=8"),
+    *("Oracle, right=balanced", "PRIME, token reward", "PRIME, token reward, permuted"),
 )
 """The lines of a compact table."""
 
@@ -122,54 +78,50 @@ def leaves_tree(policy: Policy, batch: RolloutBatch, context: CreditContext) -> 
     return (alone & (alone.cumsum(1) == 1)).float()
 
 
-def pad_effect(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
-    """The drop in the mean log-likelihood of the response's own answer if a token is replaced by the pad token."""
-    scores = OARPerturbation("answer_joint", at_temperature=True)(policy, batch, context).scores
-    assert scores is not None
-    return scores
-
-
-PAD_EFFECT = Subject(name="pad effect on the answer (a)", method=pad_effect, by="score")
+# The drop in the mean log-likelihood of the response's own answer if a token is replaced by the pad token.
+PAD_EFFECT = Subject(
+    name="pad effect on the answer (a)", method=credit.OARPerturbation("answer_joint", at_temperature=True), by="score"
+)
 
 
 def subjects() -> list[Subject]:
     """All lines of the table except those of the truth."""
 
-    def grail(gate: Literal["negative", "all"], **options: Any) -> GRAIL:
-        return GRAIL(gate=gate, saliency=SaliencyOptions(**options))
+    def grail(gate: Literal["negative", "all"], **options: Any) -> credit.GRAIL:
+        return credit.GRAIL(gate=gate, saliency=credit.SaliencyOptions(**options))
 
-    as_in_grail = OARGradient(
+    as_in_grail = credit.OARGradient(
         scope="response",
         alignment="predictor",
         product="noisy",
-        bilevel=BilevelOptions(interpolate=False, eps=1e-12),
+        bilevel=credit.BilevelOptions(interpolate=False, eps=1e-12),
     )
     return [
         Subject(name="-log p", method=negative_logprob, by="score"),
         Subject(name="entropy", method=entropy, by="score"),
         Subject(name="position", method=position, by="score"),
         Subject(name="the row leaves the tree", method=leaves_tree, by="score"),
-        Subject(name="Uniform", method=Uniform()),
+        Subject(name="Uniform", method=credit.Uniform()),
         Subject(name="GRAIL", method=grail("negative"), by="score"),
         Subject(name="GRAIL, gate=all", method=grail("all"), by="score"),
         Subject(name="GRAIL, token", method=grail("negative", alignment="token"), by="score"),
         Subject(name="GRAIL, token, gate=all", method=grail("all", alignment="token"), by="score"),
         Subject(name="GRAIL, leaf=middle, gate=all", method=grail("all", leaf="middle"), by="score"),
         Subject(name="GRAIL, leaf=last, gate=all", method=grail("all", leaf="last"), by="score"),
-        Subject(name="Random(GRAIL, gate=all)", method=grail("all"), control=Random()),
-        Subject(name="Shuffled(GRAIL, gate=all)", method=grail("all"), control=Shuffled()),
-        Subject(name="AnswerOnly(GRAIL, gate=all)", method=grail("all"), control=AnswerOnly()),
-        Subject(name="OAR-G", method=OARGradient(), by="score"),
+        Subject(name="Random(GRAIL, gate=all)", method=grail("all"), control=credit.Random()),
+        Subject(name="Shuffled(GRAIL, gate=all)", method=grail("all"), control=credit.Shuffled()),
+        Subject(name="AnswerOnly(GRAIL, gate=all)", method=grail("all"), control=credit.AnswerOnly()),
+        Subject(name="OAR-G", method=credit.OARGradient(), by="score"),
         Subject(name="OAR-G as in GRAIL's code", method=as_in_grail, by="score"),
-        Subject(name="OAR-P", method=OARPerturbation(), by="score"),
-        Subject(name="HighEntropy", method=HighEntropy()),
-        Subject(name="AdvantageReweighting", method=AdvantageReweighting()),
-        Subject(name="LESS", method=LESS()),
-        Subject(name="UCAS", method=UCAS()),
-        Subject(name="RLSD", method=RLSD()),
-        Subject(name="AttentionRhythm", method=AttentionRhythm(gate="all")),
-        Subject(name="AttentionRhythm, pre_plan", method=AttentionRhythm("pre_plan", gate="all"), by="score"),
-        Subject(name="AttentionRhythm, anchor", method=AttentionRhythm("anchor", gate="all"), by="score"),
+        Subject(name="OAR-P", method=credit.OARPerturbation(), by="score"),
+        Subject(name="HighEntropy", method=credit.HighEntropy()),
+        Subject(name="AdvantageReweighting", method=credit.AdvantageReweighting()),
+        Subject(name="LESS", method=credit.LESS()),
+        Subject(name="UCAS", method=credit.UCAS()),
+        Subject(name="RLSD", method=credit.RLSD()),
+        Subject(name="AttentionRhythm", method=credit.AttentionRhythm(gate="all")),
+        Subject(name="AttentionRhythm, pre_plan", method=credit.AttentionRhythm("pre_plan", gate="all"), by="score"),
+        Subject(name="AttentionRhythm, anchor", method=credit.AttentionRhythm("anchor", gate="all"), by="score"),
         *tree_subjects(),
     ]
 
@@ -180,8 +132,8 @@ def tree_subjects() -> list[Subject]:
     def tree(**options: Any) -> TreeAdvantage:
         return TreeAdvantage(**options)
 
-    def resampled(number: int, search: Any) -> Resampled:
-        return Resampled(number, search=search, budget=10**9)
+    def resampled(number: int, search: Any) -> credit.Resampled:
+        return credit.Resampled(number, search=search, budget=10**9)
 
     return [
         Subject(name="TreeAdvantage", method=tree()),
@@ -192,13 +144,13 @@ def tree_subjects() -> list[Subject]:
         Subject(name="TreeAdvantage, state=numbers", method=tree(state="numbers")),
         Subject(name="TreeAdvantage, state=numbers, own_row=false", method=tree(state="numbers", own_row=False)),
         Subject(name="TreeAdvantage, state=numbers, permuted rewards", method=PermutedRewards(tree(state="numbers"))),
-        Subject(name="PrefixWeights", method=PrefixWeights()),
+        Subject(name="PrefixWeights", method=credit.PrefixWeights()),
         *(
             Subject(name=f"Resampled, {search}, K={number}", method=resampled(number, search))
             for search, number in (("bisection", 4), ("bisection", 8), ("everywhere", 8), ("everywhere", 32))
         ),
-        Subject(name="OptimalBaseline", method=OptimalBaseline()),
-        Subject(name="Oracle, right=balanced", method=Oracle("balanced")),
+        Subject(name="OptimalBaseline", method=credit.OptimalBaseline()),
+        Subject(name="Oracle, right=balanced", method=credit.Oracle("balanced")),
     ]
 
 
@@ -225,31 +177,31 @@ def own_subjects(world: WorldName) -> list[Subject]:
     turns = {
         "TreeAdvantage, state=turns": TreeAdvantage(state="turns"),
         "TreeAdvantage, state=turns, permuted rewards": PermutedRewards(TreeAdvantage(state="turns")),
-        "OptimalBaseline, unit=turn": OptimalBaseline(unit="turn"),
-        "GiGPO": GiGPO(),
-        "GiGPO, permuted rewards": PermutedRewards(GiGPO()),
-        "IGPO": IGPO(),
-        "GiGPO, scores=true": GiGPO(scores=True),
-        "TurnRewards": TurnRewards(),
-        "CriticSearch, program": CriticSearch(),
-        "CriticSearch, permuted labels": CriticSearch(labels="permuted"),
-        "CriticSearch, random labels": CriticSearch(labels="random"),
-        "SpanScores": SpanScores(),
-        "SpanScores, permuted scores": SpanScores(scores="permuted"),
-        "SpanScores, random scores": SpanScores(scores="random"),
+        "OptimalBaseline, unit=turn": credit.OptimalBaseline(unit="turn"),
+        "GiGPO": credit.GiGPO(),
+        "GiGPO, permuted rewards": PermutedRewards(credit.GiGPO()),
+        "IGPO": credit.IGPO(),
+        "GiGPO, scores=true": credit.GiGPO(scores=True),
+        "TurnRewards": credit.TurnRewards(),
+        "CriticSearch, program": credit.CriticSearch(),
+        "CriticSearch, permuted labels": credit.CriticSearch(labels="permuted"),
+        "CriticSearch, random labels": credit.CriticSearch(labels="random"),
+        "SpanScores": credit.SpanScores(),
+        "SpanScores, permuted scores": credit.SpanScores(scores="permuted"),
+        "SpanScores, random scores": credit.SpanScores(scores="random"),
     }
     programs = {
-        "GRAIL, program": WholeProgram(GRAIL(answer_overwrite="never")),
-        "OAR-G, program": WholeProgram(OARGradient()),
-        "EGCA": EGCA(),
-        "EGCA, w_max=1": EGCA(w_max=1),
-        "EGCA, right=balanced": EGCA(right="balanced"),
-        "EGCA, random": EGCA(blamed="random"),
-        "EGCA, random, w_max=1": EGCA(blamed="random", w_max=1),
-        "EGCA, last": EGCA(blamed="last"),
-        "EGCA, permuted": EGCA(blamed="permuted"),
-        "ExecutedMask": ExecutedMask(),
-        "Oracle": Oracle(),
+        "GRAIL, program": WholeProgram(credit.GRAIL(answer_overwrite="never")),
+        "OAR-G, program": WholeProgram(credit.OARGradient()),
+        "EGCA": credit.EGCA(),
+        "EGCA, w_max=1": credit.EGCA(w_max=1),
+        "EGCA, right=balanced": credit.EGCA(right="balanced"),
+        "EGCA, random": credit.EGCA(blamed="random"),
+        "EGCA, random, w_max=1": credit.EGCA(blamed="random", w_max=1),
+        "EGCA, last": credit.EGCA(blamed="last"),
+        "EGCA, permuted": credit.EGCA(blamed="permuted"),
+        "ExecutedMask": credit.ExecutedMask(),
+        "Oracle": credit.Oracle(),
     }
     methods: dict[str, TokenCredit] = {"search": turns, "charts": turns, "code": programs}.get(world, {})
     return [Subject(name=name, method=method) for name, method in methods.items()]
@@ -279,15 +231,17 @@ class TrainedPRIME(TokenCredit):
     def __init__(self, lab: Lab, seed: int, *, permuted: bool = False) -> None:
         self.lab, self.seed = lab, seed
         # All groups with both outcomes.
-        prime = PRIME(accuracy=(0.01, 0.99), optimizer=lambda p: torch.optim.AdamW(p, lr=PRIME_RATE, weight_decay=0.0))
-        self.credit = PermutedRewards(prime) if permuted else prime
+        prime = credit.PRIME(
+            accuracy=(0.01, 0.99), optimizer=lambda p: torch.optim.AdamW(p, lr=PRIME_RATE, weight_decay=0.0)
+        )
+        self.inner = PermutedRewards(prime) if permuted else prime
         self.figures: list[str] = []  # Loss and accuracy of each batch before its step.
         self._models: tuple[TrainedModel, Reference] | None = None
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The weights of a batch."""
         second, reference = self._trained(policy, context)
-        return self.credit(policy, batch, replace(context, reference=reference, second=second))
+        return self.inner(policy, batch, replace(context, reference=reference, second=second))
 
     def token_reward(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
         """``[B, T]``: the log-ratio of each token alone, towards what the response earned: negated in wrong ones."""
@@ -300,7 +254,7 @@ class TrainedPRIME(TokenCredit):
     def _trained(self, policy: Policy, context: CreditContext) -> tuple[TrainedModel, Reference]:
         """The reward model, which the first call trains on rollouts of training problems, and the reference."""
         if self._models is None:
-            model, training = copy.deepcopy(policy).requires_grad_(True).train(), self.credit.needs().training
+            model, training = copy.deepcopy(policy).requires_grad_(True).train(), self.inner.needs().training
             assert training is not None
             second = TrainedModel(model, training, SingleDeviceStrategy("cpu"), 1.0)
             self._models = second, Reference(copy.deepcopy(policy).requires_grad_(False))

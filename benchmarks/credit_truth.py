@@ -8,7 +8,6 @@ Shapes: ``B`` rows, ``T`` response tokens, ``S`` lines, ``G`` prompts, ``N`` sam
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -168,36 +167,39 @@ class World:
         """``[2, B, S]``: the gain in the direction of the outcome; in wrong rollouts, the loss."""
         return self.gains * self.batch.advantages.sign()[:, None]
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of its table."""
-        return (
-            *(("flawed",) if self.flawed is not None else ()),
-            *(f"{place}: {error}" for place in ("in rollout", "at fork") for error in self.forks),
-            *(f"weight: {kind}" for kind in self.kinds),
-            *(f"rho ({truth}): {outcome}" for truth in "ab"[self.effect is None :] for outcome in ("wrong", "right")),
-        )
+    def columns(self, *, compact: bool) -> tuple[str, ...]:
+        """The columns of its table; a compact one has those of detection alone."""
+        detected = [f"{place}: {error}" for place in ("in rollout", "at fork") for error in self.forks]
+        if compact:
+            return tuple(detected)
+        truths = "ab" if self.effect is not None else "b"
+        blame = ["flawed"] if self.flawed is not None else []
+        rhos = [f"rho ({truth}): {outcome}" for truth in truths for outcome in ("wrong", "right")]
+        return (*blame, *detected, *(f"weight: {kind}" for kind in self.kinds), *rhos)
+
+
+def world_of(batch: RolloutBatch, lab: Lab, lines: Lines, boxed: Tensor, errors: tuple[str, ...], **truths) -> World:
+    """A world in which rows ``[B]`` with a box count; `truths` are its other fields."""
+    size, wrong = lab.setting.group_size, boxed & (batch.advantages < 0)
+    truths |= {"wrong": wrong, "right": boxed & (batch.advantages > 0)}
+    pairs = {error: forks(batch, lines, wrong, error, size) for error in errors}
+    return World(batch=batch, group_size=size, lines=lines, forks=pairs, **truths)
 
 
 # --- what lines change ------------------------------------------------------------------------------------------------
 
 
-def gains_of_lines(
-    lab: Lab, batch: RolloutBatch, lines: Lines, rows: Tensor, samples: int, seed: int, seconds: float
-) -> tuple[Tensor, int]:
-    """By how much each line changes the success rate of continuations, group by group until the time is up.
+def gains_of_lines(lab: Lab, batch: RolloutBatch, lines: Lines, rows: Tensor, samples: int, seed: int) -> Tensor:
+    """``[2, B, S]``: by how much each line changes the success rate of continuations, NaN where it was not measured.
 
-    Compared are the position before the result's first token and `Lines.after`. ``[2, B, S]``, by the first half of the
-    samples and by the second, NaN where nothing was measured; and the number of groups.
+    Compared are the position before the result's first token and `Lines.after`, by the first half of the samples and by
+    the second.
     """
     gains, size = torch.full((2, *lines.begin.shape), torch.nan), lab.setting.group_size
-    groups = sorted(set((rows // size).tolist()))
-    end, done = time.perf_counter() + seconds, 0
-    for some in (groups[k : k + 16] for k in range(0, len(groups), 16)):
-        if time.perf_counter() > end:
-            break
+    groups = (rows // size).unique()
+    for some in groups.split(16) if len(groups) else ():
         places = []
-        for b in rows[torch.isin(rows // size, torch.tensor(some))].tolist():
+        for b in rows[torch.isin(rows // size, some)].tolist():
             for s in lines.known[b].nonzero().flatten().tolist():
                 ends = (beginning(batch, b, int(x[b, s])) for x in (lines.begin, lines.after))
                 places.append((b, s, *((b - b % size, ids) for ids in ends)))
@@ -205,8 +207,7 @@ def gains_of_lines(
         for b, s, before, after in places:
             gain = right[after] - right[before]
             gains[:, b, s] = gain[: samples // 2 * 2].reshape(2, -1).mean(1)
-        done += len(some)
-    return gains, done
+    return gains
 
 
 def beginning(batch: RolloutBatch, row: int, stop: int) -> tuple:
@@ -381,20 +382,15 @@ class Table:
     """Prints a table line by line."""
 
     draws: Tensor  # Of the bootstrap over prompts, from `resamplings`.
-    compact: bool  # Whether only detection is shown, with the tokens that a method sampled.
-    names: tuple[str, ...]  # All columns of the world.
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(c for c in self.names if not self.compact or c.startswith(("in rollout", "at fork")))
+    columns: tuple[str, ...]
+    tokens: bool  # Whether it has a column of the tokens that a method sampled.
 
     def head(self) -> None:
-        extra = ["tokens"] if self.compact else []
-        print("| " + " | ".join(["method", "by", *self.columns, *extra, "s / 1,000"]) + " |")
-        print("|---|---|" + "--:|" * (len(self.columns) + len(extra) + 1))
+        names = ["method", "by", *self.columns, *(["tokens"] if self.tokens else []), "s / 1,000"]
+        print(f"| {' | '.join(names)} |\n|---|---|{'--:|' * (len(names) - 2)}")
 
     def row(self, name: str, by: str, columns: dict[str, Sums], seconds: float, tokens: float = 0.0) -> None:
         """Print a line; `tokens` is the number of sampled tokens over that of the rollouts."""
         cells = [over_prompts(columns[c], self.draws) if c in columns else "-" for c in self.columns]
-        extra = [f"{tokens:.1f}" if tokens else "0"] if self.compact else []
-        print("| " + " | ".join([name, by, *cells, *extra, f"{seconds:.2f}"]) + " |", flush=True)
+        cells += [f"{tokens:.1f}" if tokens else "0"] if self.tokens else []
+        print(f"| {' | '.join([name, by, *cells, f'{seconds:.2f}'])} |", flush=True)

@@ -8,16 +8,15 @@ attacks, in five turns; a bare `python -S -c pass` stands beside it, for what el
 """
 
 import argparse
-import os
+import contextlib
 import random
-import resource
-import signal
 import statistics
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
+
+import psutil
 
 from grail_lightning.programs.executor import Executor, refusal
 from grail_lightning.programs.outcome import Call, Job, Limits, Tests
@@ -28,10 +27,7 @@ CALLS = tuple(Call((n, 3), sum(i for i in range(n) if i <= 3)) for n in range(5)
 ASSERTIONS = tuple(f"assert f{call.arguments} == {call.result}" for call in CALLS)
 HOSTILE = {
     "while True: pass\n# {}": {"timeout"},
-    "def f(n, m):\n    held = []\n    while True: held.append('x' * 10**6 + str(len(held)))\n# {}": {
-        "memory",
-        "timeout",
-    },
+    "def f(n, m):\n    a = []\n    while True: a.append('x' * 10**6 + str(len(a)))\n# {}": {"memory", "timeout"},
     "import os\ndef f(n, m): os._exit(0)\n# {}": {"crashed"},
     "import os\ndef f(n, m):\n    while True: os.fork()\n# {}": {"raised"},
     "def f(n, m):\n    while True: print('x' * 1000)\n# {}": {"output"},
@@ -56,24 +52,18 @@ def jobs_of(num_programs, rng):
     return jobs, allowed
 
 
-def below(pid):
-    """The processes that a process started, and theirs."""
-    try:
-        children = [int(c) for t in Path(f"/proc/{pid}/task").iterdir() for c in (t / "children").read_text().split()]
-    except OSError:
-        return []
-    return children + [other for child in children for other in below(child)]
+def processes() -> list[psutil.Process]:
+    """Those that this process started, and theirs."""
+    return psutil.Process().children(recursive=True)
 
 
-def memory_mb(pids):
+def memory_mb(running: list[psutil.Process]) -> float:
     """Resident memory of processes."""
     total = 0
-    for pid in pids:
-        try:
-            total += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        except OSError:
-            continue
-    return total * resource.getpagesize() / 2**20
+    for process in running:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += process.memory_info().rss
+    return total / 2**20
 
 
 def load(backend, num_programs, kill_every):
@@ -86,13 +76,10 @@ def load(backend, num_programs, kill_every):
     def kill():
         nonlocal kills
         while not stop.wait(kill_every):
-            targets = below(os.getpid())
-            if targets:
+            if targets := processes():
                 kills += 1
-                try:
-                    os.kill(rng.choice(targets), signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    rng.choice(targets).kill()
 
     if kill_every:
         threading.Thread(target=kill, daemon=True).start()
@@ -101,7 +88,7 @@ def load(backend, num_programs, kill_every):
         outcomes = executor.run_many(jobs[start : start + 128])
         pairs = zip(outcomes, allowed[start : start + 128], jobs[start : start + 128], strict=True)
         wrong += [(outcome, job[0]) for outcome, statuses, job in pairs if outcome.status not in statuses]
-        memory.append((memory_mb([os.getpid()]), memory_mb(below(os.getpid()))))
+        memory.append((memory_mb([psutil.Process()]), memory_mb(processes())))
     stop.set()
     seconds = time.perf_counter() - begin
     executor.close()
@@ -111,64 +98,46 @@ def load(backend, num_programs, kill_every):
         " → ".join(f"{statistics.median(part):.0f}" for part in (column[:third], column[-third:]))
         for column in zip(*memory, strict=True)
     )
-    print(
-        f"{backend}: {num_programs} programs in {seconds:.0f} s, {kills} kills, {len(wrong)} wrong verdicts; memory of "
-        f"this process {own} MB, of the sandboxes {theirs} MB (first, last third); "
-        f"{len(below(os.getpid()))} processes left",
-        flush=True,
-    )
+    print(f"{backend}: {num_programs} programs in {seconds:.0f} s, {kills} kills, {len(wrong)} wrong verdicts")
+    print(f"  memory of this process {own} MB, of the sandboxes {theirs} MB (first, last third); ", end="")
+    print(f"{len(processes())} processes left", flush=True)
     for outcome, source in wrong[:5]:
         print(f"  {outcome.status}: {outcome.message} | {source[:60]!r}")
     return not wrong
 
 
-def median_seconds(action, repeats):
-    """Wall-clock and processor seconds of an action and of what it waits for."""
-    walls, cpus = [], []
-    for _ in range(repeats):
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        begin = time.perf_counter()
-        action()
-        walls.append(time.perf_counter() - begin)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpus.append(after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime)
-    return statistics.median(walls), statistics.median(cpus)
+def seconds_of(action) -> float:
+    begin = time.perf_counter()
+    action()
+    return time.perf_counter() - begin
 
 
 def speed(backend):
     """Start-up, programs a second with calls and with assertions, and a bare interpreter, in turns."""
-    bare, starts = [], []
-    rates = {"calls": [], "assertions": []}
-    executor = Executor(backend)
+    bare, starts, rates, executor = [], [], {"calls": [], "assertions": []}, Executor(backend)
+    interpreter = [sys.executable, "-S", "-c", "pass"]
     for turn in range(5):
-        bare.append(median_seconds(lambda: subprocess.run([sys.executable, "-S", "-c", "pass"], check=True), 5)[0])
+        bare.append(statistics.median(seconds_of(lambda: subprocess.run(interpreter, check=True)) for _ in range(5)))
         sandbox = Sandbox(backend, Limits())
-        starts.append(median_seconds(sandbox._start, 1)[0])
+        starts.append(seconds_of(sandbox._start))
         sandbox.close()
         for kind, tests in {"calls": Tests("f", CALLS), "assertions": Tests("f", (), ASSERTIONS)}.items():
             jobs = [Job(PROGRAM.format("<=", (turn, kind, index)), tests) for index in range(128)]
             executor.run_many(jobs[:8])
-            begin = time.perf_counter()
-            executor.run_many(jobs[8:])
-            rates[kind].append(120 / (time.perf_counter() - begin))
+            rates[kind].append(120 / seconds_of(lambda jobs=jobs: executor.run_many(jobs[8:])))
     executor.close()
     ratio = statistics.median(2 / (rate * one) for rate, one in zip(rates["calls"], bare, strict=True))
     calls, assertions = (statistics.median(rates[kind]) for kind in ("calls", "assertions"))
-    print(
-        f"{backend}: start {1000 * statistics.median(starts):.0f} ms; {calls:.0f} programs/s with calls, "
-        f"{assertions:.0f} with assertions, on 2 workers; a program costs {ratio:.2f} of a bare interpreter's start "
-        f"({1000 * statistics.median(bare):.0f} ms)",
-        flush=True,
-    )
+    start, own = (1000 * statistics.median(times) for times in (starts, bare))
+    print(f"{backend}: start {start:.0f} ms; {calls:.0f} programs/s with calls, {assertions:.0f} with assertions")
+    print(f"  2 workers; a program costs {ratio:.2f} of a bare interpreter's start ({own:.0f} ms)", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backends", nargs="+", default=list(COMMANDS))
     parser.add_argument("--programs", type=int, default=2000)
-    parser.add_argument(
-        "--kill-every", type=float, default=2.0, help="seconds between kills of a random process; 0: none"
-    )
+    parser.add_argument("--kill-every", type=float, default=2.0, help="seconds between kills of a process; 0: none")
     arguments = parser.parse_args()
     right = True
     for backend in arguments.backends:

@@ -93,15 +93,21 @@ def pair(number: int, correlation: float, draw: Draw) -> tuple[np.ndarray, np.nd
     return ndtr(first), ndtr(correlation * first + math.sqrt(1 - correlation**2) * draw.standard_normal(number))
 
 
+def repetitions(options: argparse.Namespace) -> Iterator[tuple[str, float, Draw]]:
+    """All repetitions for each kind of difficulty, which draw from the same seed."""
+    for name, concentration in CONCENTRATION.items():
+        draw = np.random.default_rng(options.seed)
+        for _ in range(options.repetitions):
+            yield name, concentration, draw
+
+
 def mean(options: argparse.Namespace) -> Rows:
     for number, samples, rate in product(options.problems, options.samples, options.rates):
         cells, look = {name: Cell() for name in CONCENTRATION}, tables(samples)
-        for name, concentration in CONCENTRATION.items():
-            draw = np.random.default_rng(options.seed)
-            for _ in range(options.repetitions):
-                p = chances(rate, concentration, draw.random(number))
-                share, noise = look(draw.binomial(samples, p)[:, None])
-                cells[name].add(estimate([share], [noise], [1.0]), rate)
+        for name, concentration, draw in repetitions(options):
+            p = chances(rate, concentration, draw.random(number))
+            share, noise = look(draw.binomial(samples, p)[:, None])
+            cells[name].add(estimate([share], [noise], [1.0]), rate)
         yield {"problems": number, "samples": samples, "rate": rate}, cells
 
 
@@ -109,13 +115,11 @@ def difference_of_runs(options: argparse.Namespace) -> Rows:
     grid = product(options.problems, options.samples, options.rates, (0.0, 0.05), (0.0, 0.9))
     for number, samples, rate, truth, correlation in grid:
         cells, look = {name: Cell() for name in CONCENTRATION}, tables(samples)
-        for name, concentration in CONCENTRATION.items():
-            draw = np.random.default_rng(options.seed)
-            for _ in range(options.repetitions):
-                ours, theirs = pair(number, correlation, draw)
-                a, noise_a = look(draw.binomial(samples, chances(rate + truth, concentration, ours))[:, None])
-                b, noise_b = look(draw.binomial(samples, chances(rate, concentration, theirs))[:, None])
-                cells[name].add(difference([a], [b], [(noise_a, noise_b)], [1.0], False), truth)
+        for name, concentration, draw in repetitions(options):
+            ours, theirs = pair(number, correlation, draw)
+            a, noise_a = look(draw.binomial(samples, chances(rate + truth, concentration, ours))[:, None])
+            b, noise_b = look(draw.binomial(samples, chances(rate, concentration, theirs))[:, None])
+            cells[name].add(difference([a], [b], [(noise_a, noise_b)], [1.0], False), truth)
         found = max(cell.found / cell.number for cell in cells.values())
         labels = {"problems": number, "samples": samples, "rate": rate, "truth": truth, "corr.": correlation}
         yield labels | {"found": found}, cells
@@ -129,18 +133,16 @@ def average(options: argparse.Namespace) -> Rows:
             (what, way): {name: Cell() for name in CONCENTRATION} for what in ("figure", "difference") for way in ways
         }
         look = tables(samples)
-        for name, concentration in CONCENTRATION.items():
-            draw = np.random.default_rng(options.seed)
-            for _ in range(options.repetitions):
-                ours, theirs = [], []
-                for number, rate in SIZES.values():
-                    for quantiles, side in zip(pair(number, correlation, draw), (ours, theirs), strict=True):
-                        side.append(look(draw.binomial(samples, chances(rate, concentration, quantiles))[:, None]))
-                (a, noise_a), (b, noise_b) = (zip(*side, strict=True) for side in (ours, theirs))
-                noises = list(zip(noise_a, noise_b, strict=True))
-                for way, weights in ways.items():
-                    rows["figure", way][name].add(estimate(a, noise_a, weights), float(np.dot(weights, rates)))
-                    rows["difference", way][name].add(difference(a, b, noises, weights, False), 0.0)
+        for name, concentration, draw in repetitions(options):
+            ours, theirs = [], []
+            for number, rate in SIZES.values():
+                for quantiles, side in zip(pair(number, correlation, draw), (ours, theirs), strict=True):
+                    side.append(look(draw.binomial(samples, chances(rate, concentration, quantiles))[:, None]))
+            (a, noise_a), (b, noise_b) = (zip(*side, strict=True) for side in (ours, theirs))
+            noises = list(zip(noise_a, noise_b, strict=True))
+            for way, weights in ways.items():
+                rows["figure", way][name].add(estimate(a, noise_a, weights), float(np.dot(weights, rates)))
+                rows["difference", way][name].add(difference(a, b, noises, weights, False), 0.0)
         for (what, way), cells in rows.items():
             yield {"of": what, "": way, "samples": samples, "corr.": correlation}, cells
 

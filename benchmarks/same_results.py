@@ -11,11 +11,10 @@ All runs go through the command line, so that versions whose classes have other 
 processors round differently. The other three draw combinations of options that no test has thought of. `layout` takes
 the optimiser steps of one batch, and takes them again with whole rows in one micro-batch. Plain SGD keeps the change of
 the weights proportional to the gradients, so both changes are compared, which may differ by roundings. `resume` takes
-four batches, and takes them again with a stop at a random step, which may be inside a batch; the weights must be equal
-bit for bit. `ranks` takes three batches on two processes, which must both end within three minutes: ranks that call
-different collectives stop each other, or wait for ever. A combination may also be refused, in one line. Anything else
-is printed with the options that repeat it; the exit code is then 1, as it is if a case differs. Two seconds a run on
-one core; start several with other seeds.
+four batches, and again with a stop at a random step, which may be inside a batch; the weights must be equal bit for
+bit. `ranks` takes three batches on two processes, which must both end within three minutes: ranks that call different
+collectives stop each other, or wait for ever. A combination may also be refused, in one line. Anything else is printed
+with the options that repeat it; the exit code is then 1, as it is if a case differs.
 """
 
 from __future__ import annotations

@@ -126,16 +126,12 @@ def test_gains_under_greedy_decoding_are_those_of_decoding_by_hand(truth, arithm
 
     lines = truth.label_lines(batch, arithmetic)
     with greedy_lab("chains", group_size=3) as lab:
-        gains, groups = truth.gains_of_lines(lab, batch, lines, torch.arange(3), samples=2, seed=0, seconds=60)
-        none, no_groups = truth.gains_of_lines(lab, batch, lines, torch.arange(3), samples=2, seed=0, seconds=-1)
+        gains = truth.gains_of_lines(lab, batch, lines, torch.arange(3), samples=2, seed=0)
     expected = torch.tensor(
         [[right(b, lines.stop[b, s] + 1) - right(b, lines.begin[b, s]) for s in range(4)] for b in range(3)]
     )
-    assert groups == 1
     assert torch.equal(gains, torch.stack([expected, expected]))
     assert expected[:, 0].tolist() == [0, -1, -1], "greedily right before the slip, wrong after it"
-    assert no_groups == 0
-    assert none.isnan().all()
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +181,7 @@ def test_gains_of_turns_under_greedy_decoding_are_those_of_a_loop_by_hand(truth,
         return 0.0
 
     with greedy_lab("search", group_size=8) as lab:
-        gains, _ = truth.gains_of_lines(lab, batch, truth.label_turns(batch), rows, samples=2, seed=0, seconds=60)
+        gains = truth.gains_of_lines(lab, batch, truth.label_turns(batch), rows, samples=2, seed=0)
     for b in rows.tolist():
         turns = truth.beginning(batch, b, batch.response_mask.shape[1])
         by_hand = [right(b, turns[:k]) for k in range(len(turns) + 1)]
