@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from grail_lightning.answers.normalise import string_key
 from grail_lightning.answers.parse import Node, number
-from grail_lightning.answers.structure import Leaf, Quantity
+from grail_lightning.answers.structure import Leaf
 from grail_lightning.answers.values import agree_everywhere, equal_by_math_verify, is_terminating, rational
 
 LAYERS = ("string", "number", "structure", "symbolic", "math-verify")
@@ -34,9 +34,8 @@ _MOST_NESTED = 30
 _TOO_LARGE = re.compile(r"\0|\d{1001}|[eE][+-]?0*\d{4}")
 _DECIMAL = re.compile(r"[+-]?([0-9]*\.[0-9]+)(?:[eE][+-]?[0-9]+|\*10\^\{?-?[0-9]+\}?|\\ldots)?", re.ASCII)
 _WORDY = re.compile(r"\\text|(?<![\\A-Za-z])[A-Za-z]{4,}|\?|\"")
-_ONE = number(1)
 _HUNDREDTH = number(Fraction(1, 100))
-_DEGREE = Node("function", "degrees", (_ONE,))
+_DEGREE = Node("function", "degrees", (number(1),))
 
 
 def capped(text: str) -> bool:
@@ -71,22 +70,24 @@ class Formulas:
 
     def leaves(self, gold: Leaf, other: Leaf) -> bool:
         """Two formulas with what surrounds them."""
-        left, right = gold.quantity, other.quantity
-        if _clash(left.unit, right.unit) or (not self.conventions.missing_unit and left.unit != right.unit):
+        # Where both units are known and differ, equal numbers are no equal answers.
+        known = all(unit and "?" not in unit and "unit" not in unit for unit in (gold.unit, other.unit))
+        if gold.unit != other.unit and (known or not self.conventions.missing_unit):
             return False
-        if string_key(left.text) == string_key(right.text) and left[2:] == right[2:]:
+        if string_key(gold.text) == string_key(other.text) and gold[2:4] == other[2:4]:
             return True
-        if _anagrams(left.text, right.text):
+        if _anagrams(gold.text, other.text):
             return False
         if gold.node is None or other.node is None:
-            return self.unknown(left.text, right.text, other.node is None)
-        slack = _slack_between(left, right, self.conventions.tolerance)
-        if right.text.endswith(r"\ldots") and not left.text.endswith(r"\ldots"):  # no finite decimal goes on
+            return self.unknown(gold.text, other.text, other.node is None)
+        # The tolerance is for pairs of which exactly one is a decimal, of four or more digits.
+        decimals = [_significant_digits(leaf.text) for leaf in (gold, other)]
+        slack = self.conventions.tolerance if max(decimals) >= 4 and min(decimals) == 0 else 0.0
+        if other.text.endswith(r"\ldots") and not gold.text.endswith(r"\ldots"):  # no finite decimal goes on
             value = rational(gold.node)
             if not slack or (value is not None and is_terminating(value)):
                 return False
-        factors = _factors_between(left, right)
-        return any(self.nodes(_times(gold.node, ours), _times(other.node, theirs), slack) for ours, theirs in factors)
+        return any(self.nodes(ours, theirs, slack) for ours, theirs in _readings(gold, other, gold.node, other.node))
 
     def nodes(self, gold: Node, other: Node, slack: float = 0.0) -> bool:
         """Two formulas."""
@@ -132,36 +133,25 @@ def _anagrams(one: str, two: str) -> bool:
     return len(words) == 2 and words[0] != words[1] and len(set(words[0])) < len(words[0])
 
 
-def _clash(gold: str, prediction: str) -> bool:
-    """Whether two units are both known and different, so that equal numbers are not equal answers."""
-    return gold != prediction and all(unit and "?" not in unit and "unit" not in unit for unit in (gold, prediction))
+def _readings(left: Leaf, right: Leaf, one: Node, two: Node) -> Iterator[tuple[Node, Node]]:
+    """What two formulas say: `28%` is 28 and 0.28, and degrees are numbers unless the other side is in radians."""
+    if left.percent != right.percent:
+        yield one, two
+        yield (_times(one, _HUNDREDTH), two) if left.percent else (one, _times(two, _HUNDREDTH))
+    elif left.degrees and _in_radians(right):
+        yield _times(one, _DEGREE), two
+    elif right.degrees and _in_radians(left):
+        yield one, _times(two, _DEGREE)
+    else:
+        yield one, two
 
 
 def _times(node: Node, factor: Node) -> Node:
-    return node if factor is _ONE else Node("multiply", "", (node, factor))
+    return Node("multiply", "", (node, factor))
 
 
-def _factors_between(left: Quantity, right: Quantity) -> Iterator[tuple[Node, Node]]:
-    """What two formulas may be multiplied with before they are compared: percent and degrees."""
-    if left.percent != right.percent:
-        yield _ONE, _ONE
-        yield (_HUNDREDTH, _ONE) if left.percent else (_ONE, _HUNDREDTH)
-    elif left.degrees and _in_radians(right):
-        yield _DEGREE, _ONE
-    elif right.degrees and _in_radians(left):
-        yield _ONE, _DEGREE
-    else:
-        yield _ONE, _ONE
-
-
-def _in_radians(quantity: Quantity) -> bool:
-    return not quantity.degrees and (quantity.unit == "rad" or r"\pi" in quantity.text)
-
-
-def _slack_between(left: Quantity, right: Quantity, tolerance: float) -> float:
-    """The relative tolerance: none unless exactly one of the two is a decimal of four or more digits."""
-    decimals = [_significant_digits(quantity.text) for quantity in (left, right)]
-    return tolerance if max(decimals) >= 4 and min(decimals) == 0 else 0.0
+def _in_radians(leaf: Leaf) -> bool:
+    return not leaf.degrees and (leaf.unit == "rad" or r"\pi" in leaf.text)
 
 
 def _significant_digits(text: str) -> int:

@@ -8,8 +8,10 @@ they would be needed.
 """
 
 import re
+import traceback
 from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import NamedTuple
 
 from grail_lightning.answers.compare import LAYERS, Conventions, Formulas, Undecided, Unparseable, capped, same_form
@@ -18,7 +20,7 @@ from grail_lightning.answers.normalise import TEXT, normalise, string_key
 from grail_lightning.answers.parse import Node, letters, negated
 from grail_lightning.answers.records import text_key
 from grail_lightning.answers.sets import same_set
-from grail_lightning.answers.structure import Answer, Broken, Chain, Group, Leaf, Many, Quantity, Words, read
+from grail_lightning.answers.structure import Answer, Broken, Chain, Group, Leaf, Many, Words, read
 from grail_lightning.answers.values import TooLarge, Undefined, ratio_sign
 
 _MOST_ITEMS = 64
@@ -43,16 +45,17 @@ _WORDING = re.compile(r"[A-Za-z0-9 ,.:;'!?/()-]+", re.ASCII)
 
 
 class Outcome(NamedTuple):
-    """What `judge` found: status (right | wrong | missing | capped | unparseable) and the layer that decided."""
+    """What `judge` found: the status of the verdict, the layer that decided, and an exception that is a bug of ours."""
 
     status: str
     layer: str
+    fault: str = ""
 
 
 def judge(gold: str, prediction: str, conventions: Conventions, *, slow: bool = False) -> Outcome | None:
     """Compare a bare answer, any string, with its reference; None if a slow layer is needed and not allowed.
 
-    An exception is a bug of a layer, for the caller to tell from a bad answer.
+    An exception inside of a layer is a bug of this package, and no bad answer: the status is `crashed`.
     """
     if not prediction.strip():
         return Outcome("missing", "none")
@@ -70,6 +73,13 @@ def judge(gold: str, prediction: str, conventions: Conventions, *, slow: bool = 
         return Outcome("unparseable", "none")
     except Undefined:
         return Outcome("wrong", "number")
+    except MemoryError:
+        return Outcome("crashed", "none")
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        ours = [frame for frame in frames if "grail_lightning" in frame.filename][-1]
+        place = f"({Path(ours.filename).name}:{ours.lineno})"
+        return Outcome("crashed", "none", f"{type(error).__name__}: {ascii(str(error))[1:-1][:120]} {place}")
 
 
 def _lowest_terms(text: str) -> str:
@@ -124,8 +134,8 @@ class _Comparison(Formulas):
                 return self.leaves(gold, other)
             case Words(), Words():
                 return gold == other
-            case (Words(text), Leaf(quantity)) | (Leaf(quantity), Words(text)):  # `odd` is no product here
-                return text == quantity.text.lower()
+            case (Words(words), Leaf(text)) | (Leaf(text), Words(words)):  # `odd` is no product here
+                return words == text.lower()
             case Group(), Group():
                 return gold.brackets == other.brackets and self.in_order(gold.items, other.items)
             case Group(brackets="()"), Many(braced=False, joint=","):
@@ -218,7 +228,7 @@ class _Comparison(Formulas):
             left, right = relation.items
             if not isinstance(left, Leaf) or not isinstance(right, Leaf) or left.node is None or right.node is None:
                 return 0
-            if left.quantity[1:] != Quantity("")[1:] or right.quantity[1:] != Quantity("")[1:]:
+            if any(left[1:4] + right[1:4]):  # a unit
                 return 0
             differences.append(Node("add", "", (left.node, negated(right.node))))
         self.reach("symbolic")
@@ -241,7 +251,7 @@ def _letters_of(*answers: Answer) -> set[str]:
     return set[str]().union(*(letters(side.node) for side in answers if isinstance(side, Leaf) and side.node))
 
 
-def answer_classes(answers: Sequence[str | None], conventions: Conventions | None = None) -> list[int]:
+def answer_classes(answers: Sequence[str | None]) -> list[int]:
     r"""A number for each answer, equal for answers that say the same; -1 for none.
 
     Answers are equal if they are after normalisation, or if the verifier's cheap layers (strings, numbers, structure)
@@ -251,7 +261,6 @@ def answer_classes(answers: Sequence[str | None], conventions: Conventions | Non
 
     Args:
         answers: The bare answers of the samples of one problem; None or blank text is no answer.
-        conventions: What counts as equal where people differ; None for the defaults.
 
     >>> answer_classes(["1/2", None, "0.5", "2"])
     [0, -1, 0, 1]
@@ -265,8 +274,8 @@ def answer_classes(answers: Sequence[str | None], conventions: Conventions | Non
             continue
         key = answer.strip() if capped(answer) else string_key(normalise(answer))
         if key not in number_of:
-            compared = enumerate(first[:_MOST_COMPARED])
-            same = (n for n, other in compared if _equal(other, answer, conventions or Conventions()))
+            judged = (judge(other, answer, Conventions()) for other in first[:_MOST_COMPARED])
+            same = (n for n, outcome in enumerate(judged) if outcome is not None and outcome.status == "right")
             number_of[key] = next(same, len(first))
             if number_of[key] == len(first):
                 first.append(answer)
@@ -283,11 +292,3 @@ def text_classes(answers: Sequence[str | None], *, ignore_case: bool) -> list[in
     keys = [text_key(answer or "", ignore_case=ignore_case) for answer in answers]
     number_of: dict[str, int] = {}
     return [number_of.setdefault(key, len(number_of)) if key else -1 for key in keys]
-
-
-def _equal(one: str, other: str, conventions: Conventions) -> bool:
-    try:
-        outcome = judge(one, other, conventions)
-    except Exception:  # A bug of a layer, which `Verifier` reports; a vote does not end an evaluation.
-        return False
-    return outcome is not None and outcome.status == "right"

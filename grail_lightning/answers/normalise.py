@@ -77,7 +77,6 @@ _PLAIN = ("text", "textrm", "textnormal", "mathrm", "mbox", "hbox")
 _UPRIGHT = (*_PLAIN, "textbf", "textit", "textsf", "mathbf", "mathit", "mathsf", "operatorname", "emph", "textsc")
 _TRANSPARENT = ("underline", "boxed", "fbox")
 _UNREAD = ("color", "textcolor", "phantom", "hspace", "tag", "label")
-_ACCENTED = re.compile(r"\\(bar|hat|vec)\s*([A-Za-z0-9]|\\[A-Za-z]+)")
 _WRAPPED_FUNCTIONS = FUNCTIONS | {"max", "min", "gcd", "lcm", "det"}
 _WRAPPER = regex.compile(
     rf"\\(?P<name>{'|'.join((*_UPRIGHT, *_TRANSPARENT, *_UNREAD))})(?![A-Za-z])\*?\s*"
@@ -126,10 +125,8 @@ _DOTS = r"\s*(?:\.{3,}|\\[lc]?dots(?![a-z]))"
 _BEFORE = [
     (",", r"(?<=\d)(?:\{,\}|,\\[!,])\s*(?=\d{3}(?!\d))", ""),  # `1{,}000` is no list
     ("\\", r"(?<=\d)\\[!, :;>]\s*(?=\d{3}(?!\d))", ""),  # `1\,000`
-    ("~", r"(?<=\d)~\s*(?=\d{3}(?!\d))", ""),
     (r"\\[", r"\\\\\[[\d.]+(?:pt|em|ex|mm|cm)\]", r"\\\\"),  # the space between two rows
     ("\\", r"\\[()\[]|(?<!\\)\\\]", " "),
-    (r"\$", r"\\text\{\\\$\}", r"\\$"),  # `\$` marks money for the rules of units
     ("$", r"(?<!\\)\$", " "),  # a delimiter
     ("`", "`", ""),
     ("**", r"(?<=[\w)}])\*\*(?=[\w({\\-])", "^"),  # a power in a programming language
@@ -142,13 +139,6 @@ _BEFORE = [
 _AFTER = [
     (r"\dot", r"\\dot\s*\{?([0-9])\}?(?:([0-9]*)\\dot\s*\{?([0-9])\}?)?", r"\\overline{\1\2\3}"),
     ("\\", r"\\(?:overline|bar)\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))", r"\\overline{\1\2}"),
-    (r"\overline", rf"(\\overline\{{[0-9]+\}}){_DOTS}", r"\1"),
-    # A decimal comma is told from that of a list by the bar behind it.
-    (
-        r"\overline",
-        _DECIMAL + r"(?:[.,]|\{[.,]\})([0-9]*)(?:\{\\overline\{([0-9]+)\}\}|\\overline\{([0-9]+)\})",
-        r"\1.\2\\overline{\3\4}",
-    ),
     # `0.5(3)` is half of three where it is a part of something; alone it is 0.5333…
     (
         "(",
@@ -162,7 +152,6 @@ _AFTER = [
         r"\1.\2\\overline{\3}",
     ),
     (".", rf"(?<=[0-9]){_DOTS}(?!\s*[0-9A-Za-z.(])", r"\\ldots "),
-    (r"\overline", r"(?<![0-9])(?=\.[0-9]*\\overline)", "0"),
 ]
 _Rules = list[tuple[str, re.Pattern[str], str]]
 _RULES_BEFORE, _RULES_AFTER = (
@@ -247,7 +236,7 @@ def _compatible(character: str) -> str:
 
 def _commands(text: str) -> str:
     if "\\" in text:
-        text = _COMMAND.sub(_respelled, _ACCENTED.sub(r"\\\1{\2}", _WRAPPER.sub(_unwrapped, text)))
+        text = _COMMAND.sub(_respelled, _WRAPPER.sub(_unwrapped, text))
     return text.replace("~", " ").replace("!=", r"\ne ").replace("<=", r"\le ").replace(">=", r"\ge ")
 
 

@@ -147,10 +147,8 @@ class _Parser:
 
     def signed(self) -> Node:
         sign = self.accept("+", "-", r"\pm", r"\mp")
-        if not sign:
-            return self.product()
-        term = self.signed() if self.piece in ("+", "-") else self.product()
-        return term if sign == "+" else Node(*_SIGNS[sign], (term,))
+        term = self.signed() if sign and self.piece in ("+", "-") else self.product()
+        return Node(*_SIGNS[sign], (term,)) if sign in _SIGNS else term
 
     def product(self) -> Node:
         left = self.factor()
@@ -223,8 +221,7 @@ class _Parser:
 
     def numeral(self) -> Node:
         r"""A literal, perhaps with the block that repeats (`0.1\overline{6}` is 0.1 + 6/9 · 10⁻¹) or a fraction."""
-        literal = self.take()
-        value = Fraction(literal)
+        value = Fraction(literal := self.take())
         if self.piece == r"\overline":
             block = self.match(_OVERLINED)
             if block is None or "." not in literal:
@@ -241,13 +238,11 @@ class _Parser:
 
     def argument(self) -> Node:
         r"""A command's argument: a group, or one token, of a number one digit: `\frac12` has the arguments 1 and 2."""
-        if self.kind != "number" or self.piece.startswith("."):
+        if self.kind != "number" or not self.piece.isdigit():
             return self.atom()
-        if not self.piece.isdigit():
-            raise Unreadable("half of a decimal as an argument")
-        digit = self.piece[0]
+        digit = int(self.piece[0])
         self.go_to(self.start + 1)
-        return number(int(digit))
+        return number(digit)
 
     def root(self, name: str) -> Node:
         degree = number(2)

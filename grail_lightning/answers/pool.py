@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from typing import Any
 
 import grail_lightning
 from grail_lightning.answers.compare import Conventions
-from grail_lightning.answers.judge import judge
+from grail_lightning.answers.judge import Outcome, judge
 from grail_lightning.answers.values import load_libraries
 
 _PACKAGE_ROOT = str(Path(grail_lightning.__file__).resolve().parents[1])
@@ -62,23 +61,23 @@ class Worker:
         self.job: int | None = None
         self.deadline = time.monotonic() + _STARTUP_SECONDS
 
-    def send(self, job: int, line: bytes, timeout_seconds: float) -> bool:
+    def send(self, job: int, request: bytes, timeout_seconds: float) -> bool:
         """Give it a request; False if it is dead. It is idle and reads, so that the write cannot block."""
         self.deadline = time.monotonic() + timeout_seconds
         try:
-            self._stdin.write(line)
+            self._stdin.write(request + b"\n")
             self._stdin.flush()
         except OSError:
             return False
         self.job = job
         return True
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self) -> list[str]:
         """Its answer, or that it is ready; EOFError if it is dead. A line is shorter than what pipes keep whole."""
         line = os.read(self.stdout, 1 << 16)
         if not line:
             raise EOFError
-        answer: dict[str, Any] = json.loads(line)
+        answer: list[str] = json.loads(line)
         return answer
 
     def kill(self) -> None:
@@ -116,8 +115,8 @@ class WorkerPool:
         self._failed_starts = 0
         self._finalizer = weakref.finalize(self, _kill_all, self.workers, self._pid)
 
-    def run(self, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any] | str]:
-        """The answer to each request, or `timeout` or `crashed`."""
+    def run(self, pairs: Sequence[tuple[str, str]], conventions: dict[str, Any]) -> list[Outcome]:
+        """What `judge` says of each pair, or that it timed out or crashed."""
         if self._pid != os.getpid():  # we are a fork: the pipes are our parent's
             self._finalizer.detach()
             for worker in self.workers:
@@ -125,7 +124,7 @@ class WorkerPool:
             self._forget()
         with self._lock:
             try:
-                return self._run(requests)
+                return self._run([json.dumps([pair, conventions, self.timeout_seconds]).encode() for pair in pairs])
             except BaseException:  # also KeyboardInterrupt: a worker with half a job is of no use to the next call
                 _kill_all(self.workers, self._pid)
                 raise
@@ -136,13 +135,11 @@ class WorkerPool:
             with self._lock:
                 _kill_all(self.workers, self._pid)
 
-    def _run(self, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any] | str]:
-        answers: list[dict[str, Any] | str] = ["crashed"] * len(requests)
-        timeout = {"timeout_seconds": self.timeout_seconds}
-        lines = [json.dumps(request | timeout).encode() + b"\n" for request in requests]
+    def _run(self, requests: Sequence[bytes]) -> list[Outcome]:
+        answers = [Outcome("crashed", "none")] * len(requests)
         waiting = deque(range(len(requests)))
         while waiting or any(worker.job is not None for worker in self.workers):
-            self._hand_out(waiting, lines)
+            self._hand_out(waiting, requests)
             busy = [worker for worker in self.workers if worker.job is not None or not worker.ready]
             patience = min((worker.deadline for worker in busy), default=0.0) - time.monotonic()
             heard = wait([worker.stdout for worker in busy], max(0.0, patience))
@@ -151,30 +148,30 @@ class WorkerPool:
                     self._collect(worker, answers)
                 elif worker.deadline <= time.monotonic():
                     if worker.job is not None:
-                        answers[worker.job] = "timeout"
+                        answers[worker.job] = Outcome("timeout", "none")
                     self._drop(worker)
         return answers
 
-    def _hand_out(self, waiting: deque[int], lines: Sequence[bytes]) -> None:
+    def _hand_out(self, waiting: deque[int], requests: Sequence[bytes]) -> None:
         """Start as many workers as there is work for, and give one request to each that is ready and idle."""
         idle = [worker for worker in self.workers if worker.job is None]
         for _ in range(min(len(waiting) - len(idle), self.num_workers - len(self.workers))):
             self.workers.append(Worker(self.memory_bytes))
         for worker in idle:
             if waiting and worker.ready:
-                if worker.send(waiting[0], lines[waiting[0]], self.timeout_seconds):
+                if worker.send(waiting[0], requests[waiting[0]], self.timeout_seconds):
                     waiting.popleft()
                 else:  # It died while it was idle (the out-of-memory killer): that is not the request's fault.
                     self._drop(worker)
 
-    def _collect(self, worker: Worker, answers: list[dict[str, Any] | str]) -> None:
+    def _collect(self, worker: Worker, answers: list[Outcome]) -> None:
         try:
             answer = worker.receive()
         except (EOFError, OSError, ValueError):
             self._drop(worker)  # the request that it died of stays `crashed`
             return
         if worker.job is not None:
-            answers[worker.job] = answer
+            answers[worker.job] = Outcome(*answer)
         worker.ready, worker.job, self._failed_starts = True, None, 0
 
     def _drop(self, worker: Worker) -> None:
@@ -195,14 +192,6 @@ def _kill_all(workers: list[Worker], pid: int) -> None:
         workers.pop().kill()
 
 
-def fault_of(error: BaseException) -> str:
-    """An exception and where it was raised, short enough for a log."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if "grail_lightning" in frame.filename] or frames
-    place = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
-    return f"{type(error).__name__}: {ascii(str(error))[1:-1][:120]}{place}"
-
-
 # the program of a worker ----------------------------------------------------------------------------------------------
 def serve() -> None:
     """Limit this process, tell the parent that it is ready, then answer until the parent closes the pipe."""
@@ -216,23 +205,13 @@ def serve() -> None:
     load_libraries()
     logging.disable(logging.CRITICAL)
     with contextlib.suppress(BrokenPipeError):
-        answers.write(json.dumps({"ready": os.getpid()}).encode() + b"\n")
+        answers.write(b"[]\n")
         for line in sys.stdin.buffer:
-            request = json.loads(line)
-            signal.setitimer(signal.ITIMER_REAL, request["timeout_seconds"] + _GRACE_SECONDS)
-            outcome = _answer(request)
+            (gold, prediction), conventions, timeout_seconds = json.loads(line)
+            signal.setitimer(signal.ITIMER_REAL, timeout_seconds + _GRACE_SECONDS)
+            outcome = judge(gold, prediction, Conventions(**conventions), slow=True)
             signal.setitimer(signal.ITIMER_REAL, 0)
             answers.write(json.dumps(outcome).encode() + b"\n")
-
-
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    try:
-        outcome = judge(request["gold"], request["prediction"], Conventions(**request["conventions"]), slow=True)
-    except Exception as error:  # a bug of a layer costs this one answer, and is told
-        fault = "" if isinstance(error, MemoryError) else fault_of(error)
-        return {"status": "crashed", "layer": "none", "fault": fault}
-    assert outcome is not None
-    return {"status": outcome.status, "layer": outcome.layer, "fault": ""}
 
 
 def _limit(memory_bytes: int) -> None:

@@ -5,7 +5,7 @@ from functools import reduce
 from operator import and_, or_, sub
 
 from grail_lightning.answers.parse import Node, letters, negated
-from grail_lightning.answers.structure import Answer, Chain, Group, Leaf, Many, Quantity
+from grail_lightning.answers.structure import Answer, Chain, Group, Leaf, Many
 from grail_lightning.answers.values import approximate
 
 _FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
@@ -54,7 +54,7 @@ class _Line:
     def places(self, answer: Answer) -> Places:
         """What of the line is in the set that an answer describes."""
         match answer:
-            case Leaf(quantity=Quantity(text=r"\mathbb{R}")):
+            case Leaf(text=r"\mathbb{R}"):
                 return self.whole
             case Group(brackets="()" | "[]" | "(]" | "[)" as brackets, items=(low, high)):
                 inside = range(self._place(low) + (brackets[0] == "("), self._place(high) + (brackets[1] == "]"))
@@ -79,7 +79,7 @@ class _Line:
         raise KeyError
 
     def _place(self, item: Answer) -> int:
-        if isinstance(item, Leaf) and item.node is not None and not (item.quantity.percent or item.quantity.degrees):
+        if isinstance(item, Leaf) and item.node is not None and not (item.percent or item.degrees):
             return self.place_of[item.node]
         raise KeyError
 

@@ -53,16 +53,20 @@ _WORD = re.compile(r"[A-Za-z]+")
 _OF_ANGLE = re.compile(rf"\\(?:{'|'.join(TRIGONOMETRIC)})")
 
 
-class Quantity(NamedTuple):
-    """A formula (`text`) without what surrounds it; `unit` is such as `cm^2`, or `?` for one that is not known."""
+class Leaf(NamedTuple):
+    """One formula (`text`) without what surrounds it; `node` is None if the grammar does not cover it.
+
+    The unit is such as `cm^2`, or `?` for one that is not known.
+    """
 
     text: str
     unit: str = ""
     percent: bool = False
     degrees: bool = False
+    node: Node | None = None
 
 
-def split_quantity(text: str) -> Quantity:
+def _quantity(text: str) -> Leaf:
     r"""Take units, currency, percent and degrees off a normalised formula."""
     money = re.match(r"([+-]?)\s*\\\$\s*", text)
     bare = re.sub(r"\s*\\\$$", "", money[1] + text[money.end() :] if money else text)
@@ -71,7 +75,7 @@ def split_quantity(text: str) -> Quantity:
     elif (words := _BARE_UNIT.search(bare)) and _FUNCTION_WORDS.isdisjoint(words[0].split()):
         alone = words[1] and words[1].lower() not in _CANONICAL and not (words[0][0] == " " and len(words[1]) > 3)
         bare = bare if alone else rf"{bare[: words.start()]}\text{{{words[0]}}}"
-    quantity = Quantity(bare, unit="dollar" if money else "")
+    quantity = Leaf(bare, unit="dollar" if money else "")
     for _ in range(6):
         shorter = _without_suffix(quantity)
         if shorter is None or not shorter.text or shorter.text[-1] in "+-*^=<>(":
@@ -80,7 +84,7 @@ def split_quantity(text: str) -> Quantity:
     return quantity
 
 
-def _without_suffix(quantity: Quantity) -> Quantity | None:
+def _without_suffix(quantity: Leaf) -> Leaf | None:
     text = quantity.text
     if percent := _PERCENT.search(text):
         return quantity._replace(text=text[: percent.start()], percent=True)
@@ -107,13 +111,6 @@ def _canonical(words: list[str], source: str, power: str | None) -> str:
     if len(words) == 1 + source.count("/") < 3 and all(word in _CANONICAL for word in words):
         return "/".join(_CANONICAL[word] for word in words) + (f"^{power}" if power else "")
     return "?"
-
-
-class Leaf(NamedTuple):
-    """One formula; `node` is None if the grammar does not cover it."""
-
-    quantity: Quantity
-    node: Node | None
 
 
 class Group(NamedTuple):
@@ -310,13 +307,13 @@ def _base(text: str) -> Words | None:
 
 
 def _leaf(text: str) -> Answer:
-    quantity = split_quantity(text)
-    if _PROSE.search(quantity.text):  # a sentence, not a product of its letters
-        return Leaf(quantity, None)
+    leaf = _quantity(text)
+    if _PROSE.search(leaf.text):  # a sentence, not a product of its letters
+        return leaf
     try:
-        node = parse(_CUT_OFF.sub("", quantity.text))
+        node = parse(_CUT_OFF.sub("", leaf.text))
     except Unreadable:
-        return Leaf(quantity, None)
+        return leaf
     if all(part.kind != "sign" for part in subtrees(node)):
-        return Leaf(quantity, node)
-    return Many(tuple(Leaf(quantity._replace(text=f"{quantity.text}[{sign}]"), signed(node, sign)) for sign in "+-"))
+        return leaf._replace(node=node)
+    return Many(tuple(leaf._replace(text=f"{leaf.text}[{sign}]", node=signed(node, sign)) for sign in "+-"))

@@ -210,8 +210,6 @@ class _AtPoint(_Evaluator):
         return getattr(self.context, _FUNCTIONS[name])(*values)
 
     def root(self, value: Any, degree: Any) -> Any:
-        if degree == 0:
-            raise Undefined("a root of degree zero")
         if not _is_imaginary(value) and value.real < 0 and degree == int(degree.real) % 2 * degree:
             return -((-value) ** (1 / degree))  # an odd root of a negative number is meant as the real one
         return self.power(value, 1 / degree) if value else value
@@ -222,9 +220,6 @@ def _exact(node: Node) -> Fraction | None:
         return rational(node)
     except TooLarge:
         return None
-
-
-_NUM_POINTS = 5  # of each kind
 
 
 def agree_everywhere(left: Node, right: Node, tolerance: float) -> bool:
@@ -246,32 +241,24 @@ def ratio_sign(left: Node, right: Node) -> int:
     if not names or names != letters(right):
         return 0
     context = _contexts()[0]
-    ratios = []
-    for _, point in _points(sorted(names)):
-        one, two = _value_at(left, point, context), _value_at(right, point, context)
-        if one is not None and two is not None:
-            if min(abs(one), abs(two)) < 1e-30:
-                return 0
-            ratios.append(context.mpc(one / two))
-    if len(ratios) < 3:
+    values = [[_value_at(node, point, context) for node in (left, right)] for _, point in _points(sorted(names))]
+    values = [pair for pair in values if None not in pair]
+    if len(values) < 3 or any(min(map(abs, pair)) < 1e-30 for pair in values):
         return 0
-    first, slack = ratios[0], abs(ratios[0]) * 1e-40
-    constant = abs(first.imag) <= slack and all(abs(ratio - first) <= slack for ratio in ratios)
+    first, *others = [context.mpc(one / two) for one, two in values]
+    slack = abs(first) * 1e-40
+    constant = abs(first.imag) <= slack and all(abs(ratio - first) <= slack for ratio in others)
     return (1 if first.real > 0 else -1) if constant else 0
 
 
 def _points(names: list[str]) -> list[tuple[bool, dict[str, Fraction]]]:
-    """Points with positive coordinates, then with coordinates of any sign; one empty point if there are no names."""
-    if not names:
-        return [(True, {})]
+    """Five points with positive coordinates, then five of any sign; one empty point if there are no names."""
     draw = random.Random(20_260_101)  # noqa: S311 (no secret: the same points for all, so that a verdict is repeatable)
     points = []
-    for positive in [True] * _NUM_POINTS + [False] * _NUM_POINTS:
-        point = {}
-        for name in names:
-            value = Fraction(draw.randrange(10_000, 40_000), draw.randrange(10_007, 20_011))
-            point[name] = value if positive or draw.random() < 0.5 else -value
-        points.append((positive, point))
+    for positive in [True] * 5 + [False] * 5 if names else [True]:
+        sizes = [Fraction(draw.randrange(10_000, 40_000), draw.randrange(10_007, 20_011)) for _ in names]
+        signs = [1 if positive else draw.choice((1, -1)) for _ in names]
+        points.append((positive, {name: sign * size for name, sign, size in zip(names, signs, sizes, strict=True)}))
     return points
 
 
@@ -281,9 +268,7 @@ def _agree(left: Node, right: Node, point: dict[str, Fraction], tolerance: float
     size: Any = None
     for context in _contexts():
         one, two = _value_at(left, point, context), _value_at(right, point, context)
-        if one is None or two is None:
-            return None
-        if not keep_complex and (_is_imaginary(one) or _is_imaginary(two)):
+        if one is None or two is None or (not keep_complex and (_is_imaginary(one) or _is_imaginary(two))):
             return None
         size = max(abs(one), abs(two))
         differences.append(abs(one - two))

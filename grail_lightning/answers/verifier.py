@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from grail_lightning.answers.compare import Conventions
 from grail_lightning.answers.judge import Outcome, judge
-from grail_lightning.answers.pool import WorkerPool, fault_of
+from grail_lightning.answers.pool import WorkerPool
 from grail_lightning.answers.records import Verdict
 
 _CACHED_CHARACTERS = 512
@@ -47,12 +47,10 @@ class Verifier:
             raise ValueError(f"`num_workers` must be 1 or more, but got {num_workers}. Leave it out for one a core.")
         if not timeout_seconds > 0:
             raise ValueError(f"`timeout_seconds` must be above 0, but got {timeout_seconds}. Try 5.")
-        self.num_workers = num_workers
-        self.timeout_seconds = timeout_seconds
-        self.memory_gib = memory_gib
         self.cache_size = cache_size
         self.conventions = conventions or Conventions()
-        self._pool = WorkerPool(self.num_workers, self.timeout_seconds, int(self.memory_gib * 2**30))
+        self._settings = (num_workers, timeout_seconds, memory_gib, cache_size, self.conventions)
+        self._pool = WorkerPool(num_workers, timeout_seconds, int(memory_gib * 2**30))
         self._cache: dict[tuple[str, str], Outcome] = {}
         self._cache_lock = threading.Lock()
         self._pid = os.getpid()
@@ -75,55 +73,33 @@ class Verifier:
         outcomes: dict[tuple[str, str], Outcome] = {}
         waiting = []
         for pair in dict.fromkeys((gold, prediction) for gold, prediction in pairs):
-            outcome = self._cache.get(pair) or self._judge_here(pair)
+            outcome = self._cache.get(pair) or judge(*pair, self.conventions)
             if outcome is None:
                 waiting.append(pair)
             else:
                 outcomes[pair] = outcome
         if waiting:
-            outcomes |= self._ask_workers(waiting)
+            outcomes |= zip(waiting, self._pool.run(waiting, asdict(self.conventions)), strict=True)
         self._keep(outcomes)
         return [
             Verdict(correct=status == "right", status=status, layer=layer, gold=gold, prediction=prediction)
-            for (gold, prediction), (status, layer) in ((pair, outcomes[pair[0], pair[1]]) for pair in pairs)
+            for (gold, prediction), (status, layer, _) in ((pair, outcomes[pair[0], pair[1]]) for pair in pairs)
         ]
-
-    def _ask_workers(self, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], Outcome]:
-        conventions = asdict(self.conventions)
-        requests = [{"gold": gold, "prediction": answer, "conventions": conventions} for gold, answer in pairs]
-        outcomes = {}
-        for pair, reply in zip(pairs, self._pool.run(requests), strict=True):
-            if isinstance(reply, str):
-                outcomes[pair] = Outcome(reply, "none")
-            else:
-                outcomes[pair] = Outcome(reply["status"], reply["layer"])
-                self._count_fault(pair, reply["fault"])
-        return outcomes
 
     def _keep(self, outcomes: dict[tuple[str, str], Outcome]) -> None:
         with self._cache_lock:
             for pair, outcome in outcomes.items():
+                if outcome.fault:
+                    self._count_fault(pair, outcome.fault)
                 # A crash may be the machine's: another try is cheap.
-                if outcome.status != "crashed" and len(pair[0]) + len(pair[1]) <= _CACHED_CHARACTERS:
+                elif outcome.status != "crashed" and len(pair[0]) + len(pair[1]) <= _CACHED_CHARACTERS:
                     self._cache[pair] = outcome
             while len(self._cache) > self.cache_size:
                 del self._cache[next(iter(self._cache))]
 
-    def _judge_here(self, pair: tuple[str, str]) -> Outcome | None:
-        """The cheap layers' outcome; None if the pair is for a worker."""
-        try:
-            return judge(*pair, self.conventions)
-        except Exception as error:
-            self._count_fault(pair, fault_of(error))
-            return Outcome("crashed", "none")
-
     def _count_fault(self, pair: tuple[str, str], fault: str) -> None:
-        if not fault:
-            return
-        with self._cache_lock:
-            self.faults[fault] += 1
-            first = self.faults[fault] == 1
-        if first:
+        self.faults[fault] += 1
+        if self.faults[fault] == 1:
             _log.warning(
                 "The verifier has a bug: %s, with the reference %.200r and the answer %.200r. The answer counts as not "
                 "correct, with the status `crashed`. Please report the pair.",
@@ -142,5 +118,4 @@ class Verifier:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        settings = (self.num_workers, self.timeout_seconds, self.memory_gib, self.cache_size, self.conventions)
-        return type(self), settings
+        return type(self), self._settings

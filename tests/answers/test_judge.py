@@ -34,7 +34,7 @@ def outcome(gold, prediction, conventions=DEFAULT):
     ],
 )
 def test_the_verdict_names_the_layer_that_decided(gold, prediction, layer):
-    assert outcome(gold, prediction) == ("right", layer)
+    assert outcome(gold, prediction)[:2] == ("right", layer)
 
 
 def test_the_cheap_layers_say_when_they_cannot_tell():
@@ -44,7 +44,7 @@ def test_the_cheap_layers_say_when_they_cannot_tell():
 
 @pytest.mark.parametrize("prediction", ["", " ", "\n\t"])
 def test_an_empty_answer_is_missing(prediction):
-    assert judge("7", prediction, DEFAULT) == ("missing", "none")
+    assert judge("7", prediction, DEFAULT)[:2] == ("missing", "none")
 
 
 TOO_LARGE = {
@@ -56,12 +56,12 @@ TOO_LARGE = {
 
 @pytest.mark.parametrize("kind", TOO_LARGE)
 def test_what_is_too_large_is_capped_before_it_is_computed(kind):
-    assert judge("3", TOO_LARGE[kind], DEFAULT) == ("capped", "none")
+    assert judge("3", TOO_LARGE[kind], DEFAULT)[:2] == ("capped", "none")
 
 
 def test_the_reference_itself_is_right_even_beyond_the_caps():
     tower = "8^{8^{8^{8}}}"
-    assert judge(tower, tower, DEFAULT) == ("right", "string")
+    assert judge(tower, tower, DEFAULT)[:2] == ("right", "string")
 
 
 def test_division_by_zero_is_wrong():

@@ -125,7 +125,7 @@ def test_workers_outlive_signals_to_their_group_and_are_replaced_when_they_die_i
 def test_a_repeated_pair_is_asked_once(verifier, monkeypatch):
     asked = []
     run = verifier._pool.run
-    monkeypatch.setattr(verifier._pool, "run", lambda requests: asked.extend(requests) or run(requests))
+    monkeypatch.setattr(verifier._pool, "run", lambda pairs, rules: asked.extend(pairs) or run(pairs, rules))
     pair = (r"\sqrt{27}", r"3\sqrt{3}")
     assert statuses(verifier.grade([pair] * 8)) == ["right"] * 8
     assert statuses(verifier.grade([pair] * 8)) == ["right"] * 8
