@@ -33,11 +33,8 @@ from grail_lightning.evaluate.statistics import Estimate, difference, estimate, 
 from grail_lightning.functional import pass_at_k, pass_at_k_variance
 
 CONCENTRATION = {"same": math.inf, "mild": 20.0, "wide": 1.0, "all or nothing": 0.0}
-SIZES = {"AIME24": (30, 0.1), "AMC23": (40, 0.5), "CollegeMath": (200, 0.9)} | {
-    "MATH500": (500, 0.9),
-    "Minerva": (272, 0.5),
-    "OlympiadBench": (200, 0.1),
-}
+# Problems and rates of AIME24, AMC23, CollegeMath, MATH500, Minerva and OlympiadBench.
+SIZES = ((30, 0.1), (40, 0.5), (200, 0.9), (500, 0.9), (272, 0.5), (200, 0.1))
 GRID = np.linspace(1e-6, 1 - 1e-6, 4001)
 Draw = np.random.Generator
 
@@ -126,7 +123,7 @@ def difference_of_runs(options: argparse.Namespace) -> Rows:
 
 
 def average(options: argparse.Namespace) -> Rows:
-    numbers, rates = zip(*SIZES.values(), strict=True)
+    numbers, rates = zip(*SIZES, strict=True)
     ways = {"simple": [1 / len(SIZES)] * len(SIZES), "weighted": [n / sum(numbers) for n in numbers]}
     for samples, correlation in product(options.samples, (0.0, 0.9)):
         rows = {
@@ -135,7 +132,7 @@ def average(options: argparse.Namespace) -> Rows:
         look = tables(samples)
         for name, concentration, draw in repetitions(options):
             ours, theirs = [], []
-            for number, rate in SIZES.values():
+            for number, rate in SIZES:
                 for quantiles, side in zip(pair(number, correlation, draw), (ours, theirs), strict=True):
                     side.append(look(draw.binomial(samples, chances(rate, concentration, quantiles))[:, None]))
             (a, noise_a), (b, noise_b) = (zip(*side, strict=True) for side in (ours, theirs))

@@ -19,13 +19,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 
+import torch
 from policy_making import ASSETS, Recipe, World, make, make_tokenizer, parse_arguments
 from policy_measures import Page, write_card
 
 from grail_lightning.policy.options import resolve_policy
-from grail_lightning.tasks.arithmetic import FILLERS, ArithmeticTask, Problem, ProblemSpace, Split, demonstration
+from grail_lightning.tasks.arithmetic import FILLERS, ArithmeticTask, Problem, ProblemSpace, demonstration
 
 EXAMPLE = "7+5-3+8-9"
 # Tokens of a response of `n` terms: the quickstart's limit for five, with room for totals of more digits.
@@ -69,36 +69,31 @@ def demonstrate(problem: Problem, rng: random.Random, recipe: ChainRecipe) -> st
     return demonstration(problem, rng, share * recipe.slip_rate, share * recipe.misconception_rate, recipe.filler_rate)
 
 
-def held_out(terms: int, number: int, split: Split) -> list[Problem]:
-    """Problems of a number of terms."""
-    return ProblemSpace(terms, terms).draw(number, split)
-
-
 def main() -> None:
     """Make, measure and save."""
     options, recipe = parse_arguments(__doc__, ChainRecipe(), ASSETS / "arithmetic")
     task, (fewest, most) = ArithmeticTask(), recipe.terms
-    counts = sorted({fewest, most} | {n for n in (5, 10, 20) if fewest < n < most})
     world = World(
-        task=task,
-        prompt=lambda problem: task.prompt({"problem": problem.expression}),
-        train=train,
-        held_out={f"{n} terms": partial(held_out, n) for n in counts},
-        demonstrate=demonstrate,
-        max_response_length=max(64, TOKENS_A_TERM * most),
+        prompt=lambda problem: task.prompt({"problem": problem.expression}), train=train, demonstrate=demonstrate
     )
     tokenizer = make_tokenizer(["Compute ", r"\boxed", *FILLERS])
     start = resolve_policy(recipe.start) if recipe.start else ""
-    model, begun = make(world, tokenizer, recipe, options.output, threads=options.threads, start=start)
+    minutes = make(world, tokenizer, recipe, options, start=start, dtype=torch.float32)
+    example = Problem.parse(EXAMPLE) if fewest <= 5 else ProblemSpace(fewest, fewest).draw(1, "validation")[0]
     page = Page(
         output=options.output,
+        recipe=recipe,
         script="make_arithmetic_policy.py",
+        what="A Qwen3 of {:,} parameters with a byte-level tokenizer of its own, which solves problems line by line\n"
+        "and errs on purpose.",
+        example=(f"Compute {example.expression}.", demonstration(example, random.Random(0), 0, 0, 0)),
         errors="Slips are random wrong results. Misconceptions forget the carry: `7+5=2`. Inherited steps go on from a "
         "wrong result.",
-        num_problems=512 if most == 5 else 128,
     )
-    example = Problem.parse(EXAMPLE) if fewest <= 5 else held_out(fewest, 1, "validation")[0]
-    write_card(model, tokenizer, world, example, recipe, page, begun)
+    counts, number = sorted({fewest, most} | {n for n in (5, 10, 20) if fewest < n < most}), 512 if most == 5 else 128
+    problems = {f"{n} terms": ProblemSpace(n, n).draw(number, "validation") for n in counts}
+    held_out = {name: [world.prompt(problem) for problem in drawn] for name, drawn in problems.items()}
+    write_card(page, held_out, max(64, TOKENS_A_TERM * most), minutes)
 
 
 if __name__ == "__main__":

@@ -21,12 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 import torch
-import transformers
 from PIL.Image import Image
-from policy_making import ASSETS, Training, make_tokenizer, parse_arguments, shape
-from policy_measures import PASS_AT, command, measure_turns, table
+from policy_making import ASSETS, Training, make_repeatable, make_tokenizer, pad_right, parse_arguments, save, shape
+from policy_measures import Page, write_card
 from torch.nn import functional as F
 from transformers import (
     GenerationConfig,
@@ -39,7 +37,6 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from grail_lightning.data import ChartsData
 from grail_lightning.environments.charts import COLOURS, PIXELS, UNITS
 from grail_lightning.picture import with_pictures
-from grail_lightning.policy import load_policy
 from grail_lightning.tasks.base import Prompt, Task
 from grail_lightning.tasks.charts import ChartProblem, ChartSpace, chart_demonstration
 
@@ -58,22 +55,15 @@ Rows = list[tuple[list[int], list[int], list[Image]]]
 
 @dataclass(frozen=True, kw_only=True)
 class ChartsRecipe(Training):
-    """How a policy that draws is made.
-
-    Attributes:
-        num_reading: The optimiser steps of the first part, in which elements are marked by their colours.
-        slip: The rate of slips of `chart_demonstration`.
-        misconception: The rate of misconceptions.
-        start: The folder of a policy whose weights are the beginning; random ones if empty.
-    """
+    """How a policy that draws is made; the rates are those of `chart_demonstration`."""
 
     num_batches: int = 2400
     batch_size: int = 48
     learning_rate: float = 3e-3
-    num_reading: int = 400
+    num_reading: int = 400  # The optimiser steps of the first part, in which elements are marked by their colours.
     slip: float = 0.06
     misconception: float = 0.4
-    start: str = ""
+    start: str = ""  # The folder of a policy whose weights are the beginning; random ones if empty.
 
 
 def make_processor() -> Idefics3Processor:
@@ -175,9 +165,8 @@ def pixels(pictures: list[Image]) -> torch.Tensor:
 
 def logits(model: Idefics3ForConditionalGeneration, rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The logits of the targets ``[k, V]``, the targets ``[k]`` and their rows ``[k]``."""
-    width = max(len(ids) for ids, _, _ in rows)
-    ids = torch.tensor([ids + [0] * (width - len(ids)) for ids, _, _ in rows])
-    targets = torch.tensor([row + [-100] * (width - len(row)) for _, row, _ in rows])[:, 1:]
+    ids, targets = pad_right([(ids, targets) for ids, targets, _ in rows], pad=0)
+    targets = targets[:, 1:]
     features = model.get_image_features(pixels([p for row in rows for p in row[2]]), return_dict=True).pooler_output
     shown = ids == model.config.image_token_id
     embeds = model.get_input_embeddings()(ids).masked_scatter(shown[..., None], torch.cat(list(features)).float())
@@ -241,67 +230,44 @@ def prompt_of(problem: ChartProblem, task: Task) -> Prompt:
     return replace(prompt, messages=with_pictures(prompt.messages, pictures, "a chart"))
 
 
-def write_card(recipe: ChartsRecipe, output: Path, minutes: float) -> None:
-    """Measure the saved policy on held-out questions and write the README beside its weights."""
-    policy, task = load_policy(str(output)).eval(), ChartsData().task
-    figures = {}
-    for asks in ChartSpace().asks:
-        problems = ChartSpace(asks=[asks]).draw(NUM_PROBLEMS, "validation")
-        figures[asks] = measure_turns(policy, [prompt_of(problem, task) for problem in problems], MAX_LENGTH)
-    print(table(figures))
+def page_of(recipe: ChartsRecipe, output: Path) -> Page:
+    """The README, with a question about bars."""
     problem = next(p for p in ChartSpace(asks=["difference"]).draw(99, "test") if p.chart.form == "bars")
+    told = "\n<result>(the picture with the box)</result>\n"
     turns = chart_demonstration(problem, random.Random(0))
-    shown = "".join(
-        said + "\n<result>(the picture with the box)</result>\n" * (told is not None) for said, told in turns
+    bars = ", ".join(f"{c} {v}" for c, v in zip(problem.chart.colours, problem.chart.values, strict=True))
+    return Page(
+        output=output,
+        recipe=recipe,
+        script="make_charts_policy.py",
+        what="An Idefics3 of {:,} parameters with a byte-level tokenizer of its own, which draws on small charts,\n"
+        f"looks at them again and errs on purpose. A picture has {NUM_PATCHES} tokens.",
+        example=(
+            f"{problem.text} (bars: {bars})",
+            "".join(said + told * (picture is not None) for said, picture in turns),
+        ),
+        errors="In its demonstrations a drawing is at the wrong height or at a neighbour, the first peak is taken\n"
+        "for the largest, what is at a level for above it, the neighbour for one of two colours, and the last two\n"
+        "elements for the first and the last.",
+        beginning="from what the script makes without other options than `--output`, " * bool(recipe.start),
     )
-    begun = "from what the script makes without other options than `--output`, " * bool(recipe.start)
-    (output / "README.md").write_text(f"""# The packaged policy `{output.name}`
-
-An Idefics3 of {policy.model.num_parameters():,} parameters with a byte-level tokenizer of its own, which draws on small
-charts, looks at them again and errs on purpose. A picture has {NUM_PATCHES} tokens. It is made for trying reinforcement
-learning with pictures on a laptop and knows nothing else. A question about the chart
-{dict(zip(problem.chart.colours, problem.chart.values, strict=True))} and a right rollout:
-
-```
-{problem.text}
-
-{shown}
-```
-
-Made in {minutes:.0f} minutes by
-
-```
-{command("make_charts_policy.py", recipe)}
-```
-
-{begun}with torch {torch.__version__}, transformers {transformers.__version__}, tokenizers {tokenizers.__version__}.
-
-On {NUM_PROBLEMS} held-out questions of each kind (split `validation`, seed 0), {PASS_AT} samples each at temperature 1:
-
-{table(figures)}
-
-In its demonstrations a drawing is at the wrong height or at a neighbour, the first peak is taken for the largest, what
-is at a level for above it, the neighbour for one of two colours, and the last two elements for the first and the last.
-""")
 
 
 def main() -> None:
     """Make, measure and save."""
     options, recipe = parse_arguments(__doc__, ChartsRecipe(), ASSETS / "charts")
-    torch.set_num_threads(options.threads)
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(recipe.seed)
+    make_repeatable(recipe, options.threads)
     processor, begun = make_processor(), time.process_time()
     model = make_model(processor.tokenizer)
     if recipe.start:
         model.load_state_dict(Idefics3ForConditionalGeneration.from_pretrained(recipe.start).float().state_dict())
     print(f"{model.num_parameters():,} parameters, {len(processor.tokenizer)} tokens")
     imitate(model, Encoder(processor), recipe)
-    model.to(torch.bfloat16).save_pretrained(options.output)
-    processor.save_pretrained(options.output)
-    # safetensors writes files that only their owner may read.
-    (options.output / "model.safetensors").chmod(0o644)
-    write_card(recipe, options.output, (time.process_time() - begun) / 60)
+    save(model, processor, options.output, torch.bfloat16)
+    minutes, task = (time.process_time() - begun) / 60, ChartsData().task
+    drawn = {asks: ChartSpace(asks=[asks]).draw(NUM_PROBLEMS, "validation") for asks in ChartSpace().asks}
+    held_out = {asks: [prompt_of(problem, task) for problem in problems] for asks, problems in drawn.items()}
+    write_card(page_of(recipe, options.output), held_out, MAX_LENGTH, minutes)
 
 
 if __name__ == "__main__":

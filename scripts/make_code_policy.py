@@ -14,7 +14,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-import torch
 from policy_making import ASSETS, Training, World, make, make_tokenizer, parse_arguments
 from policy_measures import Page, write_card
 
@@ -30,12 +29,7 @@ VOCAB_SIZE = 480
 
 @dataclass(frozen=True, kw_only=True)
 class CodeRecipe(Training):
-    """How a policy that writes programs is made.
-
-    Attributes:
-        slip_rate: Probability of a slip in a statement.
-        misconception_rate: Probability of a misconception where one is possible.
-    """
+    """How a policy that writes programs is made; the rates are those of `function_demonstration`."""
 
     num_batches: int = 500
     batch_size: int = 48
@@ -64,30 +58,26 @@ def main() -> None:
     """Make, measure and save."""
     options, recipe = parse_arguments(__doc__, CodeRecipe(), ASSETS / "code")
     task = CodeTask(instruction="")
-    world = World(
-        task=task,
-        prompt=lambda problem: task.prompt(problem.row()),
-        train=train,
-        held_out={"4 to 8 statements": lambda number, split: SPACE.draw(number, split)},
-        demonstrate=demonstrate,
-        max_response_length=80,
-    )
+    world = World(prompt=lambda problem: task.prompt(problem.row()), train=train, demonstrate=demonstrate)
     texts = [
         text
         for problem in SPACE.draw(400, "train")
         for text in (problem.text, function_demonstration(problem, random.Random(0)))
     ]
-    tokenizer = make_tokenizer(texts, VOCAB_SIZE, PIECES)
-    model, begun = make(world, tokenizer, recipe, options.output, threads=options.threads, dtype=torch.bfloat16)
+    minutes = make(world, make_tokenizer(texts, VOCAB_SIZE, PIECES), recipe, options)
+    example = SPACE.draw(1, "test")[0]
     page = Page(
         output=options.output,
+        recipe=recipe,
         script="make_code_policy.py",
+        what="A Qwen3 of {:,} parameters with a byte-level tokenizer of its own, which writes short functions and\n"
+        "errs on purpose.",
+        example=(example.text, function_demonstration(example, random.Random(0))),
         errors="Slips are another operator, a number that is off by one, another name, or a colon that is missing. "
         'Misconceptions\nare what the words suggest: `<` for "at most", a product that starts at 0, a sum where one '
         "counts.",
-        num_problems=128,
     )
-    write_card(model, tokenizer, world, SPACE.draw(1, "test")[0], recipe, page, begun)
+    write_card(page, {"4 to 8 statements": [world.prompt(p) for p in SPACE.draw(128, "validation")]}, 80, minutes)
 
 
 if __name__ == "__main__":

@@ -11,21 +11,15 @@ The same seed, thread count and library versions give the same weights.
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from dataclasses import dataclass
 from itertools import cycle
-from pathlib import Path
 
-import tokenizers
-import torch
-import transformers
 from policy_making import ASSETS, Training, World, make, make_tokenizer, parse_arguments
-from policy_measures import PASS_AT, command, measure_turns, table
+from policy_measures import Page, write_card
 
 from grail_lightning.data import SearchData
 from grail_lightning.environments.search import RELATIONS, fact_graph
-from grail_lightning.policy import load_policy
 from grail_lightning.tasks.search import (
     SearchProblem,
     SearchSpace,
@@ -41,23 +35,15 @@ NUM_PROBLEMS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRecipe(Training):
-    """How a policy that searches is made; the rates are those of `search_demonstration`.
-
-    Attributes:
-        hops: The smallest and the largest number of hops of a question.
-        query: Of a bad query.
-        reading: Of a wrong reading.
-        early: Of an answer that comes too early.
-        again: Of a second search where the first did not find its fact.
-    """
+    """How a policy that searches is made; the rates are those of `search_demonstration`."""
 
     num_batches: int = 1400
     batch_size: int = 32
-    hops: tuple[int, int] = (2, 3)
-    query: float = 0.12
-    reading: float = 0.08
-    early: float = 0.05
-    again: float = 0.6
+    hops: tuple[int, int] = (2, 3)  # The smallest and the largest number of hops of a question.
+    query: float = 0.12  # Of a bad query.
+    reading: float = 0.08  # Of a wrong reading.
+    early: float = 0.05  # Of an answer that comes too early.
+    again: float = 0.6  # Of a second search where the first did not find its fact.
 
 
 def train(recipe: SearchRecipe) -> list[SearchProblem]:
@@ -95,66 +81,30 @@ def words() -> list[str]:
     ]
 
 
-def make_world(recipe: SearchRecipe) -> World:
-    """Questions that are looked up."""
-    task = SearchData().task
-    fewest, most = recipe.hops
-    return World(
-        task=task,
-        prompt=lambda problem: task.prompt(problem.row()),
-        train=train,
-        held_out={f"{n} hops": SearchSpace(n, n).draw for n in range(fewest, most + 1)},
-        demonstrate=demonstrate,
-        max_response_length=64,
-    )
-
-
-def write_card(recipe: SearchRecipe, output: Path, minutes: float) -> None:
-    """Measure the saved policy on held-out questions and write the README beside its weights."""
-    policy, world = load_policy(str(output)).eval(), make_world(recipe)
-    figures = {
-        name: measure_turns(
-            policy, [world.prompt(p) for p in draw(NUM_PROBLEMS, "validation")], world.max_response_length
-        )
-        for name, draw in world.held_out.items()
-    }
-    problem = world.held_out[f"{recipe.hops[0]} hops"](1, "test")[0]
-    shown = "".join(part for turn in search_demonstration(problem, random.Random(0)) for part in turn)
-    (output / "README.md").write_text(f"""# The packaged policy `{output.name}`
-
-A Qwen3 of {policy.model.num_parameters():,} parameters with a byte-level tokenizer of its own, which looks up the
-facts of a question and errs on purpose. It is made for trying reinforcement learning with tools on a laptop and knows
-nothing else. A question and a right rollout:
-
-```
-{problem.text}
-
-{shown}
-```
-
-Made in {minutes:.0f} minutes by
-
-```
-{command("make_search_policy.py", recipe)}
-```
-
-with torch {torch.__version__}, transformers {transformers.__version__}, tokenizers {tokenizers.__version__}.
-
-On {NUM_PROBLEMS} held-out questions of each kind (split `validation`, seed 0), {PASS_AT} samples each at temperature 1:
-
-{table(figures)}
-
-In its demonstrations a search has the relation of another hop or another name, another name of a result is taken, and
-an answer comes before the path is at its end. A search that did not find its fact is sometimes repeated.
-""")
-
-
 def main() -> None:
     """Make, measure and save."""
     options, recipe = parse_arguments(__doc__, SearchRecipe(), ASSETS / "search")
-    world, tokenizer = make_world(recipe), make_tokenizer(words(), VOCAB_SIZE, PIECES)
-    _, begun = make(world, tokenizer, recipe, options.output, threads=options.threads, dtype=torch.bfloat16)
-    write_card(recipe, options.output, (time.perf_counter() - begun) / 60)
+    task, (fewest, most) = SearchData().task, recipe.hops
+    world = World(prompt=lambda problem: task.prompt(problem.row()), train=train, demonstrate=demonstrate)
+    minutes = make(world, make_tokenizer(words(), VOCAB_SIZE, PIECES), recipe, options)
+    example = SearchSpace(fewest, fewest).draw(1, "test")[0]
+    shown = "".join(part for turn in search_demonstration(example, random.Random(0)) for part in turn)
+    page = Page(
+        output=options.output,
+        recipe=recipe,
+        script="make_search_policy.py",
+        what="A Qwen3 of {:,} parameters with a byte-level tokenizer of its own, which looks up the facts of a\n"
+        "question and errs on purpose.",
+        example=(example.text, shown),
+        errors="In its demonstrations a search has the relation of another hop or another name, another name of a\n"
+        "result is taken, and an answer comes before the path is at its end. A search that did not find its fact is\n"
+        "sometimes repeated.",
+    )
+    spaces = {f"{n} hops": SearchSpace(n, n) for n in range(fewest, most + 1)}
+    held_out = {
+        name: [world.prompt(p) for p in space.draw(NUM_PROBLEMS, "validation")] for name, space in spaces.items()
+    }
+    write_card(page, held_out, 64, minutes)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 
+import torch
 from policy_making import ASSETS, Recipe, World, make, make_tokenizer, parse_arguments
 from policy_measures import Page, write_card
 
@@ -34,23 +35,25 @@ def main() -> None:
     options, recipe = parse_arguments(__doc__, defaults, ASSETS / "words")
     task = WordProblemTask()
     world = World(
-        task=task,
         prompt=lambda problem: task.prompt(problem.row()),
         train=lambda recipe: SPACE.draw(recipe.num_batches * recipe.batch_size, "train", recipe.seed),
-        held_out={"2 or 3 steps": lambda number, split: SPACE.draw(number, split)},
         demonstrate=demonstrate,
-        max_response_length=64,
     )
     rows = [problem.row() for problem in SPACE.draw(300, "train")]
     tokenizer = make_tokenizer([*(str(row[c]) for row in rows for c in ("problem", "solution")), *FILLERS], VOCAB_SIZE)
-    model, begun = make(world, tokenizer, recipe, options.output, threads=options.threads)
+    minutes = make(world, tokenizer, recipe, options, dtype=torch.float32)
+    example = SPACE.draw(1, "test")[0].row()
     page = Page(
         output=options.output,
+        recipe=recipe,
         script="make_words_policy.py",
+        what="A Qwen3 of {:,} parameters with a byte-level tokenizer of its own, which solves problems line by line\n"
+        "and errs on purpose.",
+        example=(example["problem"], example["solution"]),
         errors="Slips are random wrong results. Misconceptions forget the carry (`7+5=2`) or take the operation that "
         "the words suggest\nwhere it is the wrong one. Inherited steps go on from a wrong result.",
     )
-    write_card(model, tokenizer, world, SPACE.draw(1, "test")[0], recipe, page, begun)
+    write_card(page, {"2 or 3 steps": [world.prompt(p) for p in SPACE.draw(512, "validation")]}, 64, minutes)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,6 @@ from transformers import (
 )
 
 from grail_lightning.policy.tokenizer import encode_prompt
-from grail_lightning.tasks.answered import AnswerTask
-from grail_lightning.tasks.arithmetic import Split
 from grail_lightning.tasks.base import Prompt
 
 ASSETS = Path(__file__).parents[1] / "grail_lightning" / "assets"
@@ -47,55 +45,31 @@ Therefore the result is the following: \frac{1}{2}, \sqrt{2}, \text{ and }, \lef
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a policy is trained.
+    """How a policy is trained."""
 
-    Attributes:
-        seed: Of weights and demonstrations.
-        num_batches: Optimiser steps.
-        batch_size: Demonstrations a step.
-        learning_rate: Peak of the cosine schedule.
-    """
-
-    seed: int = 0
-    num_batches: int = 800
-    batch_size: int = 64
-    learning_rate: float = 3e-3
+    seed: int = 0  # Of weights and demonstrations.
+    num_batches: int = 800  # Optimiser steps.
+    batch_size: int = 64  # Demonstrations a step.
+    learning_rate: float = 3e-3  # The peak of the cosine schedule.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Training):
-    """How a policy that computes is made.
+    """How a policy that computes is made: probabilities of what goes wrong."""
 
-    Attributes:
-        slip_rate: Probability of a slip on a line.
-        misconception_rate: Probability of a misconception where one is possible.
-        filler_rate: Probability of a line without content in front of a line.
-    """
-
-    slip_rate: float = 0.1
-    misconception_rate: float = 0.5
-    filler_rate: float = 0.05
+    slip_rate: float = 0.1  # On a line.
+    misconception_rate: float = 0.5  # Where one is possible.
+    filler_rate: float = 0.05  # Of a line without content in front of a line.
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What a policy is made for.
+    """What a policy is made for."""
 
-    Attributes:
-        task: The task that grades and labels responses.
-        prompt: The prompt of a problem.
-        train: The training problems of a recipe, in the order of the batches.
-        held_out: A number of held-out problems of a split, by the name under which they are reported.
-        demonstrate: A solution with mistakes, by a recipe; or turns, each with what is answered to it.
-        max_response_length: Most tokens of a response.
-    """
-
-    task: AnswerTask
-    prompt: Callable[[Any], Prompt]
-    train: Callable[[Any], list[Any]]
-    held_out: dict[str, Callable[[int, Split], list[Any]]]
+    prompt: Callable[[Any], Prompt]  # Of a problem.
+    train: Callable[[Any], list[Any]]  # The training problems of a recipe, in the order of the batches.
+    # A solution with mistakes, by a recipe; or turns, each with what is answered to it.
     demonstrate: Callable[[Any, random.Random, Any], str | list[tuple[str, str]]]
-    max_response_length: int
 
 
 # A word owns the blank behind it, so that "Compute " is one token in front of a digit.
@@ -220,38 +194,40 @@ def parse_arguments(description: str | None, defaults: R, output: Path) -> tuple
     return options, type(defaults)(**{k: tuple(v) if isinstance(v, list) else v for k, v in chosen.items()})
 
 
+def make_repeatable(recipe: Training, threads: int) -> None:
+    """Set what the weights depend on beside the recipe and the versions of libraries."""
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(recipe.seed)
+
+
+def save(model: Any, tokenizer: Any, output: Path, dtype: torch.dtype) -> None:
+    """Write a policy; the second one is its tokenizer or its processor."""
+    model.to(dtype).save_pretrained(output)
+    tokenizer.save_pretrained(output)
+    # safetensors writes files that only their owner may read.
+    (output / "model.safetensors").chmod(0o644)
+
+
 def make(
     world: World,
     tokenizer: Any,
     recipe: Training,
-    output: Path,
+    options: argparse.Namespace,
     *,
-    threads: int,
     start: str = "",
-    dtype: torch.dtype = torch.float32,
-) -> tuple[Any, float]:
-    """Make and save a policy; returns the model as it was saved, in float32, and when the work began.
+    dtype: torch.dtype = torch.bfloat16,
+) -> float:
+    """Make and save a policy; returns the minutes that it took.
 
-    Args:
-        world: What the policy is made for.
-        tokenizer: Its tokenizer.
-        recipe: How it is made.
-        output: The folder to write to.
-        threads: The number of CPU threads.
-        start: The folder of a policy with the same tokenizer, whose weights are the beginning; random ones without.
-        dtype: The dtype of the saved weights.
+    `start` is the folder of a policy with the same tokenizer, whose weights are the beginning; random ones without.
     """
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(recipe.seed)
+    make_repeatable(recipe, options.threads)
     begun = time.perf_counter()
     if start:
         model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
     else:
         model = make_model(len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id)
     imitate(model, tokenizer, world, recipe)
-    model.to(dtype).save_pretrained(output)
-    tokenizer.save_pretrained(output)
-    # safetensors writes files that only their owner may read.
-    (output / "model.safetensors").chmod(0o644)
-    return model.float(), begun
+    save(model, tokenizer, options.output, dtype)
+    return (time.perf_counter() - begun) / 60
