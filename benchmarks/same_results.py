@@ -388,7 +388,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.disable(logging.INFO)
     if asked.action in CHECKS:
         sys.exit(not combine(asked.action, asked.runs, asked.seed))
     sys.exit(not versions(asked.action, asked.folder, asked.cases))

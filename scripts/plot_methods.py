@@ -19,7 +19,7 @@ from PIL import Image
 from grail_lightning.cli import main
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Step
-from grail_lightning.views.pictures import ShownRollout, heatmap
+from grail_lightning.views.pictures import HEIGHT, ShownRollout, heatmap
 
 METHODS = {
     "Uniform (GRPO)": ["--model.credit=Uniform"],
@@ -61,6 +61,21 @@ def is_shown(row: pandas.Series) -> bool:
     return bool(row["finished"]) and once and kinds[0] == "sound" and kinds[-1] == "inherited"
 
 
+def side_by_side(picture: Image.Image, number: int, columns: int = 3) -> Image.Image:
+    """Rollouts of equally many lines in columns, between the prompt, which has one line, and the legend of three."""
+    margin, lines = HEIGHT // 2, picture.height // HEIGHT - 1
+    block, width = (lines - 4) // number * HEIGHT, picture.width // columns
+    rows = -(-number // columns)
+    tiled = Image.new("RGB", (picture.width, picture.height - (number - rows) * block), "white")
+    first, legend = margin + HEIGHT, picture.height - margin - 3 * HEIGHT
+    tiled.paste(picture.crop((0, 0, picture.width, first)))
+    for k in range(number):
+        part = picture.crop((0, first + k * block, width, first + (k + 1) * block))
+        tiled.paste(part, (k % columns * width, first + k // columns * block))
+    tiled.paste(picture.crop((0, legend, picture.width, picture.height)), (0, first + rows * block))
+    return tiled
+
+
 def draw(tables: dict[str, pandas.DataFrame], which: int, file: Path) -> None:
     """The response once for each method, as TensorBoard's pictures show it."""
     row = next(iter(tables.values())).loc[which]
@@ -75,7 +90,7 @@ def draw(tables: dict[str, pandas.DataFrame], which: int, file: Path) -> None:
         for name, table in tables.items()
     ]
     prompt = f"{row['prompt']} Right: {row['reference']}."
-    Image.fromarray(heatmap(prompt, rollouts)).save(file, optimize=True)
+    side_by_side(Image.fromarray(heatmap(prompt, rollouts)), len(rollouts)).save(file, optimize=True)
 
 
 def run(file: Path) -> None:
