@@ -58,12 +58,8 @@ class Subject:
     train_equal: bool = False  # `objective.train_equal`.
 
 
-def negative_logprob(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
-    return -logprobs(policy, batch, context, torch.arange(len(batch)))
-
-
-def entropy(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
-    return entropies(policy, batch, context, torch.arange(len(batch)))
+def every_row(batch: RolloutBatch) -> Tensor:
+    return torch.arange(len(batch))
 
 
 def position(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
@@ -97,8 +93,8 @@ def subjects() -> list[Subject]:
         bilevel=credit.BilevelOptions(interpolate=False, eps=1e-12),
     )
     return [
-        Subject(name="-log p", method=negative_logprob, by="score"),
-        Subject(name="entropy", method=entropy, by="score"),
+        Subject(name="-log p", method=lambda p, b, c: -logprobs(p, b, c, every_row(b)), by="score"),
+        Subject(name="entropy", method=lambda p, b, c: entropies(p, b, c, every_row(b)), by="score"),
         Subject(name="position", method=position, by="score"),
         Subject(name="the row leaves the tree", method=leaves_tree, by="score"),
         Subject(name="Uniform", method=credit.Uniform()),
@@ -246,7 +242,7 @@ class TrainedPRIME(TokenCredit):
     def token_reward(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
         """``[B, T]``: the log-ratio of each token alone, towards what the response earned: negated in wrong ones."""
         second, reference = self._trained(policy, context)
-        rows = torch.arange(len(batch))
+        rows = every_row(batch)
         own, other = (logprobs(model, batch, context, rows) for model in (second.beside(policy), reference.policy))
         self(policy, batch, context)  # The next batch finds a model that has learned from this one.
         return (own - other) * (2 * batch.correct.float() - 1)[:, None]

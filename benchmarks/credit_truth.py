@@ -275,11 +275,10 @@ def pairwise_auroc(scores: Tensor, positive: Tensor, negative: Tensor) -> Tensor
 
     All three are ``[B, T]``, the masks bool; the result is ``[B]`` float64, NaN where a row lacks one of the two.
     """
-    rows = torch.full((len(scores),), torch.nan, dtype=torch.float64, device=scores.device)
-    for row in (positive.any(1) & negative.any(1)).nonzero().flatten().tolist():
-        gap = scores[row][positive[row]][:, None] - scores[row][negative[row]]
-        rows[row] = (gap > 0).double().mean() + (gap == 0).double().mean() / 2
-    return rows
+    chosen = np.where(positive | negative, scores.double(), np.nan)
+    ranks = torch.from_numpy(rankdata(chosen, axis=1, nan_policy="omit")).masked_fill(~positive, 0)
+    number, others = positive.sum(1).double(), negative.sum(1)
+    return (ranks.sum(1) - number * (number + 1) / 2) / (number * others)
 
 
 def rank_correlation(one: Tensor, other: Tensor, mask: Tensor) -> Tensor:
