@@ -43,10 +43,9 @@ tensorboard: $(VENV)/installed  ## Look at the runs in a browser
 # Files stay together: their policies and runs are then made once, not by each process.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-test: $(VENV)/installed  ## Lint, types, the site, the tests that take minutes, and some of them as on another processor
+test: $(VENV)/installed  ## Lint, types, the site, and the tests that take minutes
 	@$(MAKE) --no-print-directory --jobs=2 lint docs
 	$(PYTEST)
-	@$(MAKE) --no-print-directory test-other
 
 # Other kernels round otherwise; these tests compare numbers that went through whole models. Servers that fail do not.
 test-other: $(VENV)/installed  ## The tests that rounding could touch, with other kernels

@@ -38,9 +38,15 @@ def tiny(name, folder, lora=None, *, checkpointed=False, **changes):
     # Gemma 2 caps its attention scores, which SDPA cannot; eager attention masks with the lowest float64 and then takes
     # its softmax in float32: NaN on padding.
     made.to(torch.float32 if name == "gemma2" else torch.float64)
-    for parameter_name, parameter in made.named_parameters():
-        if "lora_B" in parameter_name:  # Adapters begin as zero and would change nothing.
-            torch.nn.init.normal_(parameter, std=0.3)
-        elif "norm" in parameter_name and "proj" not in parameter_name:
+    for parameter_name, parameter in live(made).named_parameters():
+        if "norm" in parameter_name and "proj" not in parameter_name:
             parameter.data.add_(0.1 * torch.randn_like(parameter))
     return made
+
+
+def live(policy):
+    """The policy, with adapters that have an effect, in place of those that begin as zero."""
+    for name, parameter in policy.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return policy

@@ -5,11 +5,32 @@ import dataclasses
 import torch
 
 from grail_lightning.answers import Verdict
-from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch
+from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch, lengths_to_mask, pad_left
 from grail_lightning.engines import build_batch
 from grail_lightning.environments.episode import Call, Episode, Turn
 from grail_lightning.functional import group_advantages
 from grail_lightning.grading import align_rows, answer_masks
+
+
+def of_ids(prompts, responses, /, **more):
+    """Sampled rows of given ids, padded with 0: the ids of each row's prompt, and of its response."""
+    begun, begun_mask = pad_left(prompts, 0)
+    lengths = torch.tensor([len(ids) for ids in responses])
+    width = int(lengths.max())
+    ids = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in responses]).reshape(-1, width)
+    mask = lengths_to_mask(lengths, width)
+    rows = {
+        "input_ids": torch.cat([begun, ids], 1).int(),
+        "attention_mask": torch.cat([begun_mask, mask], 1),
+        "response_ids": ids.int(),
+        "response_mask": mask,
+        "group": torch.zeros(len(ids), dtype=torch.long),
+        "row": torch.arange(len(ids)),
+        "finished": torch.ones(len(ids), dtype=torch.bool),
+        "prompts": [None] * len(ids),
+        "texts": [""] * len(ids),
+    }
+    return SampledBatch(**rows | more)
 
 
 def graded(sampled, rewards=None, *, correct=None, answer=None, tokenizer=None, **changes):

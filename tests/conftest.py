@@ -42,6 +42,13 @@ def _interrupts_reach_the_programs_that_tests_start():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture
+def empty_folder(tmp_path, monkeypatch):
+    """The working folder of the test, which is empty."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def programs_run():
     """Skips a test where nothing isolates programs; what it says names the reasons."""

@@ -1,31 +1,22 @@
-"""The gradient of one optimiser step on two processes, for every objective; printed as JSON by each.
+"""The gradient of one optimiser step on two processes, for every objective.
 
-RANK=0|1 python tests/grid_on_ranks.py FILE
-
-`FILE` is where the two meet. One has a group of rollouts, the other two, of which one is dead.
+One has a group of rollouts, the other two, of which one is dead.
 """
 
 import itertools
-import json
 import os
-import sys
-import warnings
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-warnings.filterwarnings("ignore")
 
 import torch
 import torch.distributed as dist
 
 from grail_lightning.batch import Sampling
 from grail_lightning.credit import CreditContext
-from grail_lightning.engines import HFEngine
 from grail_lightning.policy import load_policy
 from grail_lightning.step.advantages import compute_advantages
 from grail_lightning.step.options import Objective
 from tests.batches import graded
-from tests.runs import problems
+from tests.processes import group
+from tests.runs import problems, sampled
 from tests.steps import KL, update_of
 
 SAMPLING = Sampling(max_response_length=36)
@@ -60,35 +51,30 @@ def gradient(policy, reference, batch, weights, options):
     return found, metrics, number
 
 
-def main(rank, file):
-    torch.set_num_threads(1)
+def compare():
+    """Of each objective: how far the gradient of both is from that of one process, the losses, and the passes."""
     policy, reference = load_policy("arithmetic").double().train(), load_policy("arithmetic", trainable=False).double()
     for p in reference.parameters():
         p.data *= 1.01
-    engine = HFEngine()
-    engine.update_weights(policy)
-    batch = engine.generate(problems(3), 4, SAMPLING, seed=1)
+    batch = sampled(policy, problems(3), 4, SAMPLING, seed=1)
     batch = graded(batch, torch.tensor([1.0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 1, 0], dtype=torch.float64))
     weights = (
         torch.rand(batch.response_mask.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) + 0.5
     )
     # By one process; each of the two works out half of the grid.
-    halves = [gradient(policy, reference, batch, weights, options)[:2] for options in GRID[rank::2]]
-    dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
-    both = [None, None]
-    dist.all_gather_object(both, halves)
-    expected = [both[k % 2][k // 2] for k in range(len(GRID))]
-    rows = torch.arange(4, 12) if rank else torch.arange(4)
-    mine = batch.select(rows)
-    weights = weights[rows, : mine.response_mask.shape[1]]
-    report = []
-    for options, (alone, metrics) in zip(GRID, expected, strict=True):
-        found, ours, number = gradient(policy, reference, mine, weights, options)
-        gap = ((found - alone).abs().max() / alone.abs().max()).item()
-        report.append({"options": options, "gap": gap, "loss": [ours["loss"], metrics["loss"]], "backward": number})
-    dist.destroy_process_group()
-    print("\n" + json.dumps(report), flush=True)
-
-
-if __name__ == "__main__":
-    main(int(os.environ["RANK"]), sys.argv[1])
+    halves = [
+        gradient(policy, reference, batch, weights, options)[:2] for options in GRID[int(os.environ["RANK"]) :: 2]
+    ]
+    with group() as rank:
+        both = [None, None]
+        dist.all_gather_object(both, halves)
+        expected = [both[k % 2][k // 2] for k in range(len(GRID))]
+        rows = torch.arange(4, 12) if rank else torch.arange(4)
+        mine = batch.select(rows)
+        weights = weights[rows, : mine.response_mask.shape[1]]
+        report = []
+        for options, (alone, metrics) in zip(GRID, expected, strict=True):
+            found, ours, number = gradient(policy, reference, mine, weights, options)
+            gap = ((found - alone).abs().max() / alone.abs().max()).item()
+            report.append({"options": options, "gap": gap, "loss": [ours["loss"], metrics["loss"]], "backward": number})
+        return report

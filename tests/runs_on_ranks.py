@@ -1,17 +1,4 @@
-"""Short runs on CPU processes, reported in JSON by each; `test_ranks` and `test_ahead` start them.
-
-python tests/runs_on_ranks.py strategies RANKS ddp|fsdp2 GRAIL|DGPO|OARGradient ...
-python tests/runs_on_ranks.py interrupted RANKS FOLDER GRAIL|PRIME
-python tests/runs_on_ranks.py ahead RANKS ddp|fsdp2 FOLDER
-"""
-
-import json
-import sys
-import warnings
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-warnings.filterwarnings("ignore")
+"""Short runs on CPU processes, of which each returns a report; `test_ranks` and `test_ahead` start them."""
 
 import torch
 
@@ -34,6 +21,7 @@ CREDITS = {name: getattr(grail_lightning.credit, name) for name in ("GRAIL", "DG
 
 def strategies(ranks, strategy, *credits):
     """Two batches with each credit method, and a validation."""
+    reports = []
     for credit in credits:
         # A small budget gives the ranks different numbers of micro-batches; five problems, uneven shares.
         # Rows apart, so that replicated and sharded weights round alike.
@@ -44,12 +32,14 @@ def strategies(ranks, strategy, *credits):
         with without_ties():  # The texts of both strategies are compared.
             run.fit(ours, data)
         run.validate(ours, data, verbose=False)
-        yield {
+        report = {
             "rank": run.global_rank,
             "weights": [whole_tensor(p).double().square().sum().item() for p in ours.policy.parameters()],
             "texts": watch.outputs[-1].batch.texts,
             "metrics": {k: v for k, v in watch.outputs[-1].metrics.items() if not k.startswith("time/")},
         }
+        reports.append(report)
+    return reports
 
 
 def saved_fit(ours, data, ranks, strategy, max_steps, folder, begun, *callbacks, **changes):
@@ -77,11 +67,10 @@ def interrupted(ranks, folder, credit):
             "norms": outputs[-1].metrics["grad_norm"],
         }
 
-    folder = Path(folder)
     rank, whole = fit(4, "whole", None)
     fit(2, "begun", None)
     _, resumed = fit(4, "resumed", folder / "begun", ExportPolicy(folder=str(folder / "export")))
-    yield {"rank": rank} | {name: {"whole": whole[name], "resumed": resumed[name]} for name in whole}
+    return {"rank": rank} | {name: {"whole": whole[name], "resumed": resumed[name]} for name in whole}
 
 
 def ahead(ranks, strategy, folder):
@@ -96,18 +85,7 @@ def ahead(ranks, strategy, folder):
         rank, outputs = saved_fit(ours, data, ranks, strategy, max_steps, *where, limit_val_batches=0)
         return rank, sums(ours.policy.parameters()), [output.batch.texts for output in outputs]
 
-    folder = Path(folder)
     rank, whole, texts = fit(4, "whole")
     _, _, first = fit(2, "begun")
     _, resumed, left = fit(4, "resumed", folder / "begun")
-    yield {"rank": rank, "weights": [whole, resumed], "texts": [texts, first + left]}
-
-
-def main(name, ranks, *arguments):
-    torch.set_num_threads(1)
-    for report in {"strategies": strategies, "interrupted": interrupted, "ahead": ahead}[name](int(ranks), *arguments):
-        print("\n" + json.dumps(report), flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {"rank": rank, "weights": [whole, resumed], "texts": [texts, first + left]}

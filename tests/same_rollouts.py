@@ -1,22 +1,13 @@
 """Three steps of plain SGD on rollouts that depend on the prompt alone: the number of processes must not matter.
 
-python tests/same_rollouts.py one|ddp|fsdp2 CASE ...
-
-A case is GRAIL, OARGradient, PRIME, Uniform or nothing, which is the learning rate 0, and options after hyphens; each
-prints a report in JSON. "half" holds the policy in bfloat16, beside float32 masters, which are
-reported; "once" reduces the gradients of sharded weights with the last micro-batch of a step; "apart" runs every row
-whole; "own" gives saliency a forward pass of its own; "recomputed" checkpoints the blocks; "cut" takes two optimiser
-steps a batch, so that the saliency of half of the rows is computed before them; "split" deals single rows over them.
+A case is GRAIL, OARGradient, PRIME, Uniform or nothing, which is the learning rate 0, and options after hyphens. "half"
+holds the policy in bfloat16, beside float32 masters, which are reported; "once" reduces the gradients of sharded
+weights with the last micro-batch of a step; "apart" runs every row whole; "own" gives saliency a forward pass of its
+own; "recomputed" checkpoints the blocks; "cut" takes two optimiser steps a batch, so that the saliency of half of the
+rows is computed before them; "split" deals single rows over them.
 """
 
-import json
 import os
-import sys
-import warnings
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-warnings.filterwarnings("ignore")
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -85,7 +76,7 @@ def _figures(weights):
 
 
 def run_case(strategy, credit, *extra):
-    """Fit and report."""
+    """A fit's report."""
     prompts = problems(PROMPTS * STEPS, seed=3)
     own = {"saliency": SaliencyOptions(fuse=False)} if "own" in extra else {}
     if credit == "PRIME":
@@ -133,32 +124,21 @@ def run_case(strategy, credit, *extra):
     run = trainer(steps, watch, devices=ranks, strategy=chosen, use_distributed_sampler=False, precision=precision)
     with Collectives() as collectives:
         run.fit(ours, loader)
-    print(
-        "\n"
-        + json.dumps(
-            {
-                "rank": run.global_rank,
-                "reductions": collectives.reductions,
-                "gatherings": collectives.gatherings,
-                "embedded": sum(embedded),
-                "micro_batches": sum(number > 0 for number in embedded),
-                "synchronised": sum(synchronised),
-                "weights": _figures(ours.gradients.weights),
-                "second": [] if ours.second is None else _figures(ours.second.policy.parameters()),
-                "loss": [output.metrics["loss"] for output in watch.outputs],
-                "live": [int((output.batch.advantages != 0).sum()) for output in watch.outputs],
-                "eligible": [output.metrics.get("credit/eligible") for output in watch.outputs],
-            }
-        ),
-        flush=True,
-    )
+    return {
+        "rank": run.global_rank,
+        "reductions": collectives.reductions,
+        "gatherings": collectives.gatherings,
+        "embedded": sum(embedded),
+        "micro_batches": sum(number > 0 for number in embedded),
+        "synchronised": sum(synchronised),
+        "weights": _figures(ours.gradients.weights),
+        "second": [] if ours.second is None else _figures(ours.second.policy.parameters()),
+        "loss": [output.metrics["loss"] for output in watch.outputs],
+        "live": [int((output.batch.advantages != 0).sum()) for output in watch.outputs],
+        "eligible": [output.metrics.get("credit/eligible") for output in watch.outputs],
+    }
 
 
-def main(strategy, *cases):
-    torch.set_num_threads(1)
-    for case in cases:
-        run_case(strategy, *case.split("-"))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def run_cases(strategy, *cases):
+    """The report of each case, of this rank."""
+    return [run_case(strategy, *case.split("-")) for case in cases]

@@ -1,15 +1,4 @@
-"""A short run on two CPU processes with a vLLM server, printed as JSON by each; `assert_ranks_in_step` starts it.
-
-python tests/served_ranks.py ddp|fsdp2 URL
-"""
-
-import json
-import sys
-import warnings
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-warnings.filterwarnings("ignore")
+"""A short run on two CPU processes with a vLLM server."""
 
 import torch
 
@@ -18,7 +7,7 @@ from grail_lightning.data import ArithmeticData
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.engines import HFEngine, VLLMServer
 from grail_lightning.engines.vllm.client import all_of
-from tests.processes import run_script
+from tests.processes import on_ranks
 from tests.runs import Watch, module, problems, strategy_of, trainer
 
 GREEDY = Sampling(max_response_length=32, temperature=0)
@@ -26,8 +15,7 @@ GREEDY = Sampling(max_response_length=32, temperature=0)
 
 def assert_ranks_in_step(strategy, url):
     """Run it, and check that the ranks stay in step and sample with the weights of the policy."""
-    printed = run_script(__file__, strategy, url, ranks=2, timeout=600)
-    reports = [json.loads(rank.stdout.splitlines()[-1]) for rank in printed]
+    reports = on_ranks(_run, strategy, url, timeout=600)
     assert [report["rank"] for report in reports] == [0, 1]
     assert reports[0]["texts"] != reports[1]["texts"], "each rank has its own prompts"
     assert reports[0]["weights"] == reports[1]["weights"]
@@ -38,9 +26,8 @@ def assert_ranks_in_step(strategy, url):
         assert report["greedy"] == report["expected"]
 
 
-def main(strategy, *urls):
-    torch.set_num_threads(1)
-    engine = VLLMServer(list(urls), patience_seconds=60)
+def _run(strategy, url):
+    engine = VLLMServer([url], patience_seconds=60)
     ours = module({"token_budget": 400}, engine=engine)
     data = ArithmeticData(num_train=64, num_val=5, prompts_per_batch=4, eval_prompts_per_batch=4)
     watch = Watch()
@@ -65,9 +52,5 @@ def main(strategy, *urls):
         "greedy": greedy,
         "expected": texts,
     }
-    print("\n" + json.dumps(report), flush=True)
     engine.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return report

@@ -87,6 +87,12 @@ def update_of(
     return update
 
 
+def whole_logs(policy, batch):
+    """``[B, T, V]``: the log-probabilities before each response token, by the whole model on padded rows."""
+    logits = policy.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask.long()).logits
+    return logits[:, -batch.response_mask.shape[1] - 1 : -1].log_softmax(-1)
+
+
 def backward(loss, last):
     """The backward pass of a micro-batch without a strategy."""
     loss.backward()

@@ -19,12 +19,9 @@ from grail_lightning.step.outputs import GROUPS
 from tests.callbacks.scripted import scalars
 from tests.shell import EVALUATED, RUN, SHORT, built, fails, main
 
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
 CONFIGS = Path(__file__).parents[1] / "configs"
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import json
 import threading
 import time
 from pathlib import Path
@@ -18,9 +17,8 @@ from grail_lightning.policy import Loading, LoRA, resolve_policy
 from grail_lightning.step.options import Objective
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.rewards import Reward, RewardSpec, correctness, overlong
-from tests.processes import run_script
-from tests.runs import SAMPLING, batches, module, trainer, weights
-from tests.shell import fails
+from tests.processes import on_ranks
+from tests.runs import SAMPLING, batches, module, strategy_of, trainer, weights
 
 
 class _Verdict:
@@ -70,18 +68,6 @@ def test_a_second_fit_goes_on_and_a_late_reference_is_the_model_that_was_given()
     assert any(not torch.equal(once[name], p) for name, p in weights(run).items())
     fresh = loaded()[0].state_dict()
     assert all(torch.equal(fresh[name], p) for name, p in run.reference.policy.model.state_dict().items())
-
-
-def test_a_checkpoint_of_a_loaded_model_is_resumed(tmp_path):
-    def fit(steps, checkpoint=None):
-        run, fitted = of(loaded()), trainer(steps)
-        data = MathData(train=ROWS, task=ArithmeticTask(), prompts_per_batch=1)
-        fitted.fit(run, data, ckpt_path=checkpoint, weights_only=False)
-        return run, fitted
-
-    fit(1)[1].save_checkpoint(tmp_path / "one.ckpt")
-    whole, again = weights(fit(2)[0]), weights(fit(2, tmp_path / "one.ckpt")[0])
-    assert all(torch.equal(whole[name], p) for name, p in again.items())
 
 
 def test_the_options_of_loading_hold_for_a_loaded_model():
@@ -173,40 +159,15 @@ def test_async_rewards_wait_side_by_side_in_one_loop_beside_a_running_one():
         Reward(broken).start(["a", "b"], ["1", "2"], {})()
 
 
-def test_a_record_of_what_a_program_gave_is_no_option(capsys):
-    config = "--config=configs/quickstart.yaml"
-    task = json.dumps([{"function": "Length given in Python"}])
-    for options in (
-        ["--model.policy=Qwen3ForCausalLM given in Python"],
-        ["--data=MathData", "--data.train=2 rows given in Python"],
-    ):
-        assert "cannot repeat. Run that program again" in " ".join(fails(capsys, "fit", config, *options).split())
-    wrong = fails(capsys, "fit", config, "--data.task=ArithmeticTask", f"--data.task.rewards={task}")
-    assert "Length given in Python" in wrong
+def _train_both(strategy, folder):
+    torch.manual_seed(0)
+    for name, policy in (("name", "arithmetic"), ("pair", loaded())):
+        ranks = {"devices": 2, "strategy": strategy_of(strategy)}
+        trainer(1, ExportPolicy(folder=f"{folder}/{name}"), **ranks).fit(of(policy), batches(1))
 
 
-_RANKS = """
-import sys
-import torch
-import lightning.pytorch as pl
-from grail_lightning.callbacks import ExportPolicy
-from tests.runs import batches, strategy_of, trainer
-from tests.test_from_python import loaded, of
-
-torch.set_num_threads(1)
-pl.seed_everything(0)
-for name, policy in (("name", "arithmetic"), ("pair", loaded())):
-    run = of(policy)
-    ranks = {"devices": 2, "strategy": strategy_of(sys.argv[1])}
-    trainer(1, ExportPolicy(folder=f"{sys.argv[2]}/{name}"), **ranks).fit(run, batches(1))
-"""
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_ranks_train_a_loaded_model_as_one_by_its_name(strategy, tmp_path):
-    script = tmp_path / "ranks.py"
-    script.write_text(_RANKS)
-    run_script(script, strategy, tmp_path, ranks=2)
+def test_two_ranks_train_a_loaded_model_as_one_by_its_name(tmp_path):
+    on_ranks(_train_both, "fsdp2", tmp_path)
     exported = [AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("name", "pair")]
     assert all(torch.equal(exported[0][name], p) for name, p in exported[1].items())
     fresh = loaded()[0].state_dict()

@@ -1,7 +1,9 @@
 """Verdicts, rewards, and the tokens of answers and labelled steps, with the packaged tokenizer."""
 
+import math
 import pickle
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -162,47 +164,6 @@ def test_shaped_rewards_leave_correctness_alone_and_are_logged_part_by_part(arit
     assert report["verdict/timeout"] == report["verdict/crashed"] == 0.0
 
 
-class ShortTask(ArithmeticTask):
-    """Forgets a response in its total, or in one of its parts."""
-
-    def __init__(self, total, values):
-        super().__init__()
-        self.total, self.values = total, values
-
-    def earn(self, texts, prompts, verdicts, lengths):
-        return type(super().earn(texts, prompts, verdicts, lengths))(total=self.total, values=self.values)
-
-
-class Answers(MathTask):
-    """Returns what is no answer."""
-
-    def __init__(self, returned):
-        super().__init__()
-        self.returned = returned
-
-    def answer(self, text):
-        return self.returned
-
-
-ROW = {"problem": "1+1", "answer": "2"}
-
-
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        (ShortTask([1.0], {}), r"`ShortTask\.earn` must return 2 finite numbers, one a response, but got \[1\.0\]"),
-        (ShortTask([1.0, float("nan")], {}), r"`ShortTask\.earn` must return 2 finite numbers, .*but got \[1\.0, nan"),
-        (ShortTask([1.0] * 2, {"half": [0.5]}), r"`ShortTask\.earn` must return 2 .*its part `half` has 1"),
-        (Answers(7), r"`Answers\.answer` must return a string, or None .*, but got int \("),
-        (Answers(("7",)), r"`Answers\.answer` must return a string, or None .*, but got tuple \("),
-    ],
-)
-def test_what_a_task_returns_is_checked_and_names_it(task, message, arithmetic):
-    batch = _batch(arithmetic, task.prompt(ROW), ["1+1=2", "\\boxed{2}"])
-    with Verifier(num_workers=1) as verifier, pytest.raises(ValueError, match=message):
-        grade_and_locate(batch, verifier, arithmetic.tokenizer)
-
-
 # ---- the tokens of answers
 
 
@@ -242,24 +203,6 @@ def test_the_tokens_of_an_answer_are_those_of_its_form(form, text, marked, arith
         assert grade_answers(batch.texts, batch.prompts, verifier)[0].correct
 
 
-@pytest.mark.parametrize(
-    ("answers", "message"),
-    [
-        ("7", r"`Mine\.answer_spans` must return a list of `AnswerSpan`"),
-        ([(0, 1)], r"`Mine\.answer_spans` must return a list of `AnswerSpan`"),
-        ([AnswerSpan(start=0, stop=99, content_start=0, content_stop=1)], r"ranges within the text"),
-    ],
-)
-def test_ranges_of_answers_that_a_task_invents_are_an_error_that_names_it(answers, message, arithmetic):
-    class Mine(MathTask):
-        def answer_spans(self, text):
-            return answers
-
-    batch = _batch(arithmetic, Mine().prompt(ROW), ["7"])
-    with pytest.raises(ValueError, match=message):
-        answer_masks(batch, align_rows(batch, arithmetic.tokenizer))
-
-
 # ---- the tokens of labelled steps
 
 
@@ -274,27 +217,50 @@ def test_steps_are_marked_where_their_error_shows(arithmetic):
     assert step_masks(_boxes(arithmetic), arithmetic.tokenizer) is None, "the task cannot label"
 
 
-@pytest.mark.parametrize(
-    ("steps", "got"),
-    [
-        ("sound", "'sound'"),
-        ([{"start": 0, "stop": 3}], r"\{'start': 0"),
-        ([Step(start=0, stop=3, kind="wrong")], r"Step\(.*'wrong'"),
-        ([Step(start=0, stop=99, kind="slip")], r"Step\(.* stop=99"),
-        ([Step(start=-2, stop=3, kind="slip")], r"Step\(start=-2"),
-        ([Step(start=0, stop=3, kind="slip", result=(2, 99))], r".*result=\(2, 99\)"),
-        ([Step(start=0, stop=3, kind="slip", result=2)], r".*result=2\)"),
-        (
-            [Step(start=4, stop=9, kind="slip"), Step(start=0, stop=5, kind="sound")],
-            r"Step\(start=0, stop=5, .*\), Step\(start=4, stop=9, .*\)",
-        ),
-    ],
-)
-def test_labels_that_are_no_steps_within_the_text_name_the_task(steps, got, arithmetic):
-    class Mine(ArithmeticTask):
-        def label_steps(self, text, prompt):
-            return steps if text == TEXTS[2] else super().label_steps(text, prompt)
+# ---- what a task returns is checked: it may be anybody's
 
-    message = rf"`Mine\.label_steps` must return a list of `Step` .*; but got {got}.* for the prompt 'Compute 7\+5-3\.'"
-    with pytest.raises(ValueError, match=message):
-        step_masks(_chains(arithmetic, Mine()), arithmetic.tokenizer)
+
+def mine(method, returned, base=MathTask):
+    """A task of a user's, of which one method returns something."""
+    return type("Mine", (base,), {method: lambda self, *_: returned})()
+
+
+def _earned(total, **values):
+    return mine("earn", SimpleNamespace(total=total, values=values), ArithmeticTask)
+
+
+SPAN = AnswerSpan(start=0, stop=99, content_start=0, content_stop=1)
+NO_STEPS = r"`Mine\.label_steps` must return a list of `Step` .*; but got %s.* for the prompt 'Compute 1\+1\.'"
+RETURNED = [
+    (_earned([1.0]), r"`Mine\.earn` must return 2 finite numbers, one a response, but got \[1\.0\]"),
+    (_earned([1.0, math.nan]), r"`Mine\.earn` must return 2 finite numbers, .*but got \[1\.0, nan"),
+    (_earned([1.0] * 2, half=[0.5]), r"`Mine\.earn` must return 2 .*its part `half` has 1"),
+    (mine("answer", 7), r"`Mine\.answer` must return a string, or None .*, but got int \("),
+    (mine("answer_spans", "7"), r"`Mine\.answer_spans` must return a list of `AnswerSpan`"),
+    (mine("answer_spans", [(0, 1)]), r"`Mine\.answer_spans` must return a list of `AnswerSpan`"),
+    (mine("answer_spans", [SPAN]), r"ranges within the text"),
+    *(
+        (mine("label_steps", steps, ArithmeticTask), NO_STEPS % shown)
+        for steps, shown in (
+            ("sound", "'sound'"),
+            ([{"start": 0, "stop": 3}], r"\{'start': 0"),
+            ([Step(start=0, stop=3, kind="wrong")], r"Step\(.*'wrong'"),
+            ([Step(start=0, stop=99, kind="slip")], r"Step\(.* stop=99"),
+            ([Step(start=0, stop=3, kind="slip", result=(2, 99))], r".*result=\(2, 99\)"),
+            ([Step(start=4, stop=5, kind="slip"), Step(start=0, stop=5, kind="sound")], r"Step\(start=0, stop=5, "),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("task", "message"), RETURNED, ids=range(len(RETURNED)))
+def test_what_a_task_returns_is_checked_and_names_it(task, message, arithmetic):
+    batch = _batch(arithmetic, task.prompt({"problem": "1+1", "answer": "2"}), ["1+1=2", "\\boxed{2}"])
+
+    def grade():
+        answer_masks(batch, align_rows(batch, arithmetic.tokenizer))
+        grade_and_locate(batch, verifier, arithmetic.tokenizer)
+        step_masks(batch, arithmetic.tokenizer)
+
+    with Verifier(num_workers=1) as verifier, pytest.raises(ValueError, match=message):
+        grade()

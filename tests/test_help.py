@@ -1,18 +1,14 @@
 """`--help` as people meet it: a first screen without torch, and every option in whole sentences."""
 
-import importlib
-import inspect
 import re
 import shlex
 import subprocess
 import sys
 
 import pytest
-from jsonargparse import ArgumentParser
 
 from grail_lightning._version import __version__
 from grail_lightning.cli.help import SCREEN, SUBCOMMANDS
-from grail_lightning.cli.mistakes import BASES, choices
 from tests.shell import MADE, fails, main
 
 OPTION = re.compile(r"^  (--[\w.]+)(?!\.help)[ ,\n]", re.MULTILINE)
@@ -74,34 +70,3 @@ def test_what_the_first_screen_names_exists_and_help_lists_every_option(capsys, 
 def test_a_subcommand_that_is_none_is_named(capsys):
     for given in ([], ["fti", "--config=quickstart.yaml"]):
         assert "must be followed by fit, validate, test, predict or --help, but got" in fails(capsys, *given)
-
-
-def test_the_help_of_every_option_of_ours_is_whole_sentences(capsys):
-    """Those of the Trainer, of `ModelCheckpoint` and of LightningCLI are Lightning's."""
-    page(capsys, "fit", "--help")
-    for action in MADE["_subcommand_parsers"]["fit"]._actions:
-        if "." in action.dest and not action.dest.startswith(("trainer.", "checkpoint.")):
-            assert (action.help or "").endswith("."), action.dest
-    seen = set()
-    for option in ("model.credit", "model.control", "model.engine", "data", "data.task", "data.task.answer"):
-        modules = [vars(importlib.import_module(module)) for module in BASES[option][1]]
-        for name in choices(option):
-            _walk(next(module[name] for module in modules if name in module), seen)
-    assert {"GRAIL", "MathData", "Marker", "FewShot", "RewardSpec", "DatasetSpec"} <= {cls.__name__ for cls in seen}
-
-
-def _walk(cls, seen):
-    """Check the options of a class and, below it, of each class of ours that an option accepts."""
-    if cls in seen or not cls.__module__.startswith("grail_lightning"):
-        return
-    seen.add(cls)
-    parser = ArgumentParser()
-    parser.add_class_arguments(cls, "it")
-    assert inspect.getdoc(cls).splitlines()[0].endswith("."), f"the title of {cls.__name__} would be cut"
-    for action in parser._actions:
-        if action.dest.startswith("it."):
-            assert (action.help or "").endswith("."), f"{cls.__name__}: {action.dest}"
-        for below in getattr(action, "_help_types", ()):
-            for one in (below, *below.__subclasses__()):
-                if not inspect.isabstract(one):
-                    _walk(one, seen)

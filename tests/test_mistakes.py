@@ -9,6 +9,9 @@ from grail_lightning.cli.app import FitOptions
 from tests.shell import SHORT, fails_early, main
 
 OVERLONG = "--data.task.init_args.rewards=[{function: overlong, arguments: "
+AHEAD = "--model.execution.sample_ahead=true --model.execution.sampler_cap=2"
+MATH = "--data=MathData --data.train="
+UNWRITABLE = "must be a folder that can be written, but got"
 REWARD = "--data.task.rewards=[{function: mine.%s}]"
 MINE = """
 from grail_lightning.tasks import ArithmeticTask
@@ -26,6 +29,7 @@ def _in_a_folder_with_files_of_the_user(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "train.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n' * 8)
     (tmp_path / "cut.jsonl").write_text('{"problem": "1+1?"\n')
+    (tmp_path / "long.jsonl").write_text('{"problem": "%s", "answer": "2"}\n' % ("1+" * 4000) * 8)
     (tmp_path / "text.ckpt").write_text("hello")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -161,11 +165,42 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
         (REWARD % "of_trl", r"as TRL's rewards do. Write `def of_trl\(responses, references"),
         (REWARD % "levle", "got 'mine.levle' .*Did you mean level\\?"),
         ("--data.task.rewards=[{function: corectness}]", "but got 'corectness'. Did you mean correctness\\?"),
+        # What a run would find out late.
+        ("--evaluation.sampling.max_response_length=99999", "must leave room for a prompt in the 4096 positions"),
+        (
+            "--trainer.logger.init_args.save_dir=/dev/null/x",
+            f"`trainer.logger.save_dir` {UNWRITABLE} .*Not a dir",
+        ),
+        ("--trainer.logger=false --trainer.default_root_dir=/proc/x", f"`trainer.default_root_dir` {UNWRITABLE}"),
+        ("--checkpoint.dirpath=/proc/x", f"`dirpath` of ModelCheckpoint {UNWRITABLE}"),
+        ("--last_checkpoint.folder=/dev/null/x", f"`folder` of LastCheckpoint {UNWRITABLE}"),
+        ("--export.folder=mine.py", f"`folder` of ExportPolicy {UNWRITABLE}"),
+        (f"{MATH}train.jsonl --data.task=ArithmeticTask", r"must be whole numbers .*but got '1\+1\?'"),
+        (f"{MATH}long.jsonl", r"8 of 8 prompts of long.jsonl are .* 4,052 tokens .*: line 1 \(8,\d+ tokens\)"),
+        ("predict --predictions.file=.", r"`predictions.file` must be a file, but \. is a folder"),
+        ("predict --predictions.compare+=LES", "`predictions.compare` must be one of .*LESS, .* but got 'LES'"),
+        ("predict --predictions.compare+=LESS --predictions.compare.zz=1", "no option `predictions.compare.zz`"),
+        ("predict --predictions.compare+=GRAIL --predictions.compare.w_min=9", "0 ≤ w_min ≤ w_max"),
+        ("predict --model.credit=PRIME", "`model.credit` must not be `PRIME` in `predict`"),
+        ("--model.credit=PRIME --model.credit.model=./nowhere", "`policy` './nowhere' cannot be loaded"),
+        (AHEAD, "`execution.sample_ahead` needs an engine that samples elsewhere.*but got HFEngine"),
+        (
+            f"{AHEAD} --model.execution.sampler_cap=null --model.engine=tests.elsewhere.Elsewhere",
+            "`execution.sampler_cap` must be set with `execution.sample_ahead`",
+        ),
+        (f"{AHEAD} --model.execution.refill_rounds=1", "`execution.refill_rounds` must be 0 with `execution.sample"),
+        ("--model.policy=Qwen3ForCausalLM given in Python", "cannot repeat. Run that program again"),
+        ("--data=MathData --data.train=2 rows given in Python", "cannot repeat. Run that program again"),
+        (
+            "--data.task=ArithmeticTask --data.task.rewards=[{function: Length given in Python}]",
+            "Length given in Python",
+        ),
     ],
 )
 @pytest.mark.filterwarnings(r"ignore:[\s\S]*Unable to serialize instance")
 def test_a_mistake_is_one_line_before_a_model_is_loaded(arguments, message, capsys):
-    assert re.search(message, fails_early(capsys, "fit", *SHORT, *re.split(" (?=--)", arguments)))
+    *subcommand, options = arguments.split(" ", 1) if arguments.startswith("predict") else [arguments]
+    assert re.search(message, fails_early(capsys, *(subcommand or ["fit"]), *SHORT, *re.split(" (?=--)", options)))
 
 
 def test_an_evaluation_without_data_is_one_line_and_the_traceback_is_shown_on_request(capsys, monkeypatch):

@@ -12,7 +12,7 @@ from grail_lightning.credit import GRAIL, Needs, Shuffled, TokenCredit
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.engines import HFEngine
-from grail_lightning.policy import Loading, LoRA, load_policy
+from grail_lightning.policy import load_policy
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.outputs import GROUP_OF, GROUPS, tag
@@ -162,14 +162,6 @@ def test_half_precision_weights_train_and_round_nothing_else(credit, control):
     assert watch.outputs[-1].batch.rewards.dtype == torch.float32
     assert watch.outputs[0].metrics["kl"] == near(0, 16, torch.float32, scale=1.0)
     assert watch.outputs[0].metrics.get("credit/third", 1 / 3) == 1 / 3
-
-
-def test_adapters_train_against_themselves_switched_off():
-    watch = Watch()
-    ours = module({"kl_coefficient": 0.1}, loading=Loading(lora=LoRA(rank=2)))
-    trainer(3, watch).fit(ours, batches(3))
-    assert ours.reference.policy is ours.policy
-    assert watch.outputs[-1].metrics["kl"] > 0
 
 
 def test_a_policy_that_does_not_move_is_told():

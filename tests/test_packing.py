@@ -22,6 +22,7 @@ from grail_lightning.distributed.sharding import gathered, shard
 from grail_lightning.policy import Loading, LoRA, Policy, load_policy
 from grail_lightning.policy.capabilities import check_packing
 from grail_lightning.policy.layout import packed_layout
+from tests.architectures import live
 from tests.runs import beside_the_update, one_in_four
 from tests.tolerance import assert_near
 
@@ -71,9 +72,7 @@ def _pair(**options):
     plain, packed = (load_policy("arithmetic", Loading(packing=on, **options)).double().train() for on in (False, True))
     for policy in (plain, packed):
         torch.manual_seed(1)
-        for name, parameter in policy.named_parameters():
-            if "lora_" in name:
-                torch.nn.init.normal_(parameter, std=0.1)
+        live(policy)
     return plain, packed
 
 

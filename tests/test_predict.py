@@ -1,7 +1,5 @@
 """`predict` on the command line: several credit methods on one sampling, kept rollouts, and the page of both."""
 
-import re
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,7 +17,6 @@ PREDICT = [
     "--evaluation.num_samples=4",
     "--trainer.enable_progress_bar=false",
 ]
-TWO = [*PREDICT, "--model.credit=LESS"]  # ... and what a test adds.
 FILE = "runs/saliency/predictions.parquet"
 
 
@@ -67,22 +64,6 @@ def test_several_methods_weight_the_same_rollouts_as_each_would_alone(tmp_path, 
         "OARGradient",
         "HighEntropy",
     ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([*TWO, "--predictions.compare+=LES"], "`predictions.compare` must be one of .*LESS, .* but got 'LES'"),
-        (
-            [*TWO, "--predictions.compare+=GRAIL", "--predictions.compare.stdd=1"],
-            "no option `predictions.compare.stdd`",
-        ),
-        ([*TWO, "--predictions.compare+=GRAIL", "--predictions.compare.w_min=9"], "0 ≤ w_min ≤ w_max"),
-    ],
-)
-def test_a_mistake_in_a_method_is_one_line(arguments, said, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert re.search(said, fails(capsys, *arguments))
 
 
 def test_predict_shows_the_newest_rollouts_of_a_run(tmp_path, monkeypatch, capsys):

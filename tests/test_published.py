@@ -1,5 +1,6 @@
 """The configs of the published runs: a file of a model and one of a method, on one base."""
 
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from grail_lightning.cli.app import FitOptions
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.runtime.run_folder import RunFolder
 from tests.shell import built, fails
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 ROOT = Path(__file__).parents[1]
 MODELS = {
@@ -29,17 +32,11 @@ SMALL = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def _files(model, method):
     return [f"--config=configs/published/{name}.yaml" for name in (model, method)]
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "method"), list(zip(MODELS, cycle(METHODS), strict=False)))
 def test_each_run_is_parsed_and_instantiated(model, method):
     """The packaged policy and a CPU stand in for the model and the GPUs alone."""
     options = FitOptions().parse(_files(model, method))

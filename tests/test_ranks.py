@@ -2,7 +2,6 @@
 
 import json
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -10,19 +9,23 @@ import pytest
 import torch
 
 from grail_lightning.policy import load_policy
-from tests.processes import run_script
+from tests.grid_on_ranks import compare
+from tests.processes import on_ranks
+from tests.runs_on_ranks import interrupted, strategies
+from tests.same_rollouts import run_cases
+from tests.shell import main
 from tests.steps import sums
 from tests.tolerance import assert_near, near, roundings
 
 # What the tests below ask of one script, so that one pair of processes runs it all; slow ones run by themselves.
 TOGETHER = {
-    ("runs_on_ranks.py", "ddp"): ("GRAIL", "DGPO"),
-    ("runs_on_ranks.py", "fsdp2"): ("GRAIL", "DGPO"),
-    ("same_rollouts.py", "one"): (
+    (strategies, "ddp"): ("GRAIL", "DGPO"),
+    (strategies, "fsdp2"): ("GRAIL", "DGPO"),
+    (run_cases, "one"): (
         *("GRAIL", "OptimalBaseline-energy", "nothing", "GRAIL-half", "nothing-half", "Uniform-cut-split"),
     ),
-    ("same_rollouts.py", "ddp"): ("GRAIL", "OptimalBaseline-energy", "GRAIL-half", "Uniform-cut-split"),
-    ("same_rollouts.py", "fsdp2"): (
+    (run_cases, "ddp"): ("GRAIL", "OptimalBaseline-energy", "GRAIL-half", "Uniform-cut-split"),
+    (run_cases, "fsdp2"): (
         *("GRAIL", "GRAIL-once", "GRAIL-recomputed", "GRAIL-own-recomputed", "GRAIL-cut-once", "GRAIL-own-cut-once"),
         *("Uniform", "Uniform-apart", "OptimalBaseline-energy"),
     ),
@@ -32,25 +35,22 @@ TOGETHER = {
 @cache
 def _reports(script, strategy, cases):
     ranks = 1 if strategy == "one" else 2
-    how = ["strategies", ranks] if script == "runs_on_ranks.py" else []
-    time = 300 + 60 * len(cases)
-    printed = run_script(Path(__file__).with_name(script), *how, strategy, *cases, ranks=ranks, timeout=time)
-    reports = [[json.loads(line) for line in rank.stdout.splitlines() if line.startswith("{")] for rank in printed]
+    how = [ranks] if script is strategies else []
+    reports = on_ranks(script, *how, strategy, *cases, ranks=ranks, timeout=300 + 60 * len(cases))
     for number, of_rank in enumerate(reports):
         assert [report["rank"] for report in of_rank] == [number] * len(cases)
     return dict(zip(cases, zip(*reports, strict=True), strict=True))
 
 
-def _run(strategy, case, script="same_rollouts.py"):
+def _run(strategy, case, script=run_cases):
     """The reports of the ranks on a case of the script."""
     together = TOGETHER.get((script, strategy), ())
     return _reports(script, strategy, together if case in together else (case,))[case]
 
 
-def test_gradients_of_two_ranks_are_those_of_one_for_every_objective(tmp_path):
+def test_gradients_of_two_ranks_are_those_of_one_for_every_objective():
     """Each aggregation with each scaling and each KL; uneven shares, so that the ranks cut different micro-batches."""
-    printed = run_script(Path(__file__).with_name("grid_on_ranks.py"), tmp_path / "store", ranks=2)
-    reports = [json.loads(rank.stdout.splitlines()[-1]) for rank in printed]
+    reports = on_ranks(compare)
     assert len(reports[0]) == 3 * 7
     for first, second in zip(*reports, strict=True):
         assert first["options"] == second["options"]
@@ -61,7 +61,7 @@ def test_gradients_of_two_ranks_are_those_of_one_for_every_objective(tmp_path):
 
 @pytest.mark.parametrize("credit", ["GRAIL", "DGPO", pytest.param("OARGradient", marks=pytest.mark.slow)])
 def test_sharded_weights_train_as_replicated_ones_do(credit):
-    replicated, sharded = (_run(kind, credit, "runs_on_ranks.py") for kind in ("ddp", "fsdp2"))
+    replicated, sharded = (_run(kind, credit, strategies) for kind in ("ddp", "fsdp2"))
     for ours, theirs in zip(sharded, replicated, strict=True):
         assert ours["texts"] == theirs["texts"]
         assert ours["weights"] == near(theirs["weights"], 64 if credit == "OARGradient" else 16, torch.float32)
@@ -71,7 +71,7 @@ def test_sharded_weights_train_as_replicated_ones_do(credit):
 
 
 def test_ranks_sample_different_responses_and_agree_on_weights_and_metrics():
-    first, second = _run("ddp", "GRAIL", "runs_on_ranks.py")
+    first, second = _run("ddp", "GRAIL", strategies)
     assert first["texts"] != second["texts"]
     assert first["weights"] == second["weights"]
     assert "credit/eligible" in first["metrics"]
@@ -167,9 +167,7 @@ def test_sharded_blocks_run_common_prefixes_once():
 )
 def test_an_interrupted_run_of_sharded_weights_ends_on_those_of_a_whole_one(ranks, credit, tmp_path):
     """To the bit: the optimiser's state comes back from a checkpoint, and the export has the same weights."""
-    script = Path(__file__).with_name("runs_on_ranks.py")
-    printed = run_script(script, "interrupted", ranks, tmp_path, credit, ranks=ranks)
-    reports = [json.loads(rank.stdout.splitlines()[-1]) for rank in printed]
+    reports = on_ranks(interrupted, ranks, tmp_path, credit, ranks=ranks)
     assert [report["rank"] for report in reports] == [*range(ranks)]
     begun = sums(load_policy("arithmetic").parameters())
     for report in reports:
@@ -198,20 +196,18 @@ METHODS = [f"--model.credit={name}" for name in ("DGPO", "GRAIL", "HighEntropy",
 GIVEN = [
     {"problem": f"{k}+1", "answer": str(k + 1), "response": f"{k}+1={k + 1}\n\\boxed{{{k + k}}}"} for k in (1, 2, 3)
 ]
-PREDICT = """
-import json, sys
-from tests.shell import main
-for arguments in json.loads(sys.argv[1]):
-    main(["predict", *arguments])
-"""
+
+
+def _predict(*commands):
+    for arguments in commands:
+        main(["predict", *arguments])
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("ModelParallelStrategy", marks=pytest.mark.slow)])
 def test_predict_writes_every_rollout_where_the_last_batch_leaves_a_rank_without_a_prompt(strategy, tmp_path):
     """Of prompts that are sampled, and of texts that are given."""
-    table, script = tmp_path / "given.jsonl", tmp_path / "predict.py"
+    table = tmp_path / "given.jsonl"
     table.write_text("\n".join(map(json.dumps, GIVEN)))
-    script.write_text(PREDICT)
     given = ["--data=MathData", f"--data.predict=[{{path: {table}}}]", "--data.train=[]", "--data.val=[]"]
     options = ["--config=configs/saliency.yaml", "--evaluation.num_samples=2", "--trainer.accelerator=cpu"]
     options += [*METHODS, "--model.control=SameMagnitude", "--trainer.enable_progress_bar=false"]
@@ -220,7 +216,7 @@ def test_predict_writes_every_rollout_where_the_last_batch_leaves_a_rank_without
         [*options, *data, "--data.eval_prompts_per_batch=2", f"--trainer.logger.init_args.save_dir={tmp_path / name}"]
         for name, data in (("sampled", ["--data.num_test=3"]), ("given", given))
     ]
-    run_script(script, json.dumps(commands), ranks=2, timeout=180)
+    on_ranks(_predict, *commands, timeout=180)
     for name, number in (("sampled", 6), ("given", 3)):
         rows = pq.read_table(tmp_path / name / "saliency" / "predictions.parquet").to_pylist()
         assert len(rows) == number

@@ -7,8 +7,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.shell import fails_early, main
-from tests.test_cli import _in_an_empty_folder  # noqa: F401  (an autouse fixture)
+from tests.shell import main
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 ROWS = [
     {"problem": r"Find $\frac{1}{2}+\frac{1}{3}$.", "answer": r"\frac{5}{6}", "level": 1},
@@ -77,9 +78,3 @@ def test_a_batch_larger_than_the_dataset_and_rewards_that_never_differ_end_the_r
 
     ours, packaged = load_policy("runs/dead/export"), load_policy("arithmetic")
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), packaged.parameters(), strict=True))
-
-
-def test_a_bad_file_is_one_line_with_file_and_line_before_a_model_is_loaded(capsys):
-    _write("a.jsonl", [{"problem": "1+1?", "answer": "2"}, {"problem": "1+2?", "answer": " "}])
-    line = fails_early(capsys, "fit", *_options("bad", "--data.train.path=a.jsonl"), "--trainer.max_steps=1")
-    assert "a.jsonl, line 2: `answer` must be text that is not empty, or a finite number, but got ' '" in line

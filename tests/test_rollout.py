@@ -1,11 +1,9 @@
 """Cutting and trimming the records."""
 
-import math
-
 import pytest
 import torch
 
-from grail_lightning.batch import Sampling, lengths_to_mask, micro_batches, pad_left
+from grail_lightning.batch import lengths_to_mask, micro_batches, pad_left
 
 
 @pytest.mark.parametrize("budget", [1, 7, 40, 1000])
@@ -44,22 +42,3 @@ def test_selecting_rows_trims_to_their_longest_prompt_and_response(golden_batch)
         whole = golden_batch.input_ids[row][golden_batch.attention_mask[row]]
         assert torch.equal(some.input_ids[k][some.attention_mask[k]], whole)
         assert some.answer.whole[k].sum() == golden_batch.answer.whole[row].sum()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_response_length": 0}, "at least 1 token, but got 0"),
-        ({"temperature": -1.0}, "`temperature` must be 0"),
-        ({"temperature": math.nan}, "`temperature` must be 0"),
-        ({"temperature": math.inf}, "`temperature` must be 0"),
-        ({"top_p": math.nan}, "`top_p` must lie in"),
-        ({"top_p": 0.0}, "`top_p` must lie in"),
-        ({"top_k": -1}, "`top_k` must be 0"),
-        ({"stop": "###"}, "must be a list of strings"),
-        ({"stop": ("###", "")}, r"strings of at least one character, but got \['###', ''\]"),
-    ],
-)
-def test_bad_sampling_is_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        Sampling(**({"max_response_length": 8} | options))

@@ -3,6 +3,7 @@
 import copy
 import csv
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from grail_lightning.runtime.files import LOCK, held
 from grail_lightning.runtime.run_folder import MARKER, RunFolder
 from tests.runs import trainer
 from tests.shell import RUN, SHORT, fails, main
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 class Remote(Logger):
@@ -40,11 +43,6 @@ class Remote(Logger):
 
 class Board(TensorBoardLogger):
     """A logger of the user's."""
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def _folder(**options):
@@ -233,3 +231,27 @@ def test_two_ranks_are_one_holder_and_move_a_run_aside_once():
         assert done.returncode == 0, done.stderr[-2000:]
     assert sorted(os.listdir("runs")) == ["quickstart", "quickstart.1"]
     assert all(Path("runs", name, MARKER).is_file() for name in os.listdir("runs"))
+
+
+HOLDS = """
+import pathlib, sys, time
+from grail_lightning.runtime.files import held
+with held(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_folder_is_refused_while_another_process_lives_and_free_when_it_was_killed(tmp_path):
+    folder = tmp_path / "run"
+    other = subprocess.Popen([sys.executable, "-c", HOLDS, str(folder)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout.readline() == "held\n"
+        message = rf"run is in use by another fit \(process {other.pid} on .*`trainer\."
+        with pytest.raises(ValueError, match=message), held(folder):
+            pass
+    finally:
+        os.kill(other.pid, signal.SIGKILL)
+        other.communicate()
+    with held(folder):
+        pass

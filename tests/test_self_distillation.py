@@ -13,7 +13,7 @@ from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt
 from tests import batches as ready
 from tests.runs import sampled, uneven
-from tests.steps import backward, largest_gap, token_weights, update_of
+from tests.steps import backward, largest_gap, token_weights, update_of, whole_logs
 from tests.tolerance import roundings
 
 LIMIT = 36
@@ -37,18 +37,13 @@ def _gradients(policy, batch, options, **more):
     return {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}, metrics
 
 
-def _logs(policy, batch):
-    out = policy.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask.long()).logits
-    return out[:, -batch.response_mask.shape[1] - 1 : -1].log_softmax(-1)
-
-
 @pytest.mark.parametrize("options", [{}, {"only_positive": True}, {"clamp": 0.02}], ids=str)
 def test_gradients_equal_a_loss_written_by_hand_however_the_batch_is_cut(options, policy, batch):
     chosen = Distillation(coefficient=0.3, **options)
     policy.zero_grad(set_to_none=True)
-    student = _logs(policy, batch)
+    student = whole_logs(policy, batch)
     with torch.no_grad():
-        teacher = _logs(policy, with_shown_answers(policy, batch, SENTENCE))
+        teacher = whole_logs(policy, with_shown_answers(policy, batch, SENTENCE))
     kl = (student.exp() * (student - teacher)).sum(-1)
     assert 0 < (kl > 0.02)[batch.response_mask].sum() < batch.response_mask.sum()
     taught = (batch.advantages > 0) if options.get("only_positive") else torch.ones(len(batch), dtype=torch.bool)

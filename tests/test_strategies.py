@@ -13,10 +13,7 @@ from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.policy import Loading
 from tests.shell import RUN, SHORT, built, fails, main
 
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.mark.filterwarnings("ignore:It is recommended to use")  # One process is no reason to synchronise.

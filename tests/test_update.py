@@ -1,7 +1,5 @@
 """Gradients of one optimiser step, however it is cut."""
 
-import math
-
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy
@@ -13,12 +11,12 @@ from grail_lightning.policy.layout import padded_layout
 from grail_lightning.policy.micro_batch import MicroBatch, stand_in
 from grail_lightning.step.advantages import compute_advantages
 from grail_lightning.step.forward import Forward
-from grail_lightning.step.loss import loss_mask
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.update import deal_rows
+from tests.architectures import live
 from tests.batches import graded
 from tests.runs import uneven
-from tests.steps import FEWER, KL, backward, configured, context_for, largest_gap, token_weights, update_of
+from tests.steps import FEWER, KL, backward, context_for, largest_gap, token_weights, update_of, whole_logs
 from tests.tolerance import assert_near, near, roundings
 
 LIMIT = 36
@@ -166,8 +164,7 @@ def test_gradients_equal_one_loss_over_all_rows_written_by_hand(how, more, polic
     batch = batch.replace(sampling_logprobs=batch.sampling_logprobs + noise)
     found, metrics = _gradients(policy, batch, given, aggregation=how, token_budget=150, **more)
     policy.zero_grad(set_to_none=True)
-    logits = policy.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask.long()).logits
-    logs = logits[:, -batch.response_mask.shape[1] - 1 : -1].log_softmax(-1)
+    logs = whole_logs(policy, batch)
     lp = logs.gather(-1, batch.response_ids[..., None]).squeeze(-1)
     correction = (lp.detach() - batch.sampling_logprobs).exp().clamp(max=1.5) if more else 1
     mask, rows = batch.response_mask & batch.finished[:, None], batch.finished.sum()
@@ -192,12 +189,6 @@ def test_an_additive_stage_is_added_to_the_product_of_advantage_and_weight(polic
     larger = given + torch.where(advantages != 0, added / advantages, 0)
     assert largest_gap(found, _gradients(policy, batch, larger)[0]) <= 1e-9
     assert largest_gap(found, _gradients(policy, batch, given)[0]) > 0.01
-
-
-def test_unmasked_truncated_rollouts_count_in_both_numerator_and_denominator(policy, batch):
-    assert torch.equal(loss_mask(batch, Objective(mask_truncated=False)), batch.response_mask)
-    masked = loss_mask(batch, Objective())
-    assert torch.equal(masked.any(1), batch.finished)
 
 
 def test_a_fully_masked_batch_has_loss_zero_and_no_gradient(policy, batch):
@@ -229,21 +220,22 @@ def test_weights_that_are_refreshed_may_add_to_any_row_later(policy, batch):
         assert torch.equal(live, (batch.advantages != 0) & batch.finished | everything & batch.finished)
 
 
-def test_the_first_pass_runs_at_ratio_one_and_later_passes_against_it(policy, batch, given):
-    """Three passes with a step between them: pass 1 records what passes 2 and 3 divide by."""
+@pytest.mark.parametrize("cuts", [{"updates_per_batch": 3}, {"mini_batches": 2}], ids=str)
+def test_old_log_probabilities_are_those_before_the_first_step(cuts, batch, given):
+    """Pass 1 records what passes 2 and 3 divide by; rows of a later mini-batch are scored before."""
     moving = load_policy("arithmetic").double().train()
-    update = _update(moving, batch, given, updates_per_batch=3, token_budget=300)
+    update = _update(moving, batch, given, token_budget=300, **cuts)
     optimizer = torch.optim.SGD(moving.parameters(), lr=0.5)
-    assert len(update.steps) == 3
     with torch.no_grad():
-        expected = moving(_whole(batch)).logprobs
+        expected = load_policy("arithmetic").double()(_whole(batch)).logprobs
     ratios = []
-    for number in range(3):
+    for number in range(len(update.steps)):
         optimizer.zero_grad()
         metrics = update.accumulate(number, backward)
         ratios.append(metrics["clip_ratio/region_mean"])
         optimizer.step()
     assert_near(_old_logprobs(update), expected[update.live].double(), 64, torch.float32)
+    assert len(ratios) == next(iter(cuts.values()))
     assert ratios[0] == 0
     assert ratios[-1] > 0
 
@@ -283,18 +275,6 @@ def test_split_groups_bring_two_rows_of_a_prompt_together_as_often_as_chance_has
     assert together / (400 * 24 * 3) == pytest.approx(7 / 23, abs=0.02)  # Each of 24 rows has 3 others of its prompt.
 
 
-def test_with_mini_batches_old_log_probabilities_are_those_before_the_first_step(batch, given):
-    moving = load_policy("arithmetic").double().train()
-    with torch.no_grad():
-        expected = moving(_whole(batch)).logprobs
-    update = _update(moving, batch, given, mini_batches=2)
-    optimizer = torch.optim.SGD(moving.parameters(), lr=0.05)
-    for number in range(len(update.steps)):
-        update.accumulate(number, backward)
-        optimizer.step()
-    assert_near(_old_logprobs(update), expected[update.live].double(), 64, torch.float32)
-
-
 class WithoutRows(Forward):
     """What a rank with fewer rows than another has to run."""
 
@@ -321,10 +301,7 @@ def test_a_rank_without_rows_keeps_in_step_on_a_row_that_has_a_response(policy, 
     "cuts", [{"updates_per_batch": 2}, {"mini_batches": 2}, {"mini_batches": 2, "split_groups": True}], ids=str
 )
 def test_with_dropout_old_log_probabilities_are_all_of_the_policy_that_sampled(cuts, batch):
-    dropping = load_policy("arithmetic", Loading(lora=LoRA(rank=4, dropout=0.3))).double()
-    for name, parameter in dropping.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
+    dropping = live(load_policy("arithmetic", Loading(lora=LoRA(rank=4, dropout=0.3))).double())
     with torch.no_grad():
         expected = dropping.eval()(_whole(batch)).logprobs
     update = _update(dropping.train(), batch, **cuts)
@@ -341,34 +318,3 @@ def test_gradients_are_scaled_down_to_the_norm_and_the_norm_before_is_told(polic
     assert gradients.clip(None) == pytest.approx(norm)
     assert gradients.clip(norm / 2) == pytest.approx(norm)
     assert torch.cat([p.grad.flatten() for p in policy.parameters()]).norm().item() == pytest.approx(norm / 2, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"group_size": 1}, "`execution.group_size` must be at least 2, but got 1"),
-        ({"split_groups": True}, "`execution.mini_batches` must be at least 2 with `execution.split_groups`"),
-        ({"token_budget": 0}, "`execution.token_budget` must be at least 1, but got 0"),
-        ({"kl_coefficient": -1.0}, "must be finite and ≥ 0, but got -1.0"),
-        ({"max_grad_norm": 0.0}, "must be finite and positive, but got 0.0. Use null"),
-        ({"clip_low": 2.0}, "`clip_low` must lie in"),
-        *(
-            ({option: number}, rf"`((objective|execution)\.)?{option}` .* but got .*{number}")
-            for option in (
-                "kl_coefficient",
-                "entropy_coefficient",
-                "max_grad_norm",
-                "clip_low",
-                "ratio_cap",
-                "sampler_cap",
-            )
-            for number in (math.nan, math.inf)
-        ),
-        ({"clip_high": math.nan}, "`clip_high` .* but got .*nan"),
-    ],
-    ids=str,
-)
-def test_bad_options_are_named_and_only_the_upper_clip_range_may_be_infinite(options, message):
-    Objective(clip_high=math.inf)
-    with pytest.raises(ValueError, match=message):
-        configured(options)

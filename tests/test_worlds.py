@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from grail_lightning.batch import Sampling
-from grail_lightning.credit import Oracle, Resampled, TreeAdvantage, Uniform
-from grail_lightning.credit.resampled import find_borders
+from grail_lightning.credit import Oracle, TreeAdvantage, Uniform
 from grail_lightning.data import WordProblemData
 from grail_lightning.engines import build_batch
 from grail_lightning.functional import group_advantages
@@ -58,23 +57,6 @@ def test_the_oracle_blames_the_operator_or_the_result_that_is_wrong_first(words,
     assert balanced[0].max() == pytest.approx(2 / 3 * group.response_mask[0].sum().item())
 
 
-def test_a_line_has_a_border_behind_its_operator_and_one_behind_its_end(words, group):
-    (places,) = find_borders(words, group, [1])
-    ids = group.response_ids[1].tolist()
-    pieces = [words.tokenizer.decode(ids[a:b]) for a, b in zip([0, *places], places, strict=False)]
-    assert pieces == ["Anna has 8+", "5=13 coins.", "\nBen has 13-", "4=9 coins."]
-
-
-def test_the_tree_blames_the_operator_at_which_wrong_and_right_part(words, group):
-    for state in ("prefix", "numbers"):
-        added = TreeAdvantage(state=state)(words, group, context_for(words)).additive
-        assert added is not None
-    prefix = TreeAdvantage()(words, group, context_for(words)).additive
-    parting = group.response_ids[0].ne(group.response_ids[1]).nonzero()[0].item()
-    assert words.tokenizer.decode(group.response_ids[:2, parting].tolist()) == "+-"
-    assert prefix[1].argmin() == prefix[0].argmax() == parting
-
-
 @pytest.mark.parametrize("credit", [TreeAdvantage(), Uniform()], ids=["tree", "uniform"])
 def test_figures_of_wrong_rollouts_do_not_need_an_advantage(words, group, credit):
     """Without a baseline that of wrong rollouts is 0. What the tree adds is the same."""
@@ -90,23 +72,14 @@ def test_figures_of_wrong_rollouts_do_not_need_an_advantage(words, group, credit
     assert found[0][0] == (0.5 if isinstance(credit, Uniform) else 1.0)
 
 
-@pytest.mark.parametrize(
-    ("credit", "baseline"),
-    [
-        (Resampled(2, search="bisection", budget=100_000), 1.0),
-        (TreeAdvantage(state="numbers"), 1.0),
-        (TreeAdvantage(), 0.0),
-    ],
-    ids=["resampled", "numbers", "no baseline"],
-)
-def test_a_training_step_logs_how_often_the_error_at_a_fork_has_more_credit(credit, baseline):
-    watch, (what, how) = Watch(), configured({"baseline": baseline}, group_size=8)
+def test_a_training_step_logs_how_often_the_error_at_a_fork_has_more_credit():
+    watch, (what, how) = Watch(), configured({"baseline": 0.0}, group_size=8)
     made = GrailModule(
         "words",
         objective=what,
         execution=how,
         sampling=Sampling(max_response_length=64),
-        credit=credit,
+        credit=TreeAdvantage(),
         optimizer=lambda p: torch.optim.AdamW(p, lr=1e-4),
     )
     data = WordProblemData(num_train=8, num_val=1, prompts_per_batch=8, problems=SPACE, task=TASK)

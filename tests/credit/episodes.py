@@ -4,10 +4,9 @@ from typing import NamedTuple
 
 import torch
 
-from grail_lightning.batch import SampledBatch, pad_left
 from grail_lightning.environments.episode import Call, Episode, Turn
 from grail_lightning.tasks.base import Prompt
-from tests.batches import rollouts
+from tests.batches import of_ids, rollouts
 from tests.credit.rollouts import Labelled
 
 
@@ -33,7 +32,7 @@ def _episode(row):
     return Episode(turns=tuple(turns), end="answered")
 
 
-def played(*groups, references=None, device="cpu"):
+def played(*groups, references=None):
     """Groups of equally many rows as a batch; the prompt of group ``g`` is the ids ``20 + g, 30, 31``."""
     size, rows = len(groups[0]), [row for group in groups for row in group]
     tokens = []  # Of each row: id, number of the turn, whether it was sampled.
@@ -41,27 +40,19 @@ def played(*groups, references=None, device="cpu"):
         parts = []
         for k, ids in enumerate(row.sampled):
             parts += [(i, k, True) for i in ids] + [(i, k, False) for i in _at(row.answered, k) or []]
-        tokens.append(parts)
-    width = max(map(len, tokens))
-    ids, turn, mask = (
-        torch.tensor([[part[k] for part in parts] + [0] * (width - len(parts)) for parts in tokens]).reshape(-1, width)
-        for k in range(3)
-    )
-    valid = torch.arange(width) < torch.tensor([len(parts) for parts in tokens])[:, None]
+        tokens.append(list(map(list, zip(*parts, strict=True))) or [[], [], []])
+    ids, turn, mask = zip(*tokens, strict=True)
     group = torch.arange(len(groups)).repeat_interleave(size)
-    prompt, prompt_mask = pad_left([[20 + g, 30, 31] for g in group.tolist()], 0)
+    begun = [[20 + g, 30, 31] for g in group.tolist()]
     references = references or ["7"] * len(groups)
-    sampled = SampledBatch(
-        input_ids=torch.cat([prompt, ids], 1).int(),
-        attention_mask=torch.cat([prompt_mask, valid], 1),
-        response_ids=ids.int(),
-        response_mask=mask.bool(),
+    sampled = of_ids(
+        begun,
+        ids,
+        response_mask=of_ids(begun, mask).response_ids.bool(),
         group=group,
         row=torch.arange(len(rows)) + 40,
-        finished=torch.ones(len(rows), dtype=torch.bool),
         prompts=[Prompt(messages=f"Problem {g}?", reference=references[g], task=Labelled()) for g in group.tolist()],
-        texts=[""] * len(rows),
-        turn=turn,
+        turn=of_ids(begun, turn).response_ids.long(),
         episodes=[_episode(row) for row in rows],
     )
     return rollouts(sampled, torch.tensor([row.reward for row in rows]), group_size=size)

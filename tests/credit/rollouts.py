@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+from contextlib import contextmanager
 
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -46,6 +48,20 @@ def context(step=0, budget=900, temperature=1.0, seed=0, reference=None, continu
     )
 
 
+@contextmanager
+def no_pass(policy, allowed=False):
+    """Fails if the policy makes a forward pass in it, unless that is allowed."""
+
+    def refused(*_):
+        assert allowed, "a forward pass"
+
+    hook = policy.decoder.register_forward_pre_hook(refused)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 @torch.no_grad()
 def elsewhere(policy):
     """A copy of the policy with other weights in its last block."""
@@ -81,3 +97,15 @@ def row_logits(policy, batch, row):
     ids = batch.input_ids[row][batch.attention_mask[row]]
     length = int(batch.response_mask[row].sum())
     return policy.model(ids[None], use_cache=False).logits[0, -length - 1 : -1].double()
+
+
+def golden_error(found, golden, mask):
+    """The largest difference on valid tokens, as a share of its row's maximum; see tests/golden/README.md.
+
+    ``pytest -s tests/credit -k golden`` prints the largest differences.
+    """
+    scale = (golden.abs() * mask).amax(1, keepdim=True).clamp(min=1e-30)
+    share, largest = ((found - golden).abs() / scale)[mask].max().item(), (found - golden).abs()[mask].max().item()
+    name = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition("::")[2].removesuffix(" (call)")
+    print(f"\ngolden: {name}: largest difference {largest:.1e}, as a share of the row's maximum {share:.1e}")
+    return share

@@ -1,14 +1,14 @@
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from grail_lightning.batch import AnswerMasks
-from grail_lightning.credit import GRAIL, AnswerOnly, CreditContext, Random, SameMagnitude, Shuffled
+from grail_lightning.credit import GRAIL, AnswerOnly, Random, SameMagnitude, Shuffled
+from tests.credit.rollouts import context
 
-
-def _context(seed=3):
-    return CreditContext(step=0, generator=torch.Generator().manual_seed(seed), token_budget=600)
+_context = partial(context, seed=3)
 
 
 @pytest.fixture

@@ -1,19 +1,20 @@
 """Parity with the published maths, and what ours must not do."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from grail_lightning.credit import GRAIL, CreditContext, SaliencyOptions, input_saliency
+from grail_lightning.credit import GRAIL, SaliencyOptions, input_saliency
 from grail_lightning.credit.saliency import block_number
-from tests.credit.closeness import golden_error
+from tests.credit.rollouts import context, golden_error
 from tests.tolerance import roundings
 
 LEAVES = ["embeddings", "first", "middle", "last"]
 GATES = {"all": "both", "positive": "correct", "negative": "wrong"}
 
 
-def _context(**changes):
-    return CreditContext(step=0, generator=torch.Generator().manual_seed(0), token_budget=600, **changes)
+_context = partial(context, budget=600)
 
 
 @pytest.mark.parametrize("leaf", LEAVES)

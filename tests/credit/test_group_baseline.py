@@ -1,28 +1,34 @@
 """The share of the group's mean that is subtracted, the pooled baseline of least noise, and controls beside them."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 import grail_lightning.credit as credits
-from grail_lightning.credit import Balanced, CreditContext, OptimalBaseline, RandomSubset, TokenWeights, Uniform
+from grail_lightning.credit import Balanced, OptimalBaseline, RandomSubset, TokenWeights, Uniform
 from grail_lightning.credit.base import check_weights, token_advantages
 from grail_lightning.functional import group_advantages
 from grail_lightning.functional.advantages import energy_baselines
+from grail_lightning.policy import load_policy
 from grail_lightning.step.advantages import compute_advantages
 from grail_lightning.step.options import Objective
 from tests.batches import graded
-from tests.runs import Watch, batches, module, one_in_four, trainer
+from tests.credit.rollouts import context, row_logits
+from tests.runs import SAMPLING, one_in_four
 
 REWARDS = torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0])
-
-
 EVERY = torch.ones(16, dtype=torch.bool)
 
 
-def _context(budget=600):
-    return CreditContext(step=0, generator=torch.Generator().manual_seed(3), token_budget=budget)
+@pytest.fixture(scope="module")
+def packaged():
+    """Rollouts of the packaged policy, one of each group of four right; and the policy."""
+    return one_in_four(4, SAMPLING), load_policy("arithmetic").eval()
+
+
+_context = partial(context, seed=3, budget=600)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
@@ -70,60 +76,16 @@ def test_a_run_pools_the_energies_of_tokens_in_the_loss_over_the_mixed_groups(ho
     batch = graded(golden_batch, rewards, group=torch.tensor([0, 0, 0, 1, 1, 1]), finished=finished)
     objective = Objective(baseline="energy", aggregation=how)
     found = compute_advantages(batch, 3, objective, golden_policy, _context())
-    width, energy = batch.response_mask.shape[1], []
+    energy = []
     for row in range(6):
-        output = golden_policy.model(
-            input_ids=batch.input_ids[row : row + 1].long(), attention_mask=batch.attention_mask[row : row + 1].long()
-        )
-        logits = output.logits[0, -width - 1 : -1].detach().double().requires_grad_()
-        logprobs = logits.log_softmax(-1).gather(1, batch.response_ids[row].long()[:, None])[:, 0]
-        (gradient,) = torch.autograd.grad(logprobs[batch.response_mask[row]].sum(), logits)
-        length = int(batch.response_mask[row].sum())
-        energy.append(float(gradient.square().sum()) / (length**2 if how == "grpo" else 1))
+        logits, ids = row_logits(golden_policy, batch, row).requires_grad_(), batch.response_ids[row].long()
+        logprobs = logits.log_softmax(-1).gather(1, ids[: len(logits), None])
+        (gradient,) = torch.autograd.grad(logprobs.sum(), logits)
+        energy.append(float(gradient.square().sum()) / (len(logits) ** 2 if how == "grpo" else 1))
     right, wrong = sum(energy[k] for k in (0, 3, 4)) / 3, sum(energy[k] for k in (1, 5)) / 2
     expected = [right / (right + wrong), 2 * right / (2 * right + wrong)]
     for k, row in enumerate(found.advantages.tolist()):
         assert row == pytest.approx(float(rewards[k]) - expected[k // 3], rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"baseline": "energy"}, {"baseline": 0.5, "scale_rewards": "group"}],
-    ids=["with the mean", "with energies", "with a deviation to divide by"],
-)
-def test_training_on_equal_groups_is_refused_where_it_has_no_meaning(options):
-    with pytest.raises(ValueError, match=r"needs an `objective\.baseline` below 1"):
-        Objective(train_equal=True, **options)
-
-
-def test_a_misspelt_baseline_is_refused():
-    with pytest.raises(ValueError, match=r"must lie in .* or be energy, but got 'Energy'"):
-        Objective(baseline="Energy")
-
-
-@pytest.mark.parametrize("baseline", [0.0, 0.5, "energy"])
-def test_every_baseline_trains(baseline):
-    watch = Watch()
-    trainer(2, watch).fit(module({"baseline": baseline, "group_size": 8}), batches(2, size=4))
-    for output in watch.outputs:
-        batch = output.batch
-        mixed = torch.isin(batch.group, batch.group[batch.rewards == 1]) & torch.isin(
-            batch.group, batch.group[batch.rewards == 0]
-        )
-        assert mixed.any()
-        right = mixed & batch.correct
-        assert (batch.advantages[right] > 0).all()
-        assert torch.equal(
-            batch.advantages[mixed & ~batch.correct] < 0,
-            torch.full((int((mixed & ~batch.correct).sum()),), baseline != 0.0),
-        )
-        assert (batch.advantages[~mixed] == 0).all()
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
-def test_a_share_outside_of_its_range_is_refused(value):
-    with pytest.raises(ValueError, match=r"`objective.baseline` must lie in \[0, 1\] or be energy"):
-        Objective(baseline=value)
 
 
 # --- controls ---------------------------------------------------------------------------------------------------------
@@ -195,12 +157,3 @@ def test_a_random_subset_has_its_share_and_follows_the_row_not_its_place(package
     order = torch.arange(len(batch)).flip(0)
     assert torch.equal(RandomSubset(0.2)(policy, batch.select(order), _context()).values, values[order])
     assert torch.equal(RandomSubset(1.0)(policy, batch, _context()).values, batch.response_mask.float())
-
-
-@pytest.fixture(scope="module")
-def packaged():
-    """Rollouts of the packaged policy, one of each group of four right; and the policy."""
-    from grail_lightning.batch import Sampling
-    from grail_lightning.policy import load_policy
-
-    return one_in_four(4, Sampling(max_response_length=48)), load_policy("arithmetic").eval()

@@ -4,17 +4,13 @@ from dataclasses import fields, replace
 
 import torch
 
-from grail_lightning.credit import BilevelOptions, CreditContext, OARGradient
+from grail_lightning.credit import BilevelOptions, OARGradient
 from grail_lightning.functional import bilevel_map
 from grail_lightning.policy import Policy
-from tests.credit.closeness import golden_error
+from tests.credit.rollouts import context, golden_error
 from tests.tolerance import roundings
 
 GRAIL_REPOSITORY = {"scope": "response", "alignment": "predictor", "product": "noisy"}
-
-
-def _context(seed=0, budget=600):
-    return CreditContext(step=0, generator=torch.Generator().manual_seed(seed), token_budget=budget)
 
 
 def _boxed(batch):
@@ -44,10 +40,10 @@ def test_scores_equal_the_golden_tensors_end_to_end(golden, golden_policy, golde
         golden["oar_g.scores"][rows],
     )
     credit = OARGradient(alignment="predictor", product="noisy")
-    ours = credit.gradient_scores(golden_policy, batch, noise, _context())
+    ours = credit.gradient_scores(golden_policy, batch, noise, context())
     assert golden_error(ours, expected, batch.response_mask) < roundings(1000, torch.float32)
     monkeypatch.setattr(Policy, "hidden", _hidden_without_positions)
-    same = credit.gradient_scores(golden_policy, batch, noise, _context())
+    same = credit.gradient_scores(golden_policy, batch, noise, context())
     assert golden_error(same, expected, batch.response_mask) < roundings(100, torch.float32)
 
 
@@ -70,7 +66,7 @@ def test_the_class_with_golden_noise_gives_the_golden_weights(golden, golden_pol
             return torch.stack(pieces)
 
     credit = Given(**GRAIL_REPOSITORY, bilevel=BilevelOptions(interpolate=False, eps=1e-12))
-    weights = credit(golden_policy, golden_batch, _context())
+    weights = credit(golden_policy, golden_batch, context())
     assert golden_error(weights.values, golden["oar_g.weights"], golden_batch.response_mask) < roundings(
         4000, torch.float32
     )

@@ -1,21 +1,19 @@
 """OAR-P against the golden tensors, and against loops that perturb one token at a time."""
 
-import copy
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from grail_lightning.batch import AnswerMasks
-from grail_lightning.credit import CreditContext, OARPerturbation
+from grail_lightning.credit import OARPerturbation
 from tests.conftest import GOLDEN
-from tests.credit.closeness import golden_error
+from tests.credit.rollouts import context, golden_error
 from tests.tolerance import near, roundings
 
-
-def _context(budget=2000):
-    return CreditContext(step=0, generator=torch.Generator().manual_seed(0), token_budget=budget)
+_context = partial(context, budget=2000)
 
 
 @pytest.fixture(scope="module")
@@ -69,15 +67,14 @@ def _by_hand(policy, batch, row, token, distribution):
     return sum((log_p[0][v].exp() * (log_p[0][v] - log_p[1][v])).item() for v in range(len(log_p[0])))
 
 
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("distribution", ["answer_mean", "last", "answer_joint"])
+@pytest.mark.parametrize(("distribution", "share"), [("answer_mean", True), ("last", False), ("answer_joint", True)])
 def test_each_score_equals_that_of_a_separate_forward_pass(
     distribution, share, golden_policy, exact_batch, monkeypatch
 ):
     monkeypatch.setitem(vars(golden_policy), "supports_kv_continuation", share)
     two = torch.tensor([0.0, -1.0, 1.0, 0.0, 0.0, 0.0])
     credit = OARPerturbation(distribution)
-    found = credit(golden_policy, exact_batch.replace(advantages=two), _context(900)).scores
+    found = credit(golden_policy, exact_batch.replace(advantages=two), context()).scores
     for row in (1, 2):
         first = exact_batch.answer.whole[row].nonzero()[0].item()
         for token in (0, 7, first - 1):
@@ -117,14 +114,3 @@ def test_only_rows_with_a_box_and_an_advantage_run_and_no_pass_exceeds_the_budge
     assert max(shape[0] for shape in shapes) == each
     others = [0, 2, 3, 4, 5]
     assert torch.equal(weights.values[others], exact_batch.response_mask[others].to(weights.values))
-
-
-def test_models_with_recurrent_states_run_every_sequence_whole(golden_policy, exact_batch):
-    policy = copy.deepcopy(golden_policy)
-    policy.model._is_stateful = True
-    vars(policy).pop("supports_kv_continuation", None)  # What the copied policy has found out.
-    widths = set()
-    policy.decoder.register_forward_hook(lambda _m, _i, out: widths.add(out.last_hidden_state.shape[1]))
-    one = torch.tensor([0.0, -1.0, 0.0, 0.0, 0.0, 0.0])
-    OARPerturbation()(policy, exact_batch.replace(advantages=one), _context(900))
-    assert len(widths) == 1

@@ -12,7 +12,7 @@ from grail_lightning.functional.advantages import discounted_returns, ranked_pai
 from grail_lightning.policy import Loading, LoRA, load_policy
 from tests.credit.rollouts import context, row_logits, second_model
 from tests.runs import Drawing, Watch, batches, module, trainer
-from tests.shell import SHORT, fails
+from tests.shell import SHORT, fails_early
 from tests.tolerance import assert_near, near
 
 BETA, LR = 0.3, 0.2
@@ -178,16 +178,9 @@ def test_a_rate_that_is_set_anew_at_a_resume_holds_from_there_on(golden_policy, 
         _takes(golden_policy, batch, reference, others, 1)
 
 
-def test_mistakes_are_one_line_before_a_model_is_loaded(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    loaded = "grail_lightning.distributed.sharding.load_policy"
-    monkeypatch.setattr(loaded, lambda *_, **__: pytest.fail("a model was loaded"))
-    said = fails(capsys, "fit", *SHORT, "--model.credit=PRIME", "--model.credit.model=./nowhere")
-    assert "`policy` './nowhere' cannot be loaded" in said
-    said = fails(capsys, "predict", *(o for o in SHORT if "max_steps" not in o), "--model.credit=PRIME")
-    assert "`model.credit` must not be `PRIME` in `predict`" in said
+def test_a_model_with_other_tokens_is_refused(empty_folder, capsys):
     policy = load_policy("arithmetic")
     policy.tokenizer.add_tokens(["<more>"])
-    policy.save(tmp_path / "other")
-    said = fails(capsys, "fit", *SHORT, "--model.credit=PRIME", "--model.credit.model=./other")
+    policy.save(empty_folder / "other")
+    said = fails_early(capsys, "fit", *SHORT, "--model.credit=PRIME", "--model.credit.model=./other")
     assert "`model.credit.model` must have the tokens of the policy 'arithmetic', but got './other'" in said

@@ -17,7 +17,7 @@ from grail_lightning.step.continuations import SampledContinuations
 from grail_lightning.step.sampler import Sampler
 from tests.batches import rollouts
 from tests.credit.rollouts import context
-from tests.runs import SAMPLING, Watch, batches, module, problems, sampled, trainer, weights
+from tests.runs import SAMPLING, Watch, batches, module, problems, sampled, trainer
 
 
 class Table(Continuations):
@@ -201,14 +201,9 @@ def test_the_budget_is_never_exceeded_and_the_latest_places_are_left_out(source,
     assert tokens > most / 4
 
 
-def test_a_run_logs_what_it_cost_and_can_be_repeated():
-    ends = []
-    for cache in (131_072, 500):
-        watch = Watch()
-        ours = module(credit=Resampled(4, budget=20_000), engine=HFEngine(cache_tokens=cache))
-        trainer(2, watch).fit(ours, batches(2, size=4))
-        ends.append((weights(ours), [output.metrics for output in watch.outputs]))
-    (one, figures), (other, _) = ends
-    assert all(0 < f["credit/continued_tokens"] <= 20_000 for f in figures)
-    assert all(0 < f["credit/divided"] <= 1 for f in figures)
-    assert all(torch.allclose(p, other[name], atol=1e-6) for name, p in one.items())
+def test_a_run_logs_what_it_cost():
+    watch = Watch()
+    trainer(1, watch).fit(module(credit=Resampled(4, budget=20_000)), batches(1))
+    figures = watch.outputs[0].metrics
+    assert 0 < figures["credit/continued_tokens"] <= 20_000
+    assert 0 < figures["credit/divided"] <= 1

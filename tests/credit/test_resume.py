@@ -29,8 +29,10 @@ class _Save(pl.Callback):
 _adam = partial(torch.optim.AdamW, lr=1e-3)
 _warm_up = partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.2)
 CASES = {
-    "between two refreshes of the teacher": (lambda: RLSD(refresh_steps=4), 64),
-    "a teacher inside of other methods": (lambda: Product(Uniform(), WarmUp(RLSD(refresh_steps=4), 2)), 64),
+    "between two refreshes of a teacher inside of other methods": (
+        lambda: Product(Uniform(), WarmUp(RLSD(refresh_steps=4), 2)),
+        64,
+    ),
     "values of prompts that come again, of the example in the documentation": (RememberedValues, 8),
     "a reward model with its optimiser and its schedule": (lambda: PRIME(optimizer=_adam, scheduler=_warm_up), 64),
     "continuations, whose random numbers belong to the step, the row and the place": (lambda: Resampled(2), 64),
@@ -45,7 +47,7 @@ def test_a_resumed_run_ends_with_the_same_weights_to_the_bit(case, monkeypatch, 
 
     def run(path=None, *callbacks):
         it = module(credit=credit())
-        trainer(5, *callbacks).fit(it, ArithmeticData(num_train=num_train, prompts_per_batch=4), ckpt_path=path)
+        trainer(4, *callbacks).fit(it, ArithmeticData(num_train=num_train, prompts_per_batch=4), ckpt_path=path)
         # The second model, too, which a run trains for its method.
         second = it.second.state_dict()["weights"] if it.second else {}
         return weights(it) | {f"second.{name}": weight.clone() for name, weight in second.items()}

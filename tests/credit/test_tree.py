@@ -8,7 +8,6 @@ import torch
 from grail_lightning.credit import PrefixWeights, TreeAdvantage
 from grail_lightning.credit.base import token_advantages
 from grail_lightning.credit.tree import numbers
-from grail_lightning.policy.layout import response_nodes
 from tests.credit.groups import GROUP, LATE, OTHER, SOUND, groups, sharing, tokens_of
 from tests.credit.rollouts import context
 from tests.steps import update_of
@@ -45,39 +44,6 @@ def test_advantages_are_those_of_a_loop_over_the_prefixes(options, arithmetic, b
         assert (found[row, len(expected) :] == 0).all()
     shared = sum(len(sharing(batch, r, t + 1)) > 1 for r in range(8) for t in range(len(tokens_of(batch, r))))
     assert weights.metrics["in_tree"] == (shared, int(batch.response_mask.sum()))
-
-
-def test_the_terms_are_a_baseline_of_the_state_before_each_token(arithmetic, batch):
-    """Rows of one node have one gradient at its token: the node's sum is that of `r - V(s_t-1)`, without `V(s_t)`."""
-    batch = batch.replace(rewards=batch.rewards * 0.7 - torch.arange(8) % 3 * 0.1)
-    terms = TreeAdvantage(advantage=False)(arithmetic, batch, context()).additive.double()
-    baseline = torch.zeros_like(terms)
-    for row in range(len(batch)):
-        values = _values(batch, row, batch.rewards.tolist(), own_row=True, shrinkage=1.0)
-        baseline[row, : len(values) - 1] = batch.rewards[row] - torch.tensor(values[:-1])
-    nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
-    of_nodes = [
-        torch.zeros(int(nodes.max()) + 1, dtype=torch.float64).index_add(0, nodes[nodes >= 0], sums[nodes >= 0])
-        for sums in (terms, baseline)
-    ]
-    assert torch.allclose(*of_nodes, atol=1e-5)
-    assert not torch.allclose(terms, baseline, atol=1e-2)  # Token by token they differ.
-
-
-def test_the_group_of_the_docstring_by_hand(arithmetic, batch):
-    """Of 4 rows 2 earn 1. Row 1 parts at `7+5=2`: from 1/2 to 0, and its siblings go from 1/2 to 2/3. Row 2 then parts
-    at the last result, `16` against `17`: from 2/3 to 0, and the right rows go from 2/3 to 1."""
-    weights = TreeAdvantage()(arithmetic, batch, context())
-    changes = {row: {t: round(v, 4) for t, v in enumerate(weights.additive[row].tolist()) if v} for row in range(4)}
-    last = SOUND.index("17\n") + 1
-    assert changes == {
-        0: {4: 0.1667, last: 0.3333},
-        1: {4: -0.5},
-        2: {4: 0.1667, last: -0.6667},
-        3: {4: 0.1667, last: 0.3333},
-    }
-    assert torch.equal(weights.values, batch.response_mask.float())
-    assert weights.scores[1, 4] == 0.5, "what the token took from a wrong response"
 
 
 def test_a_group_of_equal_outcomes_has_no_terms_and_is_not_run(arithmetic):

@@ -9,7 +9,7 @@ import torch
 from grail_lightning.credit import IGPO, CriticSearch, GiGPO, OptimalBaseline, TreeAdvantage, TurnRewards
 from grail_lightning.credit.base import token_advantages
 from tests.credit.episodes import Row, by_turn, played
-from tests.credit.rollouts import context
+from tests.credit.rollouts import context, no_pass
 from tests.tolerance import near
 
 # Returns at a discount of 1/2, and the states in which turns begin; row 2 comes back to A.
@@ -161,15 +161,8 @@ def test_igpo_of_equal_rewards_still_tells_turns_apart_and_of_one_turn_takes_no_
     equal = played([row._replace(reward=1.0) for row in MIXED])
     assert by_turn(equal, IGPO()(policy, equal, context()).additive)[0][0] != 0
     single = played(MIXED).replace(turn=None, episodes=None)
-
-    def refused(*_):
-        raise AssertionError("a forward pass")
-
-    hook = policy.decoder.register_forward_pre_hook(refused)
-    try:
+    with no_pass(policy):
         weights = IGPO()(policy, single, context())
-    finally:
-        hook.remove()
     # Rewards 1, 0, 0.5: centred 0.5, −0.5, 0 over a deviation of 0.5.
     assert weights.additive[:, 0].tolist() == near([0.5 / 0.5001, -0.5 / 0.5001, 0.0], 8, torch.float32)
 

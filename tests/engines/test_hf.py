@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -9,6 +11,8 @@ from grail_lightning.policy.layout import padded_layout
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt
 from tests.draws import without_ties
+from tests.processes import group, on_ranks
+from tests.runs import problems
 from tests.tolerance import assert_near
 
 TASK = ArithmeticTask()
@@ -96,7 +100,7 @@ def test_a_response_that_cannot_fit_the_model_is_an_error_before_sampling(arithm
 
 @METHODS
 def test_no_prompt_at_all_is_an_empty_batch(method, arithmetic):
-    """With several ranks one may have no problem left; see `tests/engines/test_limits_on_ranks.py`."""
+    """With several ranks one may have no problem left; see below."""
     engine = HFEngine(method=method)
     engine.update_weights(arithmetic)
     batch = engine.generate([], 4, Sampling(max_response_length=5), seed=0)
@@ -148,3 +152,38 @@ def test_a_response_of_a_seed_of_its_own_depends_on_no_other_row(arithmetic):
     assert together == [*apart[1], *apart[2], *apart[0]]
     assert whole.generate_seeded(PROMPTS, 2, sampling, seeds[::-1]).texts != together
     assert len(set(together)) > 3
+
+
+# The limit and the number of problems of each rank in some calls. The first rank always has the larger limit.
+CALLS = [[(30, 2), (9, 2)], [(30, 3), (12, 0)], [(8, 0), (7, 2)]]
+
+
+def _alone_and_together(method):
+    """What this rank samples in each call, and in how many passes: by itself (None without a problem), and in step."""
+    policy, passes = load_policy("arithmetic"), []
+    policy.model.register_forward_pre_hook(lambda *_: passes.append(1))
+
+    def sample(limit, number):
+        passes.clear()
+        engine = HFEngine(method=method)
+        engine.update_weights(policy)
+        batch = engine.generate(problems(number, seed=limit), 2, Sampling(max_response_length=limit), seed=1)
+        return batch.response_ids.tolist(), len(passes)
+
+    mine = [call[int(os.environ["RANK"])] for call in CALLS]
+    alone = [sample(*call) if call[1] else None for call in mine]
+    with group():
+        return alone, [sample(*call) for call in mine]
+
+
+@METHODS
+def test_each_rank_draws_what_it_draws_alone_in_equally_many_passes(method):
+    """Ranks that are synchronised may sample with different limits, and with no rows at all, as continuations do."""
+    reports = on_ranks(_alone_and_together, method, timeout=90)
+    for alone, together in reports:
+        assert all(one is None or one[0] == other[0] for one, other in zip(alone, together, strict=True))
+    (first, passes), (second, others) = reports
+    assert [number for _, number in passes] == [number for _, number in others]
+    assert first[0][1] > second[0][1], "the case must make one rank wait"
+    if method == "compact":  # Transformers' loop waits for the end of the row that stands in for none.
+        assert (passes[1][1], others[2][1]) == (first[1][1], second[2][1])

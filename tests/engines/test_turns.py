@@ -1,6 +1,6 @@
 """Rollouts of several turns that continue from the KV cache, against a loop that reads every row from its beginning."""
 
-import json
+import os
 import weakref
 
 import pytest
@@ -8,12 +8,11 @@ import torch
 from transformers import MistralConfig, Qwen3Config
 
 from grail_lightning.batch import Sampling
-from grail_lightning.engines import HFEngine
 from grail_lightning.engines.turns import SampledTurn, TurnRequest
 from grail_lightning.policy import load_policy
 from tests.draws import without_ties
-from tests.engines.test_decoding import MODELS, SIZES, policy_of
-from tests.processes import run_script
+from tests.engines.test_decoding import MODELS, SIZES, engine_of, policy_of
+from tests.processes import group, on_ranks
 from tests.runs import problems
 from tests.tolerance import roundings
 
@@ -75,12 +74,6 @@ def read_again(policy, sampling):
         return SampledTurn(ids, logprobs, finished)
 
     return sample
-
-
-def engine_of(policy, **options):
-    engine = HFEngine(**options)
-    engine.update_weights(policy)
-    return engine
 
 
 def same(found, expected):
@@ -188,45 +181,34 @@ def test_a_turn_has_room_if_its_own_ids_and_its_own_limit_have():
             sampler.sample([long._replace(limit=7)])
 
 
-TWO_RANKS = """
-import json, os, sys, warnings
-import torch, torch.distributed as dist
-warnings.filterwarnings("ignore")
-from grail_lightning.policy import load_policy
-from tests.engines import test_turns as case
-
-torch.set_num_threads(1)
-rank, store = int(os.environ["RANK"]), sys.argv[1]
-policy = load_policy("arithmetic").double().eval()
-passes = []
-policy.model.register_forward_pre_hook(lambda *_: passes.append(1))
 # By turn and rank, the rows that go on. The second rank has fewer, and then none.
-ROWS = [[range(8), range(3)], [range(6), range(2)], [(1, 4), ()], [(4,), ()]]
-
-def sample(cache_tokens):
-    passes.clear()
-    ids, made = {row: policy.encode(case.PROMPTS[row].messages) for row in range(8)}, []
-    with case.engine_of(policy, cache_tokens=cache_tokens).turns(case.SAMPLING) as sampler:
-        for turn, rows in enumerate(ROWS):
-            requests = [case.request(row, turn + rank, ids[row]) for row in rows[rank]]
-            turns = sampler.sample(requests)
-            made.append([sampled.ids for sampled in turns])
-            for row, sampled in zip(rows[rank], turns):
-                ids[row] = ids[row] + sampled.ids + case.observation(row, turn)
-    return made, len(passes)
-
-sizes = (10**6, 90)
-alone = [sample(size) for size in sizes]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-together = [sample(size) for size in sizes]
-print(json.dumps([[a[0] == b[0], a[1], b[1]] for a, b in zip(alone, together)]))
-dist.destroy_process_group()
-"""
+ROWS_OF_RANKS = [[range(8), range(3)], [range(6), range(2)], [(1, 4), ()], [(4,), ()]]
 
 
-def test_ranks_with_uneven_turns_or_none_stay_in_step_and_draw_what_they_draw_alone(tmp_path):
-    (tmp_path / "ranks.py").write_text(TWO_RANKS)
-    printed = run_script(tmp_path / "ranks.py", tmp_path / "store", ranks=2)
-    for first, second in zip(*(json.loads(rank.stdout.splitlines()[-1]) for rank in printed), strict=True):
-        assert first[0] is second[0] is True
-        assert first[2] == second[2] >= first[1] > second[1], "the case must make one rank wait"
+def _alone_and_together():
+    """The ids that this rank samples, and in how many passes, for two sizes of the cache: by itself, and in step."""
+    policy, passes = load_policy("arithmetic").double().eval(), []
+    policy.model.register_forward_pre_hook(lambda *_: passes.append(1))
+    rank = int(os.environ["RANK"])
+
+    def sample(cache_tokens):
+        passes.clear()
+        ids, made = {row: policy.encode(PROMPTS[row].messages) for row in range(8)}, []
+        with engine_of(policy, cache_tokens=cache_tokens).turns(SAMPLING) as sampler:
+            for turn, rows in enumerate(ROWS_OF_RANKS):
+                turns = sampler.sample([request(row, turn + rank, ids[row]) for row in rows[rank]])
+                made.append([sampled.ids for sampled in turns])
+                for row, sampled in zip(rows[rank], turns, strict=True):
+                    ids[row] = ids[row] + sampled.ids + observation(row, turn)
+        return made, len(passes)
+
+    sizes = (10**6, 90)
+    alone = [sample(size) for size in sizes]
+    with group():
+        return list(zip(alone, [sample(size) for size in sizes], strict=True))
+
+
+def test_ranks_with_uneven_turns_or_none_stay_in_step_and_draw_what_they_draw_alone():
+    for (first, ours), (second, theirs) in zip(*on_ranks(_alone_and_together), strict=True):
+        assert (first[0], second[0]) == (ours[0], theirs[0])
+        assert ours[1] == theirs[1] >= first[1] > second[1], "the case must make one rank wait"

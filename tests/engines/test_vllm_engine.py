@@ -19,19 +19,6 @@ LOGITS = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
 INSTALLED = importlib.util.find_spec("vllm") is not None
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gpu_memory_utilization": 1.2}, r"`gpu_memory_utilization` must lie in \(0, 1\], but got 1.2"),
-        ({"max_model_len": -5}, r"`max_model_len` must lie in \[1, inf\), but got -5"),
-        ({"tensor_parallel_size": 0}, r"`tensor_parallel_size` must lie in \[1, inf\), but got 0"),
-    ],
-)
-def test_options_out_of_range_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        VLLMEngine(**options)
-
-
 def test_it_has_no_weights_before_they_are_pushed(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     with pytest.raises(ValueError, match=r"Call `update_weights\(policy\)` first"):

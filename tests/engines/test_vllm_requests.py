@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from grail_lightning.batch import Sampling
-from grail_lightning.engines import HFEngine
 from grail_lightning.engines.turns import TurnRequest
-from grail_lightning.engines.vllm.requests import Completion, VLLMTurns, row_seeds, sample, sampling_parameters
+from grail_lightning.engines.vllm.requests import Completion, VLLMTurns, row_seeds, sample
 from grail_lightning.tasks.problem import TokenText
 from tests.runs import problems
 
@@ -38,18 +37,6 @@ class Sampler:
                 reason = "stop"
                 break
         return Completion(ids[len(request.prompt) :], logprobs, reason)
-
-
-def test_greedy_texts_are_those_of_the_own_engine(arithmetic):
-    sampling = Sampling(max_response_length=30, temperature=0.0)
-    engine = HFEngine()
-    engine.update_weights(arithmetic)
-    expected = engine.generate(PROMPTS, 2, sampling, seed=3)
-    found = sample(arithmetic, PROMPTS, 2, sampling, row_seeds(3, 4), Sampler(arithmetic))
-    assert torch.equal(found.response_ids, expected.response_ids)
-    assert torch.equal(found.finished, expected.finished)
-    assert found.texts == expected.texts
-    torch.testing.assert_close(found.sampling_logprobs, expected.sampling_logprobs, rtol=0, atol=1e-4)
 
 
 def test_turns_have_limits_and_seeds_of_their_own(arithmetic):
@@ -93,8 +80,3 @@ def test_rows_have_seeds_of_their_own_that_follow_one_another():
     assert seeds == list(range(seeds[0], seeds[0] + 4))
     assert abs(row_seeds(6, 1)[0] - seeds[0]) > 2**32
     assert all(0 <= seed < 2**63 for seed in seeds)
-
-
-def test_temperatures_that_vllm_would_replace_are_refused():
-    with pytest.raises(ValueError, match=r"at least 0.01 with vLLM, but got 0.005. Use 0"):
-        sampling_parameters(Sampling(max_response_length=5, temperature=0.005), (), 0)

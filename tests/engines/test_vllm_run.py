@@ -12,7 +12,7 @@ from tests.vllm_routes import SmallServer
 
 ROOT = Path(__file__).parents[2]
 # Short responses, whose entropy alone moves the policy.
-OPTIONS = f"""--config={ROOT}/configs/quickstart.yaml --trainer.max_steps=6 --trainer.val_check_interval=100
+OPTIONS = f"""--config={ROOT}/configs/quickstart.yaml --trainer.max_steps=4 --trainer.val_check_interval=100
 --trainer.enable_progress_bar=false --last_checkpoint.every_n_batches=1 --evaluation.at_start=false
 --model.sampling.max_response_length=6 --model.execution.group_size=2 --model.execution.sampler_cap=null
 --model.objective.entropy_coefficient=0.1 --model.objective.mask_truncated=false --model.credit=Uniform

@@ -36,26 +36,6 @@ def test_float_noise_in_equal_rewards_is_no_advantage(scale):
     assert torch.equal(group_advantages(rewards, 4, scale), torch.zeros(4))
 
 
-REFUSED = {
-    "`group_size` must be at least 2, but got 1": lambda: group_advantages(torch.ones(3), 1),
-    "whole groups of 4, but got 6 rows": lambda: group_advantages(torch.ones(6), 4),
-    "needs `batch_std`": lambda: group_advantages(torch.ones(4), 2, "batch"),
-    "needs `batch_means`": lambda: group_advantages(torch.ones(4), 2, "bnpo"),
-    r"lies in \[0, 1\], but got -0.1.*`scale_rewards: group`": lambda: beta_scale(
-        torch.tensor([0.5]), torch.tensor([-0.1])
-    ),
-    r"lies in \[0, 1\], but got 1.2.*`scale_rewards: group`": lambda: beta_scale(
-        torch.tensor([0.5]), torch.tensor([1.2])
-    ),
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_what_has_no_advantages_is_refused(message):
-    with pytest.raises(ValueError, match=message):
-        REFUSED[message]()
-
-
 BATCHES = {
     "uneven": [0.0, 0.125, 0.25, 0.5, 0.75, 0.75, 1.0],
     "hard": [0.0, 0.0, 0.125, 0.125, 0.25],

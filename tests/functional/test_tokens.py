@@ -181,12 +181,6 @@ def test_tokens_that_no_loss_asks_for_are_left_out_of_the_backward_pass():
     assert_near(head.weight.grad, of_weight, 1000)
 
 
-def test_temperature_zero_is_an_error():
-    hidden, head, ids = _case()
-    with pytest.raises(ValueError, match="`temperature` must be positive, but got 0"):
-        token_logprobs(hidden, head, ids, temperature=0)
-
-
 def test_masked_statistics_do_not_see_what_is_masked():
     values = torch.tensor([[1.0, 3.0, torch.nan]])
     mask = torch.tensor([[True, True, False]])

@@ -1,6 +1,7 @@
 """`VLLMServer` with real vLLM servers: `make test-vllm`."""
 
 import logging
+import signal
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ from grail_lightning.policy.options import resolve_policy
 from tests.runs import problems
 from tests.served_ranks import assert_ranks_in_step
 from tests.shell import SHORT, main
+from tests.test_nodes import go_on, nodes, strike, weights
 from tests.vllm_servers import ROOT, Served, python_with_vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(python_with_vllm() is None, reason="vLLM is not installed")]
@@ -128,3 +130,17 @@ def test_a_run_trains_evaluates_and_tests_with_a_server(served, tmp_path, monkey
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_ranks_push_once_and_sample_with_the_same_weights(strategy, served):
     assert_ranks_in_step(strategy, served.url)
+
+
+def test_nodes_train_beside_a_server_and_go_on_after_one_of_them_was_killed(served, tmp_path):
+    """Rows are drawn by their seeds, and the server gets the weights of the checkpoint: nothing differs."""
+    options = ["--trainer.strategy=ddp", "--model.engine=VLLMServer", f"--model.engine.urls=[{served.url}]"]
+    whole, struck = tmp_path / "whole", tmp_path / "struck"
+    for folder in (whole, struck):
+        folder.mkdir()
+    with nodes(whole, *options) as both:
+        assert both.wait(300) == [0, 0], both.said(0)[-3000:] + both.said(1)[-3000:]
+    strike(struck, 1, signal.SIGKILL, *options)
+    go_on(struck, *options)
+    found = weights(struck)
+    assert all(torch.equal(weight, found[name]) for name, weight in weights(whole).items())

@@ -1,0 +1,123 @@
+"""Options and arguments from Python that mean nothing, in one table; `test_mistakes` has those of the command line."""
+
+import math
+
+import pytest
+import torch
+
+from grail_lightning.batch import Sampling
+from grail_lightning.engines import VLLMEngine, VLLMServer
+from grail_lightning.engines.vllm.requests import sampling_parameters
+from grail_lightning.functional import (
+    aggregate,
+    clipped_surrogate,
+    group_advantages,
+    maj_at_k,
+    pass_at_k,
+    token_logprobs,
+)
+from grail_lightning.functional.advantages import beta_scale
+from grail_lightning.functional.policy_gradient import sampler_correction
+from grail_lightning.metrics import PassAtK
+from grail_lightning.step.options import Distillation, Objective
+from tests.steps import configured
+
+ONE = torch.ones(1, 1)
+HALF, COUNT = torch.tensor([0.5]), torch.tensor([1])
+
+
+def sampling(**options):
+    return Sampling(**{"max_response_length": 8} | options)
+
+
+def server(**options):
+    return VLLMServer(**{"urls": ["http://localhost:1"]} | options)
+
+
+def baseline(value=1.0, **more):
+    return configured({"baseline": value, **more})
+
+
+def surrogate(**options):
+    return clipped_surrogate(ONE, ONE, ONE, **options)
+
+
+def options(**given):
+    return configured(given)
+
+
+NO_ADDRESS = ("127.0.0.1:8000", "ftp://host:1", "http://", "http://host:port", "http://a:b@host:1")
+FINITE = ("kl_coefficient", "entropy_coefficient", "max_grad_norm", "clip_low", "ratio_cap", "sampler_cap")
+REFUSED = [
+    (sampling, {"max_response_length": 0}, "at least 1 token, but got 0"),
+    *((sampling, {"temperature": value}, "`temperature` must be 0") for value in (-1.0, math.nan, math.inf)),
+    *((sampling, {"top_p": value}, "`top_p` must lie in") for value in (math.nan, 0.0)),
+    (sampling, {"top_k": -1}, "`top_k` must be 0"),
+    (sampling, {"stop": "###"}, "must be a list of strings"),
+    (sampling, {"stop": ("###", "")}, r"strings of at least one character, but got \['###', ''\]"),
+    # The step.
+    (options, {"group_size": 1}, "`execution.group_size` must be at least 2, but got 1"),
+    (options, {"split_groups": True}, "`execution.mini_batches` must be at least 2 with `execution.split_groups`"),
+    (options, {"token_budget": 0}, "`execution.token_budget` must be at least 1, but got 0"),
+    (options, {"kl_coefficient": -1.0}, "must be finite and ≥ 0, but got -1.0"),
+    (options, {"max_grad_norm": 0.0}, "must be finite and positive, but got 0.0. Use null"),
+    (options, {"clip_low": 2.0}, "`clip_low` must lie in"),
+    (options, {"clip_high": math.nan}, "`clip_high` .* but got .*nan"),
+    *(
+        (options, {name: value}, rf"`((objective|execution)\.)?{name}` .* but got .*{value}")
+        for name in FINITE
+        for value in (math.nan, math.inf)
+    ),
+    *((baseline, {"value": value}, r"`objective.baseline` must lie in \[0, 1\]") for value in (-0.1, 1.1, math.nan)),
+    (baseline, {"value": "Energy"}, r"must lie in .* or be energy, but got 'Energy'"),
+    *(
+        (baseline, {"train_equal": True, **more}, r"needs an `objective\.baseline` below 1")
+        for more in ({}, {"value": "energy"}, {"value": 0.5, "scale_rewards": "group"})
+    ),
+    (Distillation, {"coefficient": 0.0}, "`objective.distillation.coefficient` must be finite and positive, but got 0"),
+    (Distillation, {"sentence": "Look."}, r"`objective.distillation.sentence` must contain \{answer\}, .* 'Look.'"),
+    # Functions.
+    (surrogate, {"surrogate": "cispo", "ratio_cap": 3.0}, "`ratio_cap` must be null with `surrogate` cispo, but got 3"),
+    (surrogate, {"surrogate": "ppo"}, "`surrogate` must be clip or cispo, but got .ppo."),
+    (surrogate, {"ratio_cap": 1.1}, r"`ratio_cap` must be finite and at least 1 \+ clip_high = 1.28, but got 1.1"),
+    (lambda: sampler_correction(ONE, ONE, cap=0.5), {}, r"`sampler_cap` must be finite and at least 1, but got 0.5"),
+    (
+        lambda: aggregate(ONE, ONE.bool(), "bnpo", num_rollouts=2, num_tokens=4, max_response_length=8),
+        {},
+        "grpo, dr_grpo, dapo, but got 'bnpo'",
+    ),
+    (lambda: group_advantages(torch.ones(3), 1), {}, "`group_size` must be at least 2, but got 1"),
+    (lambda: group_advantages(torch.ones(6), 4), {}, "whole groups of 4, but got 6 rows"),
+    (lambda: group_advantages(torch.ones(4), 2, "batch"), {}, "needs `batch_std`"),
+    (lambda: group_advantages(torch.ones(4), 2, "bnpo"), {}, "needs `batch_means`"),
+    (lambda: beta_scale(HALF, -HALF), {}, r"lies in \[0, 1\], but got -0.5.*`scale_rewards: group`"),
+    (lambda: beta_scale(HALF, 3 * HALF), {}, r"lies in \[0, 1\], but got 1.5.*`scale_rewards: group`"),
+    (lambda: token_logprobs(ONE, lambda x: x, COUNT, temperature=0), {}, "`temperature` must be positive, but got 0"),
+    (lambda: pass_at_k(4, COUNT, 8), {}, "pass@8 needs at least 8 samples a problem, but got 4"),
+    (lambda: pass_at_k(4, 5 * COUNT, 2), {}, "between 0 and"),
+    (lambda: maj_at_k([0, 1], [True, False], 0), {}, "`k` must be at least 1"),
+    (lambda: maj_at_k([0, 1], [True, False], 3), {}, "maj@3 needs at least 3 samples"),
+    (lambda: PassAtK(k=4).update(ONE[0].bool(), COUNT), {}, "pass@4 needs at least 4 samples"),
+    (PassAtK, {"k": 0}, "`k` must be at least 1, but got 0"),
+    # Engines.
+    (lambda: sampling_parameters(sampling(temperature=0.005), (), 0), {}, r"at least 0.01 with vLLM, but got 0.005"),
+    (VLLMEngine, {"gpu_memory_utilization": 1.2}, r"`gpu_memory_utilization` must lie in \(0, 1\], but got 1.2"),
+    (VLLMEngine, {"max_model_len": -5}, r"`max_model_len` must lie in \[1, inf\), but got -5"),
+    (VLLMEngine, {"tensor_parallel_size": 0}, r"`tensor_parallel_size` must lie in \[1, inf\), but got 0"),
+    (server, {"urls": []}, "`urls` must be a list of at least one address"),
+    (server, {"urls": ["http://localhost:1", "http://localhost:1/"]}, "`urls` must hold each address once"),
+    (server, {"patience_seconds": -1}, r"`patience_seconds` must lie in \[0, inf\), but got -1"),
+    (server, {"push_folder": "/nowhere"}, "`push_folder` must be a folder that trainer and servers see"),
+    (server, {"urls": ["http://node3:8000"]}, "but got '/dev/shm' with http://node3:8000. Make it, on a file system"),
+    *((server, {"urls": [url]}, "must hold addresses such as http:") for url in NO_ADDRESS),
+]
+
+
+@pytest.mark.parametrize(("make", "given", "message"), REFUSED, ids=lambda it: it if isinstance(it, str) else "")
+def test_what_means_nothing_is_refused_by_name(make, given, message):
+    with pytest.raises(ValueError, match=message):
+        make(**given)
+
+
+def test_the_upper_clip_range_alone_may_be_infinite():
+    assert Objective(clip_high=math.inf).clip_high == math.inf
