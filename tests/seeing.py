@@ -5,6 +5,7 @@ import copy
 import numpy as np
 from PIL import Image
 from transformers import (
+    AutoProcessor,
     AutoTokenizer,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
@@ -12,9 +13,14 @@ from transformers import (
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaProcessor,
+    ProcessorMixin,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
 )
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from grail_lightning.picture import Picture
 from grail_lightning.policy import Loading, load_policy, resolve_policy
@@ -82,8 +88,41 @@ def _llava():
     return LlavaForConditionalGeneration(config), processor
 
 
-MAKERS = {"idefics3": _idefics3, "llava": _llava}
-TILES = {"idefics3": 5, "llava": 1}  # Of a square picture.
+class PillowQwenProcessor(Qwen2_5_VLProcessor):
+    """Qwen2.5-VL's processor without its part for videos, which needs torchvision."""
+
+    def __init__(self, image_processor=None, tokenizer=None, chat_template=None, **rest):
+        self.image_token = "<image>"
+        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
+        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+
+
+AutoProcessor.register(Qwen2_5_VLConfig, PillowQwenProcessor, exist_ok=True)
+
+
+def _qwen():
+    """Four patches are a token, so that a square picture has 16 tokens and others a grid of their own."""
+    tokenizer = AutoTokenizer.from_pretrained(resolve_policy("words"))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    image = Qwen2VLImageProcessorPil(size={"shortest_edge": 1024, "longest_edge": 2048}, patch_size=4, merge_size=2)
+    # Without a text between them the model takes two pictures for one.
+    processor = PillowQwenProcessor(image, tokenizer, chat_template=TEMPLATE.replace("<image>", "( <image> )"))
+    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    sight = {"hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "out_hidden_size": 32, "depth": 2}
+    config = Qwen2_5_VLConfig(
+        text_config=TEXT
+        | ends
+        | {"vocab_size": len(tokenizer), "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
+        vision_config=sight
+        | {"patch_size": 4, "window_size": 16, "fullatt_block_indexes": [1], "initializer_range": 0.2},
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        initializer_range=0.2,
+    )
+    return Qwen2_5_VLForConditionalGeneration(config), processor
+
+
+MAKERS = {"idefics3": _idefics3, "llava": _llava, "qwen2.5-vl": _qwen}
+TILES = {"idefics3": 5, "llava": 1, "qwen2.5-vl": 1}  # Of a square picture.
 
 
 def checkpoint(name, folder):

@@ -143,9 +143,8 @@ def test_a_turn_behind_a_picture_continues_from_the_keys_and_values_of_the_turn_
             requests = [TurnRequest(row=0, prompt=None, ids=ids, limit=6, seed=turn)]
             assert bool(sampler.waiting) is bool(turn), "the second turn continues"
             (made,) = sampler.sample(requests)
-            own = policy.hidden(
-                torch.ones(1, len(ids + made.ids), dtype=bool), input_ids=torch.tensor([ids + made.ids])
-            )
+            whole = torch.tensor([ids + made.ids])
+            own = policy.hidden(torch.ones_like(whole, dtype=bool), whole)
             expected = policy.head(own).log_softmax(-1)[0, len(ids) - 1 : -1]
             expected = expected.gather(-1, torch.tensor(made.ids)[:, None]).squeeze(1)
             assert_near(torch.tensor(made.logprobs), expected.float(), 64, torch.float32)

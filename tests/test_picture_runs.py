@@ -1,5 +1,6 @@
 """Runs on prompts with pictures, and what is said of pictures that cannot be used."""
 
+import importlib.util
 import io
 import json
 import re
@@ -11,7 +12,7 @@ import datasets
 import lightning.pytorch as pl
 import pytest
 import torch
-from transformers import AutoTokenizer, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from grail_lightning import GrailModule, MathData
 from grail_lightning.batch import Sampling
@@ -20,12 +21,13 @@ from grail_lightning.credit import GRAIL, PRIME, OARPerturbation
 from grail_lightning.data import DatasetSpec, FewShot
 from grail_lightning.engines.vllm.server import VLLMServer
 from grail_lightning.picture import pictures_in
-from grail_lightning.policy import Loading, LoRA, load_policy, resolve_policy
+from grail_lightning.policy import Loading, LoRA, load_policy
+from grail_lightning.policy.options import LoadedPolicy
 from grail_lightning.step.options import Distillation, Execution, Objective
 from grail_lightning.tasks.answered import MathTask
 from tests.processes import run_script
 from tests.runs import Watch, trainer, weights
-from tests.seeing import TEXT, checkpoint, image, letters, pictures, question
+from tests.seeing import MAKERS, TEXT, checkpoint, image, letters, pictures, question
 from tests.tolerance import near
 
 SAMPLING = Sampling(max_response_length=8)
@@ -62,13 +64,17 @@ def _module(policy, **changes):
     return GrailModule(policy, **options | changes)
 
 
+def _sees(weight):
+    return "vision" in weight or "visual" in weight
+
+
 @pytest.mark.parametrize("trained", [False, True], ids=["frozen tower", "trained tower"])
-@pytest.mark.parametrize("name", ["idefics3", "llava"])
+@pytest.mark.parametrize("name", [*MAKERS])
 def test_a_fit_on_pictures_moves_what_is_trained_and_nothing_else(name, trained, tmp_path):
     module = _module(checkpoint(name, tmp_path / "model"), loading=Loading(train_vision=trained))
     _, moved = _moved(module, _folder(tmp_path)[1])
-    assert any("layers" in n and "vision" not in n for n in moved)
-    assert any("vision" in n for n in moved) is trained
+    assert any("layers" in n and not _sees(n) for n in moved)
+    assert any(_sees(n) for n in moved) is trained
 
 
 class _Weights(pl.Callback):
@@ -95,13 +101,14 @@ def _moved(module, train, *callbacks):
     ],
     ids=["LoRA", "checkpointing", "packing", "bfloat16", "second model"],
 )
-def test_pictures_go_with_other_options(options, changes, tmp_path):
+@pytest.mark.parametrize("name", ["idefics3", "qwen2.5-vl"])
+def test_pictures_go_with_other_options(name, options, changes, tmp_path):
     objective = Objective(mask_truncated=False, **changes)
-    module = _module(checkpoint("idefics3", tmp_path / "model"), objective=objective, **options)
+    module = _module(checkpoint(name, tmp_path / "model"), objective=objective, **options)
     outputs, moved = _moved(module, _folder(tmp_path)[1])
     assert moved
     assert all(output.batch.sampling_logprobs.isfinite().all() for output in outputs)
-    assert any("vision" in n for n in moved) is module.loading.train_vision
+    assert any(_sees(n) for n in moved) is module.loading.train_vision
 
 
 def test_a_resumed_run_equals_one_that_did_not_stop_and_an_export_takes_pictures_again(tmp_path):
@@ -206,13 +213,31 @@ def test_cells_may_be_paths_bytes_images_and_those_of_datasets(tmp_path):
         assert "picture" not in part.prompts[0].columns
 
 
-def test_a_model_of_another_form_is_refused_in_one_line(tmp_path):
-    text = {k: v for k, v in TEXT.items() if k != "bos_token_id"} | {"vocab_size": 608}
-    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "out_hidden_size": 32}
-    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision | {"fullatt_block_indexes": [0]})
-    Qwen2_5_VLForConditionalGeneration(config).save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(resolve_policy("words")).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"takes pictures, but has no processor|cannot be loaded: ") as caught:
+def test_a_model_whose_pictures_enter_deeper_layers_is_refused_in_one_line(tmp_path):
+    qwen = load_policy(checkpoint("qwen2.5-vl", tmp_path))
+    processor, rope = qwen.vision.pictures.processor, {"rope_type": "default", "mrope_section": [2, 1, 1]}
+    vision = {"depth": 2, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "out_hidden_size": 32}
+    config = Qwen3VLConfig(
+        text_config=TEXT | {"vocab_size": len(qwen.tokenizer), "head_dim": 8, "rope_parameters": rope},
+        vision_config=vision | {"patch_size": 4, "deepstack_visual_indexes": [0], "num_position_embeddings": 64},
+        image_token_id=processor.image_token_id,
+    )
+    model = LoadedPolicy(Qwen3VLForConditionalGeneration(config), qwen.tokenizer, processor)
+    with pytest.raises(ValueError, match="its logits behind a picture differ by") as caught:
+        load_policy(model)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="torchvision is installed")
+@pytest.mark.parametrize("name", ["Qwen2_5_VL", "SmolVLM"])
+def test_a_package_that_a_processor_lacks_is_named(name, tmp_path):
+    checkpoint("qwen2.5-vl", tmp_path)
+    videos = {"Qwen2_5_VL": "Qwen2VLVideoProcessor", "SmolVLM": "SmolVLMVideoProcessor"}[name]
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps({"video_processor_type": videos}))
+    for file in ("processor_config.json", "tokenizer_config.json"):
+        content = json.loads((tmp_path / file).read_text()) | {"processor_class": f"{name}Processor"}
+        (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"{videos} requires the Torchvision library .* Install it.") as caught:
         load_policy(str(tmp_path))
     assert "\n" not in str(caught.value)
 

@@ -43,16 +43,18 @@ def _own_logprobs(policy, messages, response):
     prompt = made.pop("input_ids")
     ids = torch.cat([prompt, torch.tensor([response])], 1)
     made.pop("attention_mask")
+    if "mm_token_type_ids" in made:
+        made["mm_token_type_ids"] = torch.nn.functional.pad(made["mm_token_type_ids"], (0, len(response)))
     pixels = {k: v.double() if v.is_floating_point() else v for k, v in made.items()}
     logits = policy.model(input_ids=ids, attention_mask=torch.ones_like(ids), **pixels).logits
     logprobs = logits.log_softmax(-1)[0, prompt.shape[1] - 1 : -1]
     return prompt[0].tolist(), logprobs.gather(-1, torch.tensor(response)[:, None]).squeeze(1)
 
 
-@pytest.mark.parametrize("trees", [False, True], ids=["padded", "trees"])
+@pytest.mark.parametrize("form", ["padded", "packed", "trees"])
 @pytest.mark.parametrize("name", NAMES)
-def test_log_probabilities_are_those_of_the_model_called_with_pixels(name, trees, tmp_path):
-    policy = seeing(name, tmp_path).eval()
+def test_log_probabilities_are_those_of_the_model_called_with_pixels(name, form, tmp_path):
+    policy, trees = seeing(name, tmp_path, packing=form == "packed").eval(), form == "trees"
     responses = [[30, 41, 52, 3], [30, 41, 17]]
     rows, expected = _asked(), []
     batch = build_batch(policy, _prompts(*rows), 2, [r for _ in rows for r in responses], [True] * 2 * len(rows))
@@ -134,12 +136,14 @@ class _Seen:
 
     def __init__(self, policy):
         inner = policy.model.model
-        tower = inner.vision_model if hasattr(inner, "vision_model") else inner.vision_tower
+        names = "vision_model", "vision_tower", "visual"
+        tower = next(getattr(inner, name) for name in names if hasattr(inner, name))
         self.number = 0
         tower.register_forward_pre_hook(self._count, with_kwargs=True)
 
     def _count(self, module, args, kwargs):
-        self.number += len(args[0] if args else kwargs["pixel_values"])
+        patches = kwargs.get("grid_thw")
+        self.number += len(patches if patches is not None else args[0] if args else kwargs["pixel_values"])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -120,7 +120,7 @@ class OARGradient(TokenCredit):
 
         def answer(embeds: Tensor) -> Tensor:
             return _answer_distribution(
-                self, policy, batch, policy.hidden(batch.attention_mask, embeds=embeds), context
+                self, policy, batch, policy.hidden(batch.attention_mask, batch.input_ids, embeds=embeds), context
             )
 
         with explaining(policy):
@@ -253,7 +253,7 @@ class OARPerturbation(TokenCredit):
                 clean = short.select(part)
                 part = part.to(scope.device)
                 trunk = Trunk(policy, clean.input_ids, clean.attention_mask) if share else None
-                states = trunk.states if trunk else policy.hidden(clean.attention_mask, input_ids=clean.input_ids)
+                states = trunk.states if trunk else policy.hidden(clean.attention_mask, clean.input_ids)
                 reference = _answer_distribution(self, policy, clean, states, context)
                 for k, t in _branches(scope[part], costs[part], context.token_budget, share):
                     perturbed = _perturbed(policy, clean.select(k), t)
@@ -279,7 +279,7 @@ def _states(
 ) -> Tensor:
     """``[n, w, D]``: the decoder's output at the last columns, from response column `first` or an earlier one on."""
     if trunk is None:
-        return policy.hidden(perturbed.attention_mask, input_ids=perturbed.input_ids)
+        return policy.hidden(perturbed.attention_mask, perturbed.input_ids)
     trimmed = batch.prompt_width - perturbed.prompt_width
     begun = perturbed.prompt_width + first
     columns = slice(trimmed, trimmed + begun)

@@ -19,6 +19,7 @@ from grail_lightning.engines.cache import GrowingCache, can_drop_rows
 from grail_lightning.engines.draw import Ending, Sampled, draw, warpers
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
+from grail_lightning.policy.layout import token_positions
 from grail_lightning.policy.micro_batch import MIN_COMMON_TOKENS
 from grail_lightning.runtime.collectives import all_reduce
 
@@ -151,20 +152,23 @@ class Decoding:
         response = mask.new_ones(len(prompts), self.sampling.max_response_length)
         self.column = known.shape[1] + ids.shape[1]
         self.valid = torch.cat([known, mask, response], 1)
-        self.pads = (~self.valid).sum(1)
         self.padded = not bool(self.valid.all())
-        positions = (sizes[:, None] + mask.long().cumsum(1) - 1).clamp(min=0)
+        # With a token that is nobody's at the place of the first response token.
+        whole, seen = pad_left([[*prompt, 0] for prompt in prompts], 0)
+        positions = self.policy.position_ids(whole.to(device), token_positions(seen.to(device)))
+        self.positions = positions[..., -1]
         copies = torch.tensor([*first[1:], len(self.prompts)]) - torch.tensor(first)
         if len(first) < len(self.prompts):
             self.place = torch.arange(len(first)).repeat_interleave(copies).to(device)
-        return self._model(ids, self.valid[:, : self.column], positions, **last)
+        return self._model(ids, self.valid[:, : self.column], positions[..., -1 - ids.shape[1] : -1], **last)
 
     def _read_common(self, prompts: Sequence[Sequence[int]], last: dict[str, int]) -> Tensor:
         """Run the common beginning; ``[m, common]`` bool, which are all true."""
         if self.common:
-            begin = torch.arange(self.common, device=self.rows.device)[None]
-            self._model(torch.tensor([prompts[0][: self.common]], device=begin.device), begin >= 0, begin, **last)
-            self.cache.keep_rows(torch.zeros(len(prompts), dtype=torch.long, device=begin.device))
+            ids = torch.tensor([prompts[0][: self.common]], device=self.rows.device)
+            mask = torch.ones_like(ids, dtype=torch.bool)
+            self._model(ids, mask, self.policy.position_ids(ids, token_positions(mask)), **last)
+            self.cache.keep_rows(torch.zeros(len(prompts), dtype=torch.long, device=ids.device))
         return self.alive.new_ones(len(prompts), self.common)
 
     def _fill(self, begin: Sequence[Stored]) -> Tensor:
@@ -191,7 +195,8 @@ class Decoding:
     def _forward(self, tokens: Tensor) -> Tensor:
         """Logits ``[m, V]`` after one further token ``[m]`` in each row of the cache."""
         self.column += 1
-        return self._model(tokens[:, None], self.valid[:, : self.column], (self.column - 1 - self.pads)[:, None])
+        positions, self.positions = self.positions[..., None], self.positions + 1
+        return self._model(tokens[:, None], self.valid[:, : self.column], positions)
 
     def _model(self, ids: Tensor, mask: Tensor, positions: Tensor, **options: int) -> Tensor:
         out = self.policy.model(
@@ -248,9 +253,9 @@ class Decoding:
         branches, branch = torch.unique(place[kept] * vocabulary + tokens[kept], return_inverse=True)
         parents = branches // vocabulary
         order = torch.arange(len(branches), device=parents.device)
-        if len(parents) != len(self.pads) or not torch.equal(parents, order):
+        if len(parents) != len(self.valid) or not torch.equal(parents, order):
             order = self.cache.keep_rows(parents)
-        self.pads, self.valid = self.pads[parents[order]], self.valid[parents[order]]
+        self.positions, self.valid = self.positions[..., parents[order]], self.valid[parents[order]]
         branch = order.argsort()[branch]
         if len(branches) == len(kept):
             kept, self.place = kept[branch.argsort()], None
@@ -267,9 +272,9 @@ class Decoding:
         least = int(self.valid.any(0).long().argmax())
         if least and self.cache.takes_padding:
             self.cache.drop_columns(least)
-            self.pads, self.valid = self.pads - least, self.valid[:, least:]
+            self.valid = self.valid[:, least:]
             self.column -= least
-        self.padded = bool(self.pads.any())
+        self.padded = not bool(self.valid.all())
 
     def _store(self, left: Tensor) -> None:
         """Store the rows with the indices `left`, if they are to be kept and have not been stored."""

@@ -96,10 +96,10 @@ def supports_kv_continuation(policy: Policy) -> bool:
     try:
         with policy.trial(2, 9) as (ids, mask):
             mask[1, :2] = False
-            whole = policy.hidden(mask, input_ids=ids)[:, 5:].float()
+            whole = policy.hidden(mask, ids)[:, 5:].float()
             cache = DynamicCache()
-            policy.hidden(mask[:, :5], input_ids=ids[:, :5], past_key_values=cache)
-            continued = policy.hidden(mask, input_ids=ids[:, 5:], past_key_values=cache).float()
+            policy.hidden(mask[:, :5], ids[:, :5], past_key_values=cache)
+            continued = policy.hidden(mask, ids, past_key_values=cache).float()
     except Exception:
         return False
     return _agree(continued, whole, spread=whole, dtype=policy.compute_dtype)
@@ -114,8 +114,8 @@ class Trunk:
 
     def __init__(self, policy: Policy, input_ids: Tensor, attention_mask: Tensor) -> None:
         cache = DynamicCache()
-        self.policy = policy
-        self.states = policy.hidden(attention_mask, input_ids=input_ids, past_key_values=cache)
+        self.policy, self.input_ids = policy, input_ids
+        self.states = policy.hidden(attention_mask, input_ids, past_key_values=cache)
         self._layers = [(layer.keys, layer.values) for layer in cache.layers]
 
     def branch(self, rows: Tensor, columns: slice, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -125,7 +125,8 @@ class Trunk:
         ``[n, kept + w]`` has columns for both.
         """
         layers: list[Any] = [_Beginning(*layer, rows, columns) for layer in self._layers]
-        return self.policy.hidden(attention_mask, input_ids=input_ids, past_key_values=Cache(layers=layers))
+        ids = torch.cat([self.input_ids[rows, columns], input_ids], 1)
+        return self.policy.hidden(attention_mask, ids, past_key_values=Cache(layers=layers))
 
 
 class _Beginning(DynamicLayer):  # type: ignore[misc]  # Transformers has no types.

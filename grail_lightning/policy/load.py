@@ -104,7 +104,7 @@ def _check_head(policy: Policy) -> None:
     """Compare `Policy.head` with the model's own logits on four tokens."""
     with policy.trial(1, 4) as (ids, mask), policy.eager_attention():
         own = policy.model(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits.float()
-        ours = policy.head(policy.hidden(mask, input_ids=ids)).float()
+        ours = policy.head(policy.hidden(mask, ids)).float()
     if (own - ours).abs().max() > _HEAD_TOLERANCE * own.abs().max().clamp(min=1):
         raise ValueError(
             f"{type(policy.model).__name__} changes its logits in a way that `Policy.head` does not know "
@@ -125,7 +125,7 @@ def _check_vision(policy: Policy, pictures: PictureTokens) -> None:
         mask = torch.ones_like(ids, dtype=torch.bool)
         with policy.trial(1, 1), policy.eager_attention():
             expected = model(**own, attention_mask=mask.long(), use_cache=False).logits.float()
-            found = policy.head(policy.hidden(mask, input_ids=ids)).float()
+            found = policy.head(policy.hidden(mask, ids)).float()
         difference = float((expected - found).abs().max() / expected.abs().max().clamp(min=1))
         reason = f"its logits behind a picture differ by {difference:.3g}" if difference > _HEAD_TOLERANCE else None
     except (ValueError, TypeError, AttributeError, RuntimeError, KeyError, AssertionError) as error:
@@ -133,7 +133,7 @@ def _check_vision(policy: Policy, pictures: PictureTokens) -> None:
     if reason is not None:
         raise ValueError(
             f"{type(model).__name__} cannot be a policy that takes pictures: {reason}. Its pictures are more than "
-            "input embeddings at plain positions, such as Idefics3's and LLaVA's are. Give another model."
+            "input embeddings, such as those of Idefics3, LLaVA and Qwen2.5-VL are. Give another model."
         )
 
 

@@ -143,6 +143,10 @@ class Policy(nn.Module):
             embeds = self.embed(input_ids)
         return {"input_ids": input_ids if embeds is None else None, "inputs_embeds": embeds}
 
+    def position_ids(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """The model's argument for ``positions [R, N]``, the tokens before each; see `Vision.position_ids`."""
+        return positions if self.vision is None else self.vision.position_ids(input_ids, positions)
+
     def head(self, hidden: Tensor) -> Tensor:
         """``[..., D] -> [..., V]``: the model's logits from its decoder's output."""
         logits: Tensor = self.model.get_output_embeddings()(hidden)
@@ -191,7 +195,7 @@ class Policy(nn.Module):
         """The decoder's output ``[R, N, D]`` for the tokens of a layout, or for embeddings that replace them."""
         out = self.decoder(
             **self.inputs(layout.ids, embeds),
-            position_ids=layout.positions,
+            position_ids=self.position_ids(layout.ids, layout.positions),
             use_cache=False,
             **layout.attention(self.compute_dtype),
         )
@@ -200,18 +204,20 @@ class Policy(nn.Module):
     def hidden(
         self,
         attention_mask: Tensor,
+        input_ids: Tensor,
         *,
-        input_ids: Tensor | None = None,
         embeds: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
-        """The decoder's output ``[B, W, D]`` at every column of padded rows that is not yet in the cache."""
+        """The decoder's output at every column of padded rows ``[B, W]`` that is not yet in the cache.
+
+        `embeds` replace the input embeddings of all columns.
+        """
         begun = 0 if past_key_values is None else past_key_values.get_seq_length()
-        asked = {"inputs_embeds": embeds} if input_ids is None else self.inputs(input_ids)
         out = self.decoder(
-            **asked,
+            **self.inputs(input_ids[:, begun:], embeds),
             attention_mask=attention_mask.long(),
-            position_ids=token_positions(attention_mask)[:, begun:],
+            position_ids=self.position_ids(input_ids, token_positions(attention_mask))[..., begun:],
             past_key_values=past_key_values,
             use_cache=past_key_values is not None,
         )

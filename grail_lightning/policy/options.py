@@ -151,6 +151,9 @@ def reading(name: str) -> Iterator[str]:
         yield path
     except Exception as error:  # The library, the network and the hub raise many types.
         reason = first_line(error)
+        if isinstance(error, ImportError):  # Its first line is empty, and its first sentence names the package.
+            reason = " ".join(str(error).split()).partition(". ")[0]
+            raise ValueError(f"`policy` {name!r} cannot be loaded: {reason}. Install it.") from error
         if reason.startswith("We couldn't connect"):
             reason = "it is in no folder here nor in the hub's cache, and the hub cannot be reached."
         raise ValueError(

@@ -33,20 +33,27 @@ _AT_ONCE = 32  # The most pictures that the vision tower reads in one call.
 
 
 class Grid(NamedTuple):
-    """A part of a picture, in shares of its width and height, and the number of tokens on a side of it."""
+    """A part of a picture, in shares of its width and height, and the rows and columns of its tokens."""
 
     left: float
     top: float
     width: float
     height: float
-    side: int
+    rows: int
+    columns: int
+
+
+class _Expansion(NamedTuple):
+    text: str  # What the processor puts in a picture's place.
+    tokens: int  # The number of picture tokens in it.
+    patches: Tensor | None  # `image_grid_thw` of Qwen's processors: patches in time, height and width, ``[1, 3]``.
 
 
 class _Held:
     """What is kept of one distinct picture as long as a prompt has it."""
 
-    def __init__(self, picture: Picture, ids: range) -> None:
-        self.source, self.place, self.ids = picture.source, picture.place, ids
+    def __init__(self, picture: Picture, ids: range, patches: Tensor | None) -> None:
+        self.source, self.place, self.ids, self.patches = picture.source, picture.place, ids, patches
         self.pixels: dict[str, Tensor] = {}
 
 
@@ -64,7 +71,7 @@ class PictureTokens:
         self.processor, self.tokenizer = processor, tokenizer
         self.place: str = processor.image_token
         self.place_id = int(tokenizer.convert_tokens_to_ids(self.place))
-        self._expansions: dict[tuple[int, int], tuple[str, int]] = {}
+        self._expansions: dict[tuple[int, int], _Expansion] = {}
         self._free: defaultdict[int, list[range]] = defaultdict(list)  # Ids of pictures that are gone, by their number.
         self._end = FIRST_PICTURE_ID
         self._held: WeakValueDictionary[bytes, _Held] = WeakValueDictionary()
@@ -82,7 +89,7 @@ class PictureTokens:
                 f"{where}: a prompt must have a place ({self.place}) for each picture, but after the chat template it "
                 f"has {len(rest)} for {len(pictures)}. Use a template for pictures."
             )
-        whole = first + "".join(self._expansion(p)[0] + after for p, after in zip(pictures, rest, strict=True))
+        whole = first + "".join(self._expansion(p).text + after for p, after in zip(pictures, rest, strict=True))
         begin = self.tokenizer.bos_token
         special = begins and (begin is None or not text.startswith(begin))
         ids: list[int] = self.tokenizer(whole, add_special_tokens=special)["input_ids"]
@@ -126,14 +133,14 @@ class PictureTokens:
         """The ids of a picture, which are its own as long as it or an equal one lives."""
         held = self._held.get(picture.digest)
         if held is None:
-            count = self._expansion(picture)[1]
+            _, count, patches = self._expansion(picture)
             free = self._free[count]
             if not free:
                 if self._end + count > 2 * FIRST_PICTURE_ID:
                     raise ValueError(f"A run can have {FIRST_PICTURE_ID:,} tokens of distinct pictures, but got more.")
                 free.append(range(self._end, self._end + count))
                 self._end += count
-            held = self._held[picture.digest] = _Held(picture, free.pop())
+            held = self._held[picture.digest] = _Held(picture, free.pop(), patches)
             weakref.finalize(held, free.append, held.ids).atexit = False
         picture.held = held  # All equal pictures keep the one record.
         return held.ids
@@ -141,20 +148,24 @@ class PictureTokens:
     def layers(self, picture: Picture) -> list[list[Grid]]:
         """The parts of a picture that its tokens see, in their order: grids, whose tokens are read row by row.
 
-        Idefics3 has a layer of tiles and one of the whole; LLaVA has one, of what its processor cuts out. A list
-        without a layer if the tokens of a part are no square.
+        Idefics3 has a layer of tiles and one of the whole; LLaVA has one, of what its processor cuts out, and
+        Qwen2.5-VL one of the whole. A list without a layer if the tokens of a part are no square, and no grid is told.
         """
-        parts = re.findall(rf"(?:<row_(\d+)_col_(\d+)>)?((?:{re.escape(self.place)})+)", self._expansion(picture)[0])
+        text, count, patches = self._expansion(picture)
+        if patches is not None:
+            merged = math.isqrt(int(patches.prod()) // count)  # Patches on a side of what one token sees.
+            return [[Grid(0.0, 0.0, 1.0, 1.0, *(patches[0, 1:] // merged).tolist())]]
+        parts = re.findall(rf"(?:<row_(\d+)_col_(\d+)>)?((?:{re.escape(self.place)})+)", text)
         sides = [math.isqrt(text.count(self.place)) for _, _, text in parts]
         if any(side * side != text.count(self.place) for side, (*_, text) in zip(sides, parts, strict=True)):
             return []
         rows, columns = (max((int(part[k] or 0) for part in parts), default=0) for k in (0, 1))
         tiles = [
-            Grid((int(column) - 1) / columns, (int(row) - 1) / rows, 1 / columns, 1 / rows, side)
+            Grid((int(column) - 1) / columns, (int(row) - 1) / rows, 1 / columns, 1 / rows, side, side)
             for side, (row, column, _) in zip(sides, parts, strict=True)
             if row
         ]
-        whole = Grid(*self._seen(*picture.size), side=sides[-1])
+        whole = Grid(*self._seen(*picture.size), sides[-1], sides[-1])
         return [layer for layer in (tiles, [whole] * (not parts[-1][0])) if layer]
 
     def _seen(self, width: int, height: int) -> tuple[float, float, float, float]:
@@ -172,8 +183,8 @@ class PictureTokens:
         part = image.crop_size["width"] / wide, image.crop_size["height"] / high
         return (1 - part[0]) / 2, (1 - part[1]) / 2, *part
 
-    def _expansion(self, picture: Picture) -> tuple[str, int]:
-        """What the processor puts in a picture's place, and the number of picture tokens in it, from its size alone."""
+    def _expansion(self, picture: Picture) -> _Expansion:
+        """What the processor makes of a picture's place, from the picture's size alone."""
         from PIL import Image
 
         size = picture.size
@@ -182,7 +193,8 @@ class PictureTokens:
             offsets = made.get("text_replacement_offsets")
             if not offsets:
                 raise ValueError(f"{type(self.processor).__name__} does not tell what replaces a picture in a text.")
-            self._expansions[size] = offsets[0][0]["replacement"], int((made["input_ids"] == self.place_id).sum())
+            count = int((made["input_ids"] == self.place_id).sum())
+            self._expansions[size] = _Expansion(offsets[0][0]["replacement"], count, made.get("image_grid_thw"))
         return self._expansions[size]
 
     def _process(self, picture: Picture) -> dict[str, Any]:
@@ -194,7 +206,7 @@ class PictureTokens:
 
 
 class Vision:
-    """The input embeddings of picture tokens, from the model's vision tower and connector.
+    """The input embeddings of picture tokens, from the model's vision tower and connector, and their positions.
 
     While these are frozen, the embeddings of a picture are computed once and kept as long as a prompt has it. If they
     are trained, each call computes them, with a gradient if there is one.
@@ -226,6 +238,38 @@ class Vision:
                 self._kept.update(zip(new, self._run(new), strict=True))
         table = torch.cat([self._kept[picture].to(ids.device) for picture in held])
         return table[index]
+
+    def position_ids(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """``[R, N] -> [4, R, N]``: positions as they are and on each of three axes, for a model that has such axes.
+
+        On these a picture's tokens have the positions of its grid, and what follows in their row is moved. `positions`
+        count the tokens before each token; in a layout in preorder what follows a token has greater ones.
+        """
+        if not hasattr(self.model.base_model, "get_rope_index"):
+            return positions
+        moved = positions.expand(4, *positions.shape).clone()
+        shown = ids >= FIRST_PICTURE_ID
+        if not shown.any():
+            return moved
+        held, index = self.pictures.spans(ids[shown])
+        moves = torch.cat([self._moves(picture) for picture in held], 1).to(ids.device)[:, index]
+        moved[1:, shown] += moves[:3]
+        ends = torch.zeros_like(positions).masked_scatter(shown, moves[3])
+        row, column = ends.nonzero(as_tuple=True)
+        later = torch.arange(ids.shape[1], device=ids.device) > column[:, None]
+        behind = later & (~later | (positions[row] > positions[row, column][:, None])).cumprod(1).bool()
+        moved[1:] += torch.zeros_like(positions).index_add(0, row, ends[row, column][:, None] * behind)
+        return moved
+
+    def _moves(self, held: _Held) -> Tensor:
+        """``[4, tokens]``: from plain positions to those on three axes; and, at the last one, that of what follows."""
+        number, image = len(held.ids), self.pictures.place_id
+        ids = torch.tensor([[image] * number + [0]])
+        kinds = (ids == image).int()
+        on_axes, _ = self.model.base_model.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=held.patches)
+        moves = on_axes[:, 0] - torch.arange(number + 1)
+        after = torch.zeros(1, number, dtype=torch.long).index_fill(1, torch.tensor(number - 1), int(moves[0, -1]))
+        return torch.cat([moves[:, :-1], after])
 
     def forget(self) -> None:
         """Forget embeddings, because the weights may be others from now on."""
@@ -287,10 +331,7 @@ def load_pictures(
     from transformers import AutoProcessor
 
     with reading(name) as path:
-        try:
-            processor = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
-        except ImportError as error:  # Its first line is empty, and its first sentence names the package.
-            raise ImportError(" ".join(str(error).split()).partition(". ")[0] + ".") from error
+        processor = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
     if not hasattr(processor, "image_token"):
         raise ValueError(
             f"`policy` {name!r} takes pictures, but has no processor for them ({type(processor).__name__}). Copy "

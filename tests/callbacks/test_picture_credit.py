@@ -23,11 +23,13 @@ TASK = MathTask()
 def test_a_token_sees_the_part_of_the_picture_that_is_said(name, size, tmp_path):
     policy = seeing(name, tmp_path).eval()
     for key, weight in policy.named_parameters():
-        if "vision" in key and "out_proj" in key:  # Without attention a patch sees itself alone.
+        if ("vision" in key and "out_proj" in key) or (
+            "visual" in key and "attn.proj" in key
+        ):  # Without attention a patch sees itself alone.
             torch.nn.init.zeros_(weight)
     tokens, before = policy.vision.pictures, image(0, *size)
     layers = tokens.layers(Picture(before))
-    assert len(layers) == {"idefics3": 2, "llava": 1}[name]
+    assert len(layers) == {"idefics3": 2, "llava": 1, "qwen2.5-vl": 1}[name]
 
     def embeddings(drawn):
         asked = question(Picture(drawn))
@@ -37,10 +39,10 @@ def test_a_token_sees_the_part_of_the_picture_that_is_said(name, size, tmp_path)
     plain, begun = embeddings(before), 0
     for layer in layers:
         cells = [
-            (left + wide * column / side, top + high * row / side, wide / side, high / side)
-            for left, top, wide, high, side in layer
-            for row in range(side)
-            for column in range(side)
+            (left + wide * column / columns, top + high * row / rows, wide / columns, high / rows)
+            for left, top, wide, high, rows, columns in layer
+            for row in range(rows)
+            for column in range(columns)
         ]
         for k, (left, top, wide, high) in enumerate(cells):
             drawn = before.copy()
@@ -68,7 +70,8 @@ def test_saliency_of_picture_tokens_is_gradient_times_embedding_at_their_own_pla
     assert [len(own) for own in found] == [sum(i >= FIRST_PICTURE_ID for i in policy.encode(prompts[0].messages)), 0, 0]
     ids = batch.input_ids[:1][:, batch.attention_mask[0]].long()
     embeds = policy.embed(ids).detach().requires_grad_()
-    logprobs = policy.model(inputs_embeds=embeds).logits.log_softmax(-1)[0, :-1]
+    positions = policy.position_ids(ids, torch.arange(ids.shape[1])[None])
+    logprobs = policy.model(inputs_embeds=embeds, position_ids=positions).logits.log_softmax(-1)[0, :-1]
     logprobs = logprobs.gather(-1, ids.clamp(max=600)[0, 1:, None])[:, 0]
     places = F.pad(explained[0], (batch.prompt_width, 0))[batch.attention_mask[0]]
     (gradient,) = torch.autograd.grad(-logprobs[places[1:]].sum(), embeds)

@@ -17,9 +17,11 @@ def _boxed(batch):
     return batch.answer.whole.any(1).nonzero().flatten()
 
 
-def _hidden_without_positions(self, attention_mask, *, input_ids=None, embeds=None):
+def _hidden_without_positions(self, attention_mask, input_ids, *, embeds=None):
     return self.decoder(
-        input_ids=input_ids, inputs_embeds=embeds, attention_mask=attention_mask.long(), use_cache=False
+        inputs_embeds=self.embed(input_ids) if embeds is None else embeds,
+        attention_mask=attention_mask.long(),
+        use_cache=False,
     ).last_hidden_state
 
 

@@ -207,7 +207,7 @@ def test_a_file_without_predictions_is_refused(file, said, tmp_path):
 
 
 def test_pictures_are_there_once_for_a_group_and_their_saliency_is_relative_to_the_rollout(tmp_path):
-    grid = [[[0.0, 0.0, 1.0, 1.0, 2]]]
+    grid = [[[0.0, 0.0, 1.0, 1.0, 2, 2]]]
     one, other = (
         {"src": f"data:image/png;base64,{name}", "layers": grid, "scores": scores}
         for name, scores in (("AAAA", [1.0, 2.0, float("nan"), 0.0]), ("BBBB", [4.0, 0.0, 0.0, 1.0]))
@@ -218,4 +218,4 @@ def test_pictures_are_there_once_for_a_group_and_their_saliency_is_relative_to_t
     assert group["sources"] == [one["src"], other["src"]]
     shown = [[(p["source"], p["shares"]) for p in r["pictures"]] for r in group["rollouts"]]
     assert shown == [[(0, [250, 500, 0, 0]), (1, [1000, 0, 0, 250])], [(0, [])]]
-    assert group["rollouts"][0]["pictures"][0]["layers"] == [[[0, 0, 1, 1, 2]]]
+    assert group["rollouts"][0]["pictures"][0]["layers"] == [[[0, 0, 1, 1, 2, 2]]]

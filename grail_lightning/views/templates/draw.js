@@ -157,7 +157,7 @@ function drawPictures(rollout) {
   rollout.pictures.forEach((picture, n) => {
     let begun = 0;
     for (const layer of picture.shares.length ? picture.layers : [[]]) {
-      const size = layer.reduce((sum, grid) => sum + grid[4] ** 2, 0), shares = picture.shares.slice(begun, begun + size);
+      const size = layer.reduce((sum, grid) => sum + grid[4] * grid[5], 0), shares = picture.shares.slice(begun, begun + size);
       begun += size;
       const image = make("img", { src: sources[picture.source], alt: `Picture ${n + 1}` }), over = make("canvas", { "aria-hidden": "true" });
       image.addEventListener("load", () => shade(over, image, layer, shares));
@@ -175,11 +175,12 @@ function shade(canvas, image, grids, shares) {
   canvas.height = image.naturalHeight;
   const brush = canvas.getContext("2d"), { width, height } = canvas;
   let k = 0;
-  for (const [left, top, wide, high, side] of grids)
-    for (let row = 0; row < side; row++)
-      for (let column = 0; column < side; column++, k++) {
+  for (const [left, top, wide, high, rows, columns] of grids)
+    for (let row = 0; row < rows; row++)
+      for (let column = 0; column < columns; column++, k++) {
         brush.fillStyle = `rgba(240, 116, 0, ${(0.85 * shares[k]) / 1000})`;
-        brush.fillRect((left + (column * wide) / side) * width, (top + (row * high) / side) * height, (wide / side) * width, (high / side) * height);
+        const [w, h] = [(wide / columns) * width, (high / rows) * height];
+        brush.fillRect(left * width + column * w, top * height + row * h, w, h);
       }
 }
 
