@@ -2,12 +2,16 @@
 
     OMP_NUM_THREADS=1 python benchmarks/turns_cost.py --policy arithmetic words --turns 4 --tokens 64
     OMP_NUM_THREADS=1 python benchmarks/turns_cost.py --policy search --played
+    OMP_NUM_THREADS=1 python benchmarks/turns_cost.py --policy charts --pictures
 
 Each row samples `--tokens` tokens in all, in turns of equal limits; tools take no time, and put in `--observed` random
 tokens after each turn but the last. With `--uneven` limits and observations differ from row to row, with the same sums
 of limits; with `--played` they are those of rollouts of the world of search. No token ends a turn. One turn gets the
 same tokens in two ways: it samples those of the tools as well, or reads them as a part of its prompts. The sides take
 turns; prints medians over rounds after the first.
+
+`--pictures` compares training steps instead (a turn of `--tokens` tokens is sampled, then one optimiser step): prompts
+with a new picture each, the tower frozen or trained, beside texts of as many tokens for the policy's decoder alone.
 """
 
 from __future__ import annotations
@@ -19,19 +23,27 @@ import sys
 import time
 import warnings
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import torch
 from credit_values import setting
+from transformers import AutoModelForCausalLM
 
 from grail_lightning.batch import Sampling
+from grail_lightning.data import ChartsData
 from grail_lightning.engines import HFEngine
 from grail_lightning.engines.turns import ResendingTurns, TurnRequest
-from grail_lightning.policy import load_policy
+from grail_lightning.policy import Loading, load_policy
+from grail_lightning.policy.micro_batch import cut_rows
+from grail_lightning.policy.options import LoadedPolicy
 from grail_lightning.step.episodes import play
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.arithmetic import ProblemSpace
+from grail_lightning.tasks.problem import TokenText
 
 GROUP = 8
 
@@ -103,6 +115,39 @@ class Case:
             return sum(len(sampled.ids) for sampled in sampler.sample(requests))
 
 
+class PictureSteps:
+    """Training steps of a policy with pictures, or of its decoder alone on texts of as many tokens."""
+
+    def __init__(self, name: str, options: argparse.Namespace, *, text: bool = False, trained: bool = False) -> None:
+        self.policy = load_policy(name, Loading(train_vision=trained))
+        (drawn,) = ChartsData(num_train=options.prompts * (options.rounds + 1), seed=1).load("train")
+        self.prompts, self.number = list(drawn.prompts), options.prompts
+        lengths = [len(self.policy.encode(prompt.messages)) for prompt in self.prompts]
+        if text:
+            of_text = self.policy.model.config.get_text_config()
+            decoder = AutoModelForCausalLM.from_config(of_text)
+            decoder.model.load_state_dict(self.policy.decoder.state_dict())
+            self.policy = load_policy(LoadedPolicy(decoder, self.policy.tokenizer))
+            draw = random.Random(0)
+            texts = [TokenText("", draw.choices(range(10, of_text.vocab_size), k=size)) for size in lengths]
+            self.prompts = [replace(prompt, messages=ids) for prompt, ids in zip(self.prompts, texts, strict=True)]
+        self.policy.end_token_ids = ()
+        self.engine, self.sampling = HFEngine(), Sampling(max_response_length=options.tokens, temperature=100.0)
+        self.engine.update_weights(self.policy)
+        self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=0.0)
+
+    def step(self) -> int:
+        """A training step on prompts that were not seen before; returns its tokens."""
+        prompts, self.prompts = self.prompts[: self.number], self.prompts[self.number :]
+        batch = self.engine.generate(prompts, GROUP, self.sampling, seed=len(self.prompts))
+        for micro in cut_rows(self.policy, batch, torch.arange(len(batch)), 4096):
+            layout = self.policy.layout(batch.select(micro.rows), micro.starts)
+            (-self.policy(layout).logprobs.sum() / len(batch)).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return int(batch.attention_mask.sum())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", nargs="+", default=["arithmetic"])
@@ -110,16 +155,25 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--uneven", action="store_true")
     parser.add_argument("--played", action="store_true")
+    parser.add_argument("--pictures", action="store_true")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     for name in options.policy:
-        case = Case(name, options)
-        sides = {
-            "turns": lambda case=case: case.turns(again=False),
-            "turns, all tokens read again": lambda case=case: case.turns(again=True),
-            "one turn, tools' tokens sampled": lambda case=case: case.one_turn(read=False),
-            "one turn, tools' tokens read": lambda case=case: case.one_turn(read=True),
-        }
+        if options.pictures:
+            first, kind = "pictures, frozen tower", "tokens"
+            sides = {
+                first: PictureSteps(name, options).step,
+                "pictures, trained tower": PictureSteps(name, options, trained=True).step,
+                "texts of as many tokens": PictureSteps(name, options, text=True).step,
+            }
+        else:
+            first, kind, case = "turns", "sampled tokens", Case(name, options)
+            sides = {
+                first: partial(case.turns, again=False),
+                "turns, all tokens read again": partial(case.turns, again=True),
+                "one turn, tools' tokens sampled": partial(case.one_turn, read=False),
+                "one turn, tools' tokens read": partial(case.one_turn, read=True),
+            }
         seconds: dict[str, list[float]] = {side: [] for side in sides}
         for number in range(options.rounds + 1):
             for side in sorted(sides, reverse=bool(number % 2)):
@@ -128,10 +182,10 @@ def main() -> None:
                 if number:
                     seconds[side].append(time.process_time() - begin)
                 else:
-                    print(f"{name}: {side}: {tokens} sampled tokens")
+                    print(f"{name}: {side}: {tokens} {kind}")
         for side, own in seconds.items():
-            ratio = statistics.median(a / b for a, b in zip(seconds["turns"], own, strict=True))
-            print(f"{name}: {side}: {statistics.median(own):.3f} s; turns take {ratio:.2f} of it", flush=True)
+            ratio = statistics.median(a / b for a, b in zip(seconds[first], own, strict=True))
+            print(f"{name}: {side}: {statistics.median(own):.3f} s; {first} take {ratio:.2f} of it", flush=True)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grail_lightning.environments.episode import read_episode
+from grail_lightning.picture import PLACE
 from grail_lightning.runtime.files import write_whole
 from grail_lightning.tasks.problem import Step
 from grail_lightning.views.pictures import LARGEST, ShownRollout, heatmap
@@ -92,8 +93,10 @@ def _read(file: Path, max_rollouts: int) -> tuple[list[Row], int]:
 
 
 def _problem(row: Row) -> tuple[str, ...]:
-    """What the rollouts of a group have in common: dataset, prompt and reference."""
-    return tuple(str(row.get(name) or "") for name in ("dataset", "prompt", "reference"))
+    """What the rollouts of a group have in common: dataset, prompt, reference and the pictures of the prompt."""
+    dataset, prompt, reference = (str(row.get(name) or "") for name in ("dataset", "prompt", "reference"))
+    shown = json.loads(row.get("pictures") or "[]")[: prompt.count(PLACE)]
+    return dataset, prompt, reference, *(picture["src"] for picture in shown)
 
 
 def _credit(row: Row) -> dict[str, dict[str, Any]]:
@@ -165,7 +168,7 @@ def _group(rows: Sequence[Row], methods: Sequence[str], first: int) -> dict[str,
                 "pictures": _pictures(row, sources),
             }
         )
-    group = dict(zip(("dataset", "prompt", "reference"), _problem(rows[0]), strict=True))
+    group = dict(zip(("dataset", "prompt", "reference"), _problem(rows[0]), strict=False))
     return group | {"rollouts": parts, "tree": tree, "sources": [*sources]}
 
 

@@ -219,3 +219,11 @@ def test_pictures_are_there_once_for_a_group_and_their_saliency_is_relative_to_t
     shown = [[(p["source"], p["shares"]) for p in r["pictures"]] for r in group["rollouts"]]
     assert shown == [[(0, [250, 500, 0, 0]), (1, [1000, 0, 0, 250])], [(0, [])]]
     assert group["rollouts"][0]["pictures"][0]["layers"] == [[[0, 0, 1, 1, 2, 2]]]
+
+
+def test_equal_questions_about_different_pictures_are_different_problems(tmp_path):
+    first, second, drawn = ([{"src": f"data:image/png;base64,{n}", "layers": [], "scores": None}] for n in "ABC")
+    cells = [first + drawn, first, second, second + drawn]
+    rows = [rollout(["a"], prompt="user: <image>How many?", pictures=json.dumps(cell)) for cell in cells]
+    page, _ = _page(tmp_path, rows)
+    assert [len(group["rollouts"]) for group in data_of(page)["groups"]] == [2, 2]
