@@ -84,12 +84,7 @@ def refusal(backend: str) -> str:
 
 
 def choose(backend: str = "auto") -> str:
-    """The back end itself, or the first one of `auto` that isolates here.
-
-    Raises:
-        ValueError: There is no back end of that name.
-        RuntimeError: It does not isolate programs on this machine, or none does.
-    """
+    """The back end itself, or the first one of `auto` that isolates here; RuntimeError if it does not, or none does."""
     if backend not in ("auto", *COMMANDS) and not _is_address(backend):
         raise ValueError(f"`backend` must be one of auto, {', '.join(COMMANDS)}, or an address, but got {backend!r}.")
     reasons = []
@@ -112,13 +107,10 @@ class Executor:
         workers: How many programs run at a time.
 
     Raises:
-        ValueError: An argument is out of range.
         RuntimeError: Nothing isolates programs on this machine. They are never run without.
     """
 
     def __init__(self, backend: str = "auto", limits: Limits = Limits(), workers: int = 2) -> None:  # noqa: B008
-        if limits.processes != 1:
-            raise ValueError(f"`limits.processes` must be 1: none starts another, but got {limits.processes}.")
         if not all(0 < x <= _LARGEST for x in (limits.seconds, limits.memory_mb, limits.output_kb, workers)):
             said = f"`limits` and `workers` must be positive and at most {_LARGEST:,}, but got {limits} and {workers}."
             raise ValueError(said)

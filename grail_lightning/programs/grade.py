@@ -121,13 +121,10 @@ class _Run:
 
 
 def grade(solver: Sandbox, checker: Sandbox, program: str, tests: Tests, trace: int | None = None) -> Outcome:
-    """Run a program on its tests, or on the one that is to be traced.
+    """Run a program on its tests, or on the one that is to be traced; LostError if a sandbox was lost.
 
     What is expected is compared here, or by the assertions in the process of ``checker``; the program's own process
     gets the arguments alone.
-
-    Raises:
-        LostError: A sandbox was lost, and nothing is known.
     """
     chosen = range(len(tests)) if trace is None else range(trace, trace + 1)
     run = _Run(solver, checker, tests, trace is not None)
@@ -149,10 +146,7 @@ def grade(solver: Sandbox, checker: Sandbox, program: str, tests: Tests, trace: 
 def printed(sandbox: Sandbox, program: str) -> str:
     """What a program prints, and the end of its traceback; untrusted text of at most 8,000 characters.
 
-    Of a program that exceeds a limit or ends its process nothing is told but that.
-
-    Raises:
-        LostError: The sandbox was lost, and nothing is known.
+    Of a program that exceeds a limit or ends its process nothing is told but that. LostError if the sandbox was lost.
     """
     try:
         reply = sandbox.begin({"role": "script", "program": program, "output": _PRINTED_CHARACTERS})

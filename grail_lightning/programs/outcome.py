@@ -19,13 +19,11 @@ class Limits:
         seconds: Processor time in seconds.
         memory_mb: Memory in MB.
         output_kb: What it may print, in KB.
-        processes: The number of processes, which is 1.
     """
 
     seconds: float = 2.0
     memory_mb: int = 256
     output_kb: int = 64
-    processes: int = 1
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grail_lightning.programs.executor import Executor, choose, probe
+from grail_lightning.programs.executor import Executor, choose, probe, refusal
 from grail_lightning.programs.grade import line_of
 from grail_lightning.programs.guest import decode, encode
 from grail_lightning.programs.outcome import Call, Job, Limits, Tests, Visit
@@ -252,12 +252,48 @@ def test_nothing_is_run_where_nothing_isolates(monkeypatch):
         Executor()
     with pytest.raises(ValueError, match=r"`backend` must be one of auto, .*, or an address, but got 'exec'"):
         choose("exec")
-    with pytest.raises(ValueError, match=r"`limits.processes` must be 1"):
-        Executor(limits=Limits(processes=2))
     for wrong in (0, -1, math.nan, math.inf, 1e300):
         for name in ("seconds", "memory_mb", "output_kb"):
             with pytest.raises(ValueError, match="must be positive and at most"):
                 Executor(limits=Limits(**{name: wrong}))
+
+
+# Finds the most rounds of a loop for which the fuel lasts, between two numbers.
+LASTS = """
+import sys
+from grail_lightning.programs.executor import Executor
+from grail_lightning.programs.outcome import Call, Limits, Tests
+executor = Executor("wasm", Limits(seconds=0.2, memory_mb=64), workers=1)
+program = "def f(n):\\n  x = 0\\n  for i in range(n): x += i\\n  return x, list(set(str(n))), hash(str(n))"
+def run(n):
+    outcome = executor.run(program, Tests("f", (Call((n,), None),)))
+    for sandbox in executor._sandboxes:
+        sandbox.wall_seconds = 600  # A busy machine ends no program.
+    return outcome
+run(0)
+low, high = map(int, sys.argv[1:])
+while high - low > 1:
+    middle = (low + high) // 2
+    low, high = (low, middle) if run(middle).status == "timeout" else (middle, high)
+print(low, run(low), run(high))
+executor.close()
+"""
+
+
+@pytest.mark.slow
+def test_outcomes_under_wasm_are_the_same_in_another_process_to_the_last_instruction():
+    if reason := refusal("wasm"):
+        pytest.skip(f"wasm does not run programs here ({reason})")
+
+    def told(*between):
+        command = [sys.executable, "-c", LASTS, *map(str, between)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    first = told(10**5, 10**7)
+    most = int(first.split()[0])
+    assert "status='failed'" in first
+    assert "status='timeout'" in first
+    assert told(most, most + 1) == first
 
 
 def test_the_newest_outcomes_are_kept_and_no_traces(executor, monkeypatch):
