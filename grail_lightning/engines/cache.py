@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -64,8 +65,10 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]  # Transformers has no 
         self.keys, self.values = (table[:number, :, :length] for table in space)
 
     def drop_columns(self, number: int) -> None:
-        """Remove the first `number` tokens of every row; the next token makes the tensors anew."""
-        self.keys, self.values, self._space = self.keys[..., number:, :], self.values[..., number:, :], None
+        """Remove the first `number` tokens of every row."""
+        self.keys, self.values = self.keys[..., number:, :], self.values[..., number:, :]
+        if self._space is not None:  # Their memory is free with that of the others: a copy would cost more.
+            self._space = self._space[0][..., number:, :], self._space[1][..., number:, :]
 
 
 class GrowingCache(DynamicCache):  # type: ignore[misc]  # Transformers has no types.
@@ -99,13 +102,12 @@ class GrowingCache(DynamicCache):  # type: ignore[misc]  # Transformers has no t
         """The keys and values ``[k, H, d]`` of single tokens, of one layer after the other."""
         return [table[row, :, column] for layer in self.layers for table in (layer.keys, layer.values)]
 
-    def fill(self, tokens: Sequence[Tensor], valid: Tensor) -> None:
-        """Begin an empty cache with keys and values, as of `tokens`, in the columns ``valid [n, L]``; others are 0."""
-        row, column = valid.nonzero(as_tuple=True)
-        for layer, keys, values in zip(self.layers, tokens[::2], tokens[1::2], strict=True):
-            shapes = [(len(valid), new.shape[1], valid.shape[1], new.shape[2]) for new in (keys, values)]
-            layer.update(*(new.new_zeros(()).expand(shape) for new, shape in zip((keys, values), shapes, strict=True)))
-            layer.keys[row, :, column], layer.values[row, :, column] = keys, values
+    def fill(self, rows: Sequence[Sequence[Tensor]]) -> None:
+        """Begin an empty cache with the keys and values of rows, as of `tokens`; the columns before a row are 0."""
+        keys_and_values = [*zip(*rows, strict=True)]
+        for layer, *tables in zip(self.layers, keys_and_values[::2], keys_and_values[1::2], strict=True):
+            padded = (pad_sequence(table, batch_first=True, padding_side="left") for table in tables)
+            layer.update(*(table.transpose(1, 2) for table in padded))
 
     @property
     def takes_padding(self) -> bool:

@@ -176,7 +176,7 @@ class Decoding:
         sizes = torch.tensor([stored.size for stored in begin], device=self.rows.device)
         columns = int(sizes.max())
         valid = torch.arange(columns, device=sizes.device) >= columns - sizes[:, None]
-        self.cache.fill([torch.cat(tables) for tables in zip(*(stored.tables for stored in begin), strict=True)], valid)
+        self.cache.fill([stored.tables for stored in begin])
         self.begin = ()  # The memory is free, unless others hold the records.
         return valid
 

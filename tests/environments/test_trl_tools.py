@@ -7,16 +7,25 @@ Where the definitions differ, and which call shows it:
 - TRL puts the results of asynchronous tools behind the others. Here results stand in the order of the calls.
 """
 
+import json
 import warnings
-from pathlib import Path
 
 import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from grail_lightning.batch import Sampling
 from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.episode import EpisodeLimits
 from grail_lightning.environments.tools import ToolSet, call_number, call_reset, run_calls
-from grail_lightning.policy import load_policy
+from grail_lightning.module import GrailModule
+from grail_lightning.step.options import Execution
+from grail_lightning.tasks import EnvironmentTask
+from tests.environments.test_dialogue import _model
 from tests.environments.test_tools import Desk
+from tests.runs import Watch
+from tests.runs import trainer as run
+from tests.talking import WritingEngine
 
 with warnings.catch_warnings():
     # Of the peer and its dependencies while they are imported; nothing of ours.
@@ -44,28 +53,69 @@ CALLS = [
 ROW = {"prompt": [{"role": "user", "content": "Go."}], "number": 5}
 
 
+END = "<|im_end|>"
+
+
+def _call(name, **arguments):
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+# The turns of two rollouts; both have calls that work, the second one also calls that do not.
+TEXTS = [
+    [f"Let me see.\n{_call('add', number=3, times=2)}\n{_call('even', number=8)}{END}", f"It is 11.{END}"],
+    [_call("ask", question="fail") + END, _call("fly") + END, _call("add", number=-1) + END, f"It is 4.{END}"],
+]
+
+
+class Seen(Desk):
+    """A desk that keeps what became of every rollout."""
+
+    logs: list = []  # noqa: RUF012
+
+    def get_reward(self) -> float:
+        self.logs.append(self.log)
+        return super().get_reward()
+
+
 class Scripted(GRPOTrainer):
-    """TRL's trainer; only the turns are not sampled."""
+    """TRL's trainer; only the turns are not sampled, and what rewards are told is kept."""
+
+    texts: tuple = ()
 
     def _generate_single_turn(self, prompt_ids, *arguments, **options):
-        ids = self.processing_class.encode("done" + self.processing_class.eos_token)
-        return [ids for _ in prompt_ids], None
+        said = [own.pop(0) for own in self.texts if own] or [f"done{END}"] * len(prompt_ids)
+        return [self.processing_class.encode(text) for text in said], None
+
+    def _calculate_rewards(self, inputs, prompts, completions, *others):
+        rewards = super()._calculate_rewards(inputs, prompts, completions, *others)
+        self.seen = completions, rewards.flatten().tolist()
+        return rewards
+
+
+def _policy():
+    """A small Qwen3 with the control tokens and the chat template of Qwen3."""
+    tokenizer = _model("qwen3")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 100_000}
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=len(tokenizer), **sizes, **heads, eos_token_id=tokenizer.eos_token_id)
+    ), tokenizer
 
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory):
-    policy = load_policy("arithmetic")
-    tokenizer = policy.tokenizer
-    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    model, tokenizer = _policy()
     return Scripted(
-        model=policy.model,
+        model=model,
         args=GRPOConfig(
             output_dir=str(tmp_path_factory.mktemp("trl")), use_cpu=True, bf16=False, gradient_checkpointing=False,
-            report_to="none", num_generations=2, per_device_train_batch_size=2, max_completion_length=100_000,
+            report_to="none", num_generations=2, per_device_train_batch_size=2, max_completion_length=50_000,
+            max_steps=1, save_strategy="no",
         ),
         train_dataset=Dataset.from_list([ROW]),
         processing_class=tokenizer,
-        environment_factory=Desk,
+        environment_factory=Seen,
     )  # fmt: skip
 
 
@@ -74,27 +124,54 @@ def test_the_chat_template_is_told_what_trl_tells_it(trainer):
     tokenizer, messages = trainer.processing_class, ROW["prompt"]
     theirs, ours = (
         tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, tokenize=False)
-        for tools in (trainer.tools, ToolSet(Desk).schemas)
+        for tools in (trainer.tools, ToolSet(Seen).schemas)
     )
     assert ours == theirs
-    assert [tool.__name__ for tool in trainer.tools] == [*ToolSet(Desk).by_name]
+    assert [tool.__name__ for tool in trainer.tools] == [*ToolSet(Seen).by_name]
 
 
 def test_the_same_calls_give_what_they_give_under_trl(trainer):
-    their, mine = Desk(), Desk()
+    their, mine = Seen(), Seen()
     their.reset(**ROW)
     assert call_reset(mine, ROW, seed=0) == "Number 5."
     theirs = []
     for name, arguments in CALLS:
         call = {"type": "function", "function": {"name": name, "arguments": arguments}}
         theirs.append(_under_trl(trainer, their, [call]))
-    (ours,) = run_calls([(ToolSet(Desk), mine, [ParsedCall(*call) for call in CALLS])], [EpisodeLimits()])
+    (ours,) = run_calls([(ToolSet(Seen), mine, [ParsedCall(*call) for call in CALLS])], [EpisodeLimits()])
     assert [call.status for call in ours] == ["done"] * 5 + ["failed"] * 2 + ["invalid"]
     assert [call.result for call in ours[:5]] == theirs[:5]
     assert theirs[5:] == [str({"error": text}) for text in ("less than 0", "nobody knows", "Tool fly not found.")]
     assert [call.result for call in ours[5:7]] == ["Error: ValueError: less than 0", "Error: LookupError: nobody knows"]
     assert mine.log == their.log == [5, 6, -1]
     assert call_number(mine, "get_reward") == trainer.reward_funcs[0](environments=[their])[0] == 10.0
+
+
+def test_a_whole_step_calls_and_pays_as_under_trl(trainer, tmp_path):
+    Seen.logs, trainer.texts = [], [[*texts] for texts in TEXTS]
+    trainer.train()
+    (completions, rewards), theirs = trainer.seen, Seen.logs
+    told = [[m["content"] for m in messages if m["role"] == "tool"] for messages in completions]
+
+    Seen.logs, watch = [], Watch()
+    task = EnvironmentTask(Seen, instruction="")
+    module = GrailModule(
+        _policy(),
+        engine=WritingEngine([[*texts] for texts in TEXTS]),
+        sampling=Sampling(max_response_length=50_000),
+        execution=Execution(group_size=2),
+    )
+    prompt = task.prompt({"problem": "Go.", "number": 5})
+    run(1, watch, default_root_dir=tmp_path).fit(module, torch.utils.data.DataLoader([prompt], collate_fn=list))
+    batch = watch.outputs[0].batch
+    assert Seen.logs == theirs == [[5, 6], [5, -1]]
+    assert batch.rewards.tolist() == rewards == [11.0, 4.0]
+    calls = [episode.calls for episode in batch.episodes]
+    assert [[call.name for call in own] for own in calls] == [["add", "even"], ["ask", "fly", "add"]]
+    for own, results in zip(calls, told, strict=True):
+        pairs = [(call.result, result) for call, result in zip(own, results, strict=True) if call.status == "done"]
+        assert all(ours == result for ours, result in pairs)
+    assert told[1][:2] == [str({"error": text}) for text in ("nobody knows", "Tool fly not found.")]
 
 
 def _under_trl(trainer, environment, calls):
