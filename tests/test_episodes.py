@@ -9,6 +9,7 @@ import pytest
 from grail_lightning.answers import Marker, Verifier
 from grail_lightning.batch import Sampling
 from grail_lightning.environments.calculator import Calculator
+from grail_lightning.environments.dialogue import describe
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.step.episodes import play
 from grail_lightning.step.report import Tally, add_episodes
@@ -152,3 +153,21 @@ def test_the_mean_score_of_turns_counts_turns_that_have_one():
     tally = Tally()
     add_episodes(tally, played([task_of(Calculator)], texts))
     assert "episodes/turn_score" not in tally.compute()
+
+
+def test_where_calls_are_tags_a_system_turn_names_them():
+    default = {"tool_instruction": None, "instruction": " Now."}
+    tasks = [
+        task_of(Calculator, **default),
+        task_of(Calculator, **default, system_prompt="Be brief."),
+        task_of(Calculator),
+    ]
+    batch = played(tasks, [[f"#### 5{END}"]] * 3)
+    masks = batch.attention_mask[:, : batch.prompt_width]
+    shown = [
+        POLICY.tokenizer.decode(ids[mask])
+        for ids, mask in zip(batch.input_ids[:, : batch.prompt_width], masks, strict=True)
+    ]
+    told = describe(tasks[0].tools.schemas)
+    assert "<calculator>…</calculator> Compute an arithmetic expression." in told
+    assert shown == [f"{told}\n2+3? Now.", f"Be brief.\n\n{told}\n2+3? Now.", "2+3?"]

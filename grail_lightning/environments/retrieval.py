@@ -59,10 +59,10 @@ class RemoteRetriever:
     and documents that are text, are read as well. A ValueError if it does not answer a first request.
     """
 
-    def __init__(self, url: str, timeout_seconds: float, retries: int) -> None:
+    def __init__(self, url: str, timeout_seconds: float) -> None:
         check_address("retriever", url, "http://127.0.0.1:8000/retrieve")
         self.url = url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/retrieve"
-        self._seconds, self._retries = timeout_seconds, retries
+        self._seconds = timeout_seconds
         try:
             self.documents("test", 1)
         except ValueError as error:
@@ -74,7 +74,7 @@ class RemoteRetriever:
     def documents(self, query: str, k: int) -> list[str]:
         """At most `k` documents, the best first; a ValueError if the server gives no answer that can be read."""
         body = {"queries": [query[:_QUERY_CHARACTERS]], "topk": k, "return_scores": True}
-        answer = post(self.url, body, seconds=self._seconds, retries=self._retries)
+        answer = post(self.url, body, seconds=self._seconds, retries=2)
         try:
             return [_contents(item) for item in answer["result"][0][:k]]
         except (LookupError, TypeError):

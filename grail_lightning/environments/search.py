@@ -143,23 +143,21 @@ class Search:
             with 2 or more.
         retriever: The address of a server that speaks Search-R1's `/retrieve`, such as http://127.0.0.1:8000/retrieve;
             `factbook` searches the World Factbook, null the documents of the row's graph.
-        timeout_seconds: How long the server may be silent. Does not apply without `retriever`.
-        retries: How often a request to the server is repeated. Does not apply without `retriever`.
+        timeout_seconds: How long the server may be silent; a request is sent three times. Does not apply without
+            `retriever`.
 
     Raises:
         ValueError: If `top_k` is below 1, the server does not answer, or the Factbook is not installed.
     """
 
-    def __init__(
-        self, top_k: int = 2, retriever: str | None = None, timeout_seconds: float = 5.0, retries: int = 2
-    ) -> None:
+    def __init__(self, top_k: int = 2, retriever: str | None = None, timeout_seconds: float = 5.0) -> None:
         if top_k < 1:
             raise ValueError(f"`top_k` must be at least 1, but got {top_k}.")
         self._top_k = top_k
         self._shared: Corpus | RemoteRetriever | None = None  # What all rows search.
         if retriever is not None:
             named = retriever == "factbook"
-            self._shared = factbook_corpus() if named else connect(retriever, timeout_seconds, retries)
+            self._shared = factbook_corpus() if named else connect(retriever, timeout_seconds)
         self.reset()
 
     def reset(self, problem: str = "", graph: int | None = None, path: Sequence[str] = (), **columns: object) -> None:

@@ -71,7 +71,10 @@ def encode_prompt(
     else:
         ids = tokenizer("\n".join(message["content"] for message in messages))["input_ids"]
     if not ids:
-        raise ValueError(f"A prompt must encode to at least one token, but got none from {messages!r}.")
+        raise ValueError(
+            f"A prompt must encode to at least one token, but got none from {messages!r}. Give its row a `problem`, or "
+            "the task an `instruction`."
+        )
     return list(ids)
 
 

@@ -58,9 +58,9 @@ class EnvironmentTask(MathTask):
             tokenizer's chat template. Without a template that knows tools it is `tags`.
         limits: The limits of turns, tokens and tools.
         instruction: The text that is appended to the problem; default that of the answer's form.
-        tool_instruction: The text of the system turn that says which tags there are, with `calls: tags`. Default a
-            description of the tools; '' for none, if worked examples or earlier training show it.
-        system_prompt: A system turn before it; none by default.
+        tool_instruction: The text of the system turn that says which tags there are, where calls are plain tags.
+            Default a description of the tools; '' for none, if worked examples or earlier training show it.
+        system_prompt: The beginning of that turn; none by default.
         rewards: The weighted rewards. Default what `get_reward` returns if the environment has it, else 1 for a right
             answer. Functions may ask for the column `environment_reward`.
         answer: The form of the answer: `Boxed` (default), `LastNumber`, `Marker`, `Pattern`, or a class of your own.

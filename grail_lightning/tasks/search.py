@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import count, islice
 from typing import Any
 
@@ -62,18 +62,15 @@ class SearchSpace:
     Attributes:
         min_hops: The smallest number of facts on the path to an answer.
         max_hops: The largest number of facts on the path to an answer.
-        num_graphs: The number of graphs of each split over which questions are asked.
     """
 
     min_hops: int = 2
     max_hops: int = 4
-    num_graphs: int = 200
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_hops <= self.max_hops <= 6 or not 1 <= self.num_graphs <= 10**6:
+        if not 1 <= self.min_hops <= self.max_hops <= 6:
             raise ValueError(
-                "`problems` must have 1 <= min_hops <= max_hops <= 6 and 1 <= num_graphs <= 10^6, but got "
-                f"{self.min_hops}, {self.max_hops} and {self.num_graphs}."
+                f"`problems` must have 1 <= min_hops <= max_hops <= 6, but got {self.min_hops} and {self.max_hops}."
             )
 
     def sample(self, num_problems: int, split: Split, seed: int = 0) -> list[dict[str, Any]]:
@@ -86,7 +83,7 @@ class SearchSpace:
 
     def draw(self, num_problems: int, split: Split, seed: int = 0) -> list[SearchProblem]:
         """The questions of `sample`."""
-        rng, graphs = split_rng(split, seed, "search-"), _graphs(split, self.num_graphs)
+        rng, graphs = split_rng(split, seed, "search-"), _graphs(split)
 
         def problem() -> SearchProblem:
             graph, path = rng.choice(graphs), None
@@ -94,13 +91,13 @@ class SearchSpace:
                 path = _walk(rng, fact_graph(graph), rng.randint(self.min_hops, self.max_hops))
             return SearchProblem(graph, path)
 
-        return distinct(problem, lambda drawn: drawn.text, num_problems, split, "`max_hops` or `num_graphs`")
+        return distinct(problem, lambda drawn: drawn.text, num_problems, split, "`max_hops`")
 
 
-@lru_cache(maxsize=8)
-def _graphs(split: Split, number: int) -> list[int]:
-    """The seeds of the first graphs of a split."""
-    return [*islice((seed for seed in count() if split_of(f"graph {seed}") == split), number)]
+@cache
+def _graphs(split: Split) -> list[int]:
+    """The seeds of the first 200 graphs of a split."""
+    return [*islice((seed for seed in count() if split_of(f"graph {seed}") == split), 200)]
 
 
 def _walk(rng: random.Random, graph: FactGraph, hops: int) -> tuple[Fact, ...] | None:

@@ -70,7 +70,7 @@ def test_a_server_that_does_not_speak_the_form_is_refused_before_training(answer
         serving(answer) as (url, _),
         pytest.raises(ValueError, match=f"(?s)`retriever` must be a server .*{message}.*Start it, or correct"),
     ):
-        Search(retriever=url, timeout_seconds=0.2, retries=1)
+        Search(retriever=url, timeout_seconds=0.2)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x/retrieve", "http://", "retrieve"])
