@@ -154,7 +154,7 @@ def _schema(environment: type, name: str) -> dict[str, Any]:
             raise ValueError("A parameter cannot be given by its name.")
         schema: dict[str, Any] = get_json_schema(bound)
     except Exception as error:
-        reason = " ".join(str(error).split()).rstrip(".")
+        reason = " ".join(str(error).split()).rstrip(".!")
         raise ValueError(
             f"A tool needs a type hint for each parameter and a docstring that describes each under `Args:`, but "
             f"`{environment.__name__}.{name}` cannot be described to the policy: {reason}. Write them, or begin the "
