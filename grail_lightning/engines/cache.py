@@ -106,7 +106,7 @@ class GrowingCache(DynamicCache):  # type: ignore[misc]  # Transformers has no t
         """Begin an empty cache with the keys and values of rows, as of `tokens`; the columns before a row are 0."""
         keys_and_values = [*zip(*rows, strict=True)]
         for layer, *tables in zip(self.layers, keys_and_values[::2], keys_and_values[1::2], strict=True):
-            padded = (pad_sequence(table, batch_first=True, padding_side="left") for table in tables)
+            padded = (pad_sequence(list(table), batch_first=True, padding_side="left") for table in tables)
             layer.update(*(table.transpose(1, 2) for table in padded))
 
     @property
