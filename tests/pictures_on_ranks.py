@@ -13,31 +13,21 @@ warnings.filterwarnings("ignore")
 
 import torch
 
-from grail_lightning import GrailModule, MathData
-from grail_lightning.batch import Sampling
 from grail_lightning.credit import GRAIL
-from grail_lightning.data import DatasetSpec
 from grail_lightning.step.options import Execution, Objective
-from grail_lightning.tasks.answered import MathTask
 from tests.runs import Watch, strategy_of, trainer
-from tests.seeing import letters
 from tests.steps import sums
+from tests.test_picture_runs import data_of, module_of
 
 
 def main(ranks, strategy, model, table):
     torch.set_num_threads(1)
-    module = GrailModule(
-        model,
-        sampling=Sampling(max_response_length=8),
-        execution=Execution(group_size=2, token_budget=100, share_prefixes=False),
-        objective=Objective(mask_truncated=False, kl_coefficient=0.1),
-        credit=GRAIL(),
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
-    )
-    task, watch = MathTask(instruction="", rewards=[letters]), Watch()
-    data = MathData(train=DatasetSpec(table, images="picture"), task=task, prompts_per_batch=2)
+    objective = Objective(mask_truncated=False, kl_coefficient=0.1)
+    execution = Execution(group_size=2, token_budget=100, share_prefixes=False)
+    changes = {"credit": GRAIL(), "optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}
+    module, watch = module_of(model, objective=objective, execution=execution, **changes), Watch()
     run = trainer(2, watch, devices=ranks, strategy=strategy_of(strategy, ranks))
-    run.fit(module, data)
+    run.fit(module, data_of(table))
     texts = [output.batch.texts for output in watch.outputs]
     print("\n" + json.dumps({"rank": run.global_rank, "weights": sums(module.policy.parameters()), "texts": texts}))
 

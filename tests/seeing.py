@@ -1,6 +1,7 @@
 """Tiny models of pictures and text with random weights, their processors on Pillow alone, and pictures for them."""
 
 import copy
+import io
 
 import numpy as np
 from PIL import Image
@@ -142,6 +143,13 @@ def image(seed, width=16, height=16):
     """A picture of random pixels."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
+
+
+def cut_off():
+    """The bytes of a picture whose end is missing."""
+    whole = io.BytesIO()
+    image(0, 64, 64).save(whole, "PNG")
+    return whole.getvalue()[:-2000]
 
 
 def question(*shown, text="what is 3 + 4 ?"):

@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 from lightning.pytorch import Callback
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from grail_lightning import MathData
 from grail_lightning.answers import LastNumber
@@ -27,16 +26,18 @@ from grail_lightning.data import DatasetSpec
 from grail_lightning.data.kept import Kept
 from grail_lightning.engines.hf import HFEngine
 from grail_lightning.engines.turns import TurnRequest, TurnSampler
+from grail_lightning.engines.vllm.server import VLLMServer
 from grail_lightning.environments.episode import episode_json, read_episode, transcript
 from grail_lightning.module import GrailModule
 from grail_lightning.picture import FIRST_PICTURE_ID, pictures_in
 from grail_lightning.step.episodes import play
-from grail_lightning.step.options import Execution, Objective
+from grail_lightning.step.options import Objective
 from grail_lightning.tasks import EnvironmentTask, EpisodeLimits
 from tests.runs import Watch, trainer, weights
-from tests.seeing import MAKERS, checkpoint, image, letters, pictures, question, seeing
+from tests.seeing import MAKERS, checkpoint, cut_off, image, letters, pictures, question, seeing
 from tests.talking import WritingEngine, WrittenTurns
-from tests.test_pictures import _Seen
+from tests.test_picture_runs import module_of
+from tests.test_pictures import Seen
 from tests.tolerance import assert_near
 from tests.views.test_page import data_of
 
@@ -151,18 +152,12 @@ def test_a_turn_behind_a_picture_continues_from_the_keys_and_values_of_the_turn_
             ids = [*ids, *made.ids, *policy.vision.pictures.hold(picture)]
 
 
-def _truncated():
-    whole = io.BytesIO()
-    image(0, 64, 64).save(whole, "PNG")
-    return Image.open(io.BytesIO(whole.getvalue()[:-2000]))
-
-
 SHOWN = {
     "too many": lambda: [image(0)] * 17,
     "ten thousand": lambda: ["a", *[image(0)] * 10_000],
     "too large": lambda: Image.new("1", (5000, 5000)),
     "empty": lambda: Image.new("RGB", (0, 5)),
-    "cut off": _truncated,
+    "cut off": lambda: Image.open(io.BytesIO(cut_off())),
     "too flat": lambda: Image.new("RGB", (100_000, 1)),
 }
 
@@ -216,9 +211,8 @@ def test_a_picture_stays_what_it_was_when_a_tool_draws_on_it_and_its_ids_are_fre
     tokens = policy.vision.pictures
     ends = []
     for _ in range(3):
-        batch = played(
-            policy, task_of(Album), [[CALLS["tags"].format(k) for k in (0, 9, 9)] + [f"7 .{END}"]] * 2, [first]
-        )
+        texts = [CALLS["tags"].format(k) for k in (0, 9, 9)] + [f"7 .{END}"]
+        batch = played(policy, task_of(Album), [texts] * 2, [first])
         shown = [call.pictures[0] for episode in batch.episodes for call in episode.calls]
         assert [picture.open().getpixel((0, 0)) for picture in shown] == [(k, k, k) for k in (0, 9, 9)] * 2
         assert shown[0] == shown[3] != shown[1] == shown[2]
@@ -243,17 +237,11 @@ def test_a_dialogue_is_kept_as_text_with_places_for_its_pictures(tmp_path):
     assert again.calls[0].pictures == ()
 
 
-class Blind(HFEngine):
-    """An engine for text alone."""
-
-    takes_pictures = False
-
-
 @pytest.mark.parametrize(
     ("environment", "policy", "engine", "words"),
     [
         (Sketch, "words", None, "A tool of `Sketch` returns pictures, but the policy takes text alone. Set another"),
-        (Sketch, None, Blind(), "`Blind` does not sample from prompts with pictures"),
+        (Sketch, None, VLLMServer(["http://127.0.0.1:1"]), "`VLLMServer` does not sample from prompts with pictures"),
     ],
 )
 def test_a_run_that_cannot_show_pictures_says_so_before_the_weights_are_loaded(
@@ -299,22 +287,15 @@ class _Half(TurnSampler):
 
 def _run(folder, train, steps, *callbacks, **options):
     """A fit on pictures in prompts and in results: the module, and what its steps gave."""
-    module = GrailModule(
-        folder,
-        sampling=Sampling(max_response_length=30),
-        engine=Half(),
-        execution=Execution(group_size=4),
-        objective=Objective(mask_truncated=False, kl_coefficient=0.1),
-        credit=GRAIL(),
-        optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3),
-    )
+    objective, sampling = Objective(mask_truncated=False, kl_coefficient=0.1), Sampling(max_response_length=30)
+    module = module_of(folder, sampling=sampling, engine=Half(), objective=objective, credit=GRAIL())
     data = MathData(train=DatasetSpec(train, images="picture"), task=task_of(), prompts_per_batch=2, **options)
     return module, data, trainer(steps, *callbacks)
 
 
 class _Counting(Callback):
     def on_train_start(self, trainer, pl_module):
-        self.seen = _Seen(pl_module.policy)
+        self.seen = Seen(pl_module.policy)
 
 
 @pytest.mark.filterwarnings("ignore:.* of the rollouts ended by the limit")
@@ -376,8 +357,7 @@ def test_the_drawing_of_the_documentation(tmp_path):
     assert task.tools.show_pictures
     batch = played(roomy("llava", tmp_path), task, [[*(f"<box>{box}</box>" for box in boxes), f"7 .{END}"]], [first])
     drawn, refused = batch.episodes[0].calls
-    red = torch.tensor(np.array(drawn.pictures[0].open())).eq(torch.tensor([220, 0, 0])).all(-1)
-    assert red.nonzero().amin(0).tolist() == [2, 1]
-    assert red.nonzero().amax(0).tolist() == [6, 5]
-    assert int(red.sum()) == 16
+    expected = first.open()
+    ImageDraw.Draw(expected).rectangle((1, 2, 5, 6), outline=(220, 0, 0))
+    assert drawn.pictures[0].open().tobytes() == expected.tobytes()
     assert refused.result == "Error: ValueError: a box must lie within 16 x 16 pixels"

@@ -1,7 +1,6 @@
 """Runs on prompts with pictures, and what is said of pictures that cannot be used."""
 
 import importlib.util
-import io
 import json
 import re
 import struct
@@ -27,7 +26,7 @@ from grail_lightning.step.options import Distillation, Execution, Objective
 from grail_lightning.tasks.answered import MathTask
 from tests.processes import run_script
 from tests.runs import Watch, trainer, weights
-from tests.seeing import MAKERS, TEXT, checkpoint, image, letters, pictures, question
+from tests.seeing import MAKERS, TEXT, checkpoint, cut_off, image, letters, pictures, question
 from tests.tolerance import near
 
 SAMPLING = Sampling(max_response_length=8)
@@ -49,12 +48,12 @@ def _table(folder, rows):
     return str(file)
 
 
-def _data(train, **options):
+def data_of(train, **options):
     task = MathTask(instruction="", rewards=[letters])
     return MathData(train=DatasetSpec(train, images="picture"), task=task, prompts_per_batch=2, **options)
 
 
-def _module(policy, **changes):
+def module_of(policy, **changes):
     options = {
         "sampling": SAMPLING,
         "execution": Execution(group_size=4),
@@ -68,15 +67,6 @@ def _sees(weight):
     return "vision" in weight or "visual" in weight
 
 
-@pytest.mark.parametrize("trained", [False, True], ids=["frozen tower", "trained tower"])
-@pytest.mark.parametrize("name", [*MAKERS])
-def test_a_fit_on_pictures_moves_what_is_trained_and_nothing_else(name, trained, tmp_path):
-    module = _module(checkpoint(name, tmp_path / "model"), loading=Loading(train_vision=trained))
-    _, moved = _moved(module, _folder(tmp_path)[1])
-    assert any("layers" in n and not _sees(n) for n in moved)
-    assert any(_sees(n) for n in moved) is trained
-
-
 class _Weights(pl.Callback):
     def on_train_start(self, trainer, pl_module):
         self.before = weights(pl_module)
@@ -85,7 +75,7 @@ class _Weights(pl.Callback):
 def _moved(module, train, *callbacks):
     """The outputs of a fit of two steps, and the names of the weights that it moved."""
     watch, begun = Watch(), _Weights()
-    trainer(2, watch, begun, *callbacks).fit(module, _data(train))
+    trainer(2, watch, begun, *callbacks).fit(module, data_of(train))
     assert len(watch.outputs) == 2
     return watch.outputs, {n for n, p in weights(module).items() if not torch.equal(p, begun.before[n])}
 
@@ -93,45 +83,35 @@ def _moved(module, train, *callbacks):
 @pytest.mark.parametrize(
     ("options", "changes"),
     [
+        ({}, {}),
+        ({"loading": Loading(train_vision=True)}, {}),
         ({"loading": Loading(lora=LoRA(rank=2))}, {"kl_coefficient": 0.1}),
         ({"loading": Loading(gradient_checkpointing=True, train_vision=True)}, {"kl_coefficient": 0.1}),
         ({"loading": Loading(packing=True), "credit": OARPerturbation()}, {}),
         ({"loading": Loading(dtype="bfloat16"), "credit": GRAIL()}, {"distillation": Distillation()}),
         ({"credit": PRIME(optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3))}, {}),
     ],
-    ids=["LoRA", "checkpointing", "packing", "bfloat16", "second model"],
+    ids=["frozen tower", "trained tower", "LoRA", "checkpointing", "packing", "bfloat16", "second model"],
 )
-@pytest.mark.parametrize("name", ["idefics3", "qwen2.5-vl"])
-def test_pictures_go_with_other_options(name, options, changes, tmp_path):
+@pytest.mark.parametrize("name", [*MAKERS])
+def test_a_fit_on_pictures_moves_what_is_trained_and_nothing_else(name, options, changes, tmp_path):
     objective = Objective(mask_truncated=False, **changes)
-    module = _module(checkpoint(name, tmp_path / "model"), objective=objective, **options)
+    module = module_of(checkpoint(name, tmp_path / "model"), objective=objective, **options)
     outputs, moved = _moved(module, _folder(tmp_path)[1])
-    assert moved
+    assert any("layers" in n and not _sees(n) for n in moved)
     assert all(output.batch.sampling_logprobs.isfinite().all() for output in outputs)
     assert any(_sees(n) for n in moved) is module.loading.train_vision
 
 
-def test_a_resumed_run_equals_one_that_did_not_stop_and_an_export_takes_pictures_again(tmp_path):
-    folder, train = checkpoint("llava", tmp_path / "model"), _folder(tmp_path)[1]
-    made = []
-    for steps, path in ((2, None), (1, None), (2, str(tmp_path / "one.ckpt"))):
-        module = _module(folder)
-        run = trainer(steps)
-        run.fit(module, _data(train), ckpt_path=path)
-        run.save_checkpoint(tmp_path / "one.ckpt")
-        made.append(weights(module))
-    assert all(torch.equal(made[0][n], p) for n, p in made[2].items())
-    module.policy.save(tmp_path / "export")
-    again = load_policy(str(tmp_path / "export"))
-    messages = question(*pictures(1))
-    assert len(again.encode(messages)) == len(module.encode(messages))
+def test_a_policy_that_was_saved_takes_pictures_again(tmp_path):
+    policy, messages = load_policy(checkpoint("llava", tmp_path / "model")), question(*pictures(1))
+    policy.save(tmp_path / "export")
+    assert len(load_policy(str(tmp_path / "export")).encode(messages)) == len(policy.encode(messages))
 
 
 def _broken(folder):
     """A row for each kind of bad picture, with the words of what is said of it."""
-    whole = io.BytesIO()
-    image(0, 64, 64).save(whole, "PNG")
-    (folder / "short.png").write_bytes(whole.getvalue()[:-2000])
+    (folder / "short.png").write_bytes(cut_off())
     (folder / "drawn.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
     (folder / "note.png").write_text("hello")
     header = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)
@@ -157,7 +137,7 @@ def test_a_picture_that_cannot_be_used_is_named_with_its_row_before_the_weights_
     for bad, words in _broken(tmp_path).items():
         train = _table(tmp_path, [*rows, rows[0] | {"picture": bad}])
         with pytest.raises(ValueError, match=re.escape(words)) as caught:
-            trainer(1, Preflight()).fit(_module(folder), _data(train))
+            trainer(1, Preflight()).fit(module_of(folder), data_of(train))
         assert str(caught.value).startswith(f"{train}, line 5: ")
         assert "\n" not in str(caught.value)
 
@@ -176,26 +156,29 @@ def test_a_prompt_has_a_place_for_each_picture_and_room_for_all(row, words, tmp_
     rows, _ = _folder(tmp_path)
     train = _table(tmp_path, [rows[0] | row])
     with pytest.raises(ValueError, match=words) as caught:
-        trainer(1, Preflight()).fit(_module(checkpoint("llava", tmp_path / "model")), _data(train))
-    assert f"{train}" in str(caught.value)
-    assert "line 1" in str(caught.value)
+        trainer(1, Preflight()).fit(module_of(checkpoint("llava", tmp_path / "model")), data_of(train))
+    assert f"{train}, line 1" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("policy", "options", "words"),
+    ("policy", "options", "examples", "words"),
     [
-        ("arithmetic", {}, "line 1: a prompt has a picture, but the policy takes text alone"),
-        (None, {"engine": VLLMServer(["http://127.0.0.1:1"])}, "`VLLMServer` does not sample from prompts with pict"),
-        (None, {"few_shot": FewShot(number=1)}, "`few_shot` takes prompts without pictures"),
+        ("arithmetic", {}, {}, "line 1: a prompt has a picture, but the policy takes text alone"),
+        (
+            None,
+            {"engine": VLLMServer(["http://127.0.0.1:1"])},
+            {},
+            "`VLLMServer` does not sample from prompts with pict",
+        ),
+        (None, {}, {"few_shot": FewShot(number=1)}, "`few_shot` takes prompts without pictures"),
     ],
     ids=["text policy", "vLLM", "few-shot"],
 )
-def test_what_does_not_take_pictures_says_so_before_the_weights_are_loaded(policy, options, words, tmp_path):
+def test_what_does_not_take_pictures_says_so_before_the_weights_are_loaded(policy, options, examples, words, tmp_path):
     train = _folder(tmp_path)[1]
-    examples = {name: options.pop(name) for name in ["few_shot"] if name in options}
     folder = policy or checkpoint("llava", tmp_path / "model")
     with pytest.raises(ValueError, match=re.escape(words)):
-        trainer(1, Preflight()).fit(_module(folder, **options), _data(train, **examples))
+        trainer(1, Preflight()).fit(module_of(folder, **options), data_of(train, **examples))
 
 
 def test_cells_may_be_paths_bytes_images_and_those_of_datasets(tmp_path):
@@ -206,7 +189,7 @@ def test_cells_may_be_paths_bytes_images_and_those_of_datasets(tmp_path):
     table = table.cast_column("picture", datasets.Image())
     tables = [*([rows[0] | {"picture": cell}] for cell in cells), table]
     for given in tables:
-        (part,) = _data(given).load("train")
+        (part,) = data_of(given).load("train")
         (picture,) = pictures_in(part.prompts[0].messages)
         assert picture.open().tobytes() == image(0).tobytes()
         assert part.prompts[0].messages[0]["content"][1]["text"] == "what is 3 + 0 ?"

@@ -42,10 +42,9 @@ def _own_logprobs(policy, messages, response):
     made = processor(text=[text], images=[images] if images else None, return_tensors="pt")
     prompt = made.pop("input_ids")
     ids = torch.cat([prompt, torch.tensor([response])], 1)
-    made.pop("attention_mask")
     if "mm_token_type_ids" in made:
         made["mm_token_type_ids"] = torch.nn.functional.pad(made["mm_token_type_ids"], (0, len(response)))
-    pixels = {k: v.double() if v.is_floating_point() else v for k, v in made.items()}
+    pixels = {k: v.double() if v.is_floating_point() else v for k, v in made.items() if k != "attention_mask"}
     logits = policy.model(input_ids=ids, attention_mask=torch.ones_like(ids), **pixels).logits
     logprobs = logits.log_softmax(-1)[0, prompt.shape[1] - 1 : -1]
     return prompt[0].tolist(), logprobs.gather(-1, torch.tensor(response)[:, None]).squeeze(1)
@@ -131,7 +130,7 @@ def test_a_trained_tower_has_the_gradients_of_the_model_called_with_pixels(tmp_p
             assert_near(ours[n], p.grad, 16, torch.float32, max(1.0, p.grad.abs().max()))
 
 
-class _Seen:
+class Seen:
     """Counts the pictures, or tiles of pictures, that a policy's tower reads."""
 
     def __init__(self, policy):
@@ -149,7 +148,7 @@ class _Seen:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_frozen_tower_runs_once_for_each_distinct_picture_of_a_step(name, tmp_path):
     policy = seeing(name, tmp_path)
-    seen, engine = _Seen(policy), HFEngine()
+    seen, engine = Seen(policy), HFEngine()
     engine.update_weights(policy)
     # Three distinct ones among five.
     prompts = _prompts(*[question(p) for p in [*pictures(3), *pictures(2)]])
@@ -165,7 +164,7 @@ def test_a_frozen_tower_runs_once_for_each_distinct_picture_of_a_step(name, tmp_
 def test_a_trained_tower_runs_once_for_a_group_in_each_pass(tmp_path):
     policy = seeing("llava", tmp_path, train_vision=True)
     batch = build_batch(policy, _prompts(*map(question, pictures(2))), 4, [[30, 41]] * 8, [True] * 8)
-    seen = _Seen(policy)
+    seen = Seen(policy)
     _gradients(policy, batch, list(range(8)), None)
     assert seen.number == 2
 

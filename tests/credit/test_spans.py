@@ -5,6 +5,7 @@ import torch
 
 from grail_lightning.credit import Judge, ScoredSpan, SpanScores
 from grail_lightning.credit.base import token_advantages
+from grail_lightning.credit.spans import _Span
 from tests.credit.episodes import Row, by_turn, played
 from tests.credit.groups import groups
 from tests.credit.rollouts import context
@@ -18,14 +19,9 @@ GROUP = [
 SOUND, WRONG = "7+5=12\n12-3=9\n9+8=17\n\\boxed{17}", "7+5=2\n2-3=-1\n-1+8=7\n\\boxed{7}"
 
 
-@pytest.fixture(scope="module")
-def policy(golden_policy):
-    return golden_policy
-
-
-def test_good_turns_of_right_rollouts_gain_and_bad_ones_of_wrong_rollouts_lose(policy):
+def test_good_turns_of_right_rollouts_gain_and_bad_ones_of_wrong_rollouts_lose(golden_policy):
     batch = played(GROUP)
-    weights = SpanScores(alpha=0.5)(policy, batch, context())
+    weights = SpanScores(alpha=0.5)(golden_policy, batch, context())
     # Row 0: mean 2/3 (by length), so Δ = 1/3 and −2/3, over the largest 1 and −2. Row 2: mean 1.25, Δ = ∓0.75.
     found = by_turn(batch, weights.values)
     assert found[0] == pytest.approx([1.5, 0.0, 1.0], abs=1e-6)
@@ -39,9 +35,9 @@ def test_good_turns_of_right_rollouts_gain_and_bad_ones_of_wrong_rollouts_lose(p
     assert credit.sum(1).tolist() == pytest.approx((batch.advantages * batch.response_mask.sum(1)).tolist())
 
 
-def test_the_clip_keeps_signs_and_its_change_is_a_figure(policy):
+def test_the_clip_keeps_signs_and_its_change_is_a_figure(golden_policy):
     batch = played(GROUP)
-    weights = SpanScores(alpha=2.0, beta=1.5)(policy, batch, context())
+    weights = SpanScores(alpha=2.0, beta=1.5)(golden_policy, batch, context())
     found = by_turn(batch, weights.values)
     assert found[0] == [1.5, 0.0, 1.0]
     assert found[2] == [1.5, 0.0, 1.0]
@@ -90,12 +86,12 @@ def _scores_of(method, policy, batch):
     return [[span.score for span in row] for row in method._controlled(method._spans(policy, batch), batch, context())]
 
 
-def test_controls_keep_places_and_take_the_scores_of_the_rollout_or_group(policy):
+def test_controls_keep_places_and_take_the_scores_of_the_rollout_or_group(golden_policy):
     many = [Row(float(k % 2), [[11]] * 7, [[9]] * 6, scores=[float(10 * k + j) for j in range(6)]) for k in range(4)]
     batch = played(many)
-    given = _scores_of(SpanScores(), policy, batch)
-    permuted = _scores_of(SpanScores(scores="permuted"), policy, batch)
-    drawn = _scores_of(SpanScores(scores="random"), policy, batch)
+    given = _scores_of(SpanScores(), golden_policy, batch)
+    permuted = _scores_of(SpanScores(scores="permuted"), golden_policy, batch)
+    drawn = _scores_of(SpanScores(scores="random"), golden_policy, batch)
     assert [sorted(row) for row in permuted] == given
     assert permuted != given
     pool = {score for row in given for score in row}
@@ -103,7 +99,7 @@ def test_controls_keep_places_and_take_the_scores_of_the_rollout_or_group(policy
     assert any(set(row) - set(own) for row, own in zip(drawn, given, strict=True)), "from the whole group"
 
 
-def test_a_frequent_kind_of_action_is_scored_lower_within_a_bound(policy):
+def test_a_frequent_kind_of_action_is_scored_lower_within_a_bound():
     rows = [[("a", 1.0), ("a", 1.0), ("b", 1.0)], [("a", 1.0)], [("a", 1.0)]]
 
     def spans(text, prompt):
@@ -112,19 +108,13 @@ def test_a_frequent_kind_of_action_is_scored_lower_within_a_bound(policy):
     batch = played(GROUP)
     batch = batch.replace(texts=["aaa0", "aaa1", "aaa2"], episodes=None, turn=None)
     method = SpanScores(scorer=spans, debias=0.5)
-    found = method._debiased([[_span(k, *told) for k, told in enumerate(row)] for row in rows], batch)
+    found = method._debiased([[_Span([k], score, kind) for k, (kind, score) in enumerate(row)] for row in rows], batch)
     # Four of five are of kind a; if the two kinds were as frequent, each had a half.
     changes = {span.kind: span.score - 1 for row in found for span in row}
     assert changes == {"a": pytest.approx(-0.5 * torch.tensor(8 / 5).log().item()), "b": pytest.approx(0.5 * 0.91629)}
     method = SpanScores(scorer=spans, debias=50.0, most_bias=0.25)
-    found = method._debiased([[_span(k, *told) for k, told in enumerate(row)] for row in rows], batch)
+    found = method._debiased([[_Span([k], score, kind) for k, (kind, score) in enumerate(row)] for row in rows], batch)
     assert {span.score for row in found for span in row} == {0.75, 1.25}
-
-
-def _span(token, kind, score):
-    from grail_lightning.credit.spans import _Span
-
-    return _Span([token], score, kind)
 
 
 def test_a_judge_needs_turns(arithmetic):

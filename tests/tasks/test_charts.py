@@ -154,18 +154,6 @@ def test_the_state_is_the_question_and_the_set_of_drawings():
     assert one.state_key() == other.state_key() != begun(LINE, "trend").state_key()
 
 
-def test_slips_and_misconceptions_occur_at_their_rates_and_make_answers_wrong():
-    right = {
-        name: sum(
-            turns[-1][0] == f"Answer: {p.answer}" for turns, p in zip(played(**{name: 1.0}), PROBLEMS, strict=True)
-        )
-        for name in ("slip", "misconception")
-    }
-    assert right["slip"] < 60
-    # The first peak is the largest, what is above or at a level is as many, and so on, by chance.
-    assert 60 < right["misconception"] < 200
-
-
 @pytest.mark.parametrize(
     ("asks", "about", "drawing", "kind"),
     [
@@ -182,12 +170,15 @@ def test_a_drawing_has_the_label_of_its_mistake(asks, about, drawing, kind):
 
 
 def test_labels_of_demonstrations_are_those_of_the_mistakes_that_were_made():
-    kinds = {name: Counter() for name in ("slip", "misconception")}
-    for name, found in kinds.items():
+    kinds, right = {name: Counter() for name in ("slip", "misconception")}, Counter()
+    for name, labels in kinds.items():
         for problem, turns in zip(PROBLEMS, played(**{name: 0.5}), strict=True):
+            right[name] += turns[-1][0] == f"Answer: {problem.answer}"
             for said, _ in turns[:-1]:
                 tool, text = said.strip("<>").split("</")[0].split(">")
-                found[label_drawing(problem, Drawing(tool, tuple(map(float, text.split()))))] += 1
+                labels[label_drawing(problem, Drawing(tool, tuple(map(float, text.split()))))] += 1
+    assert right["slip"] < 150
+    assert 100 < right["misconception"] < 250  # Some mistakes give the right answer by chance.
     assert kinds["misconception"]["slip"] == 0
     assert kinds["misconception"]["misconception"] > 80
     # A slip may hit what a misconception would mark.
