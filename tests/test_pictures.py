@@ -13,7 +13,7 @@ from grail_lightning.picture import FIRST_PICTURE_ID
 from grail_lightning.policy.pictures import vision_parameters
 from grail_lightning.tasks.base import Prompt
 from tests.runs import TASK
-from tests.seeing import MAKERS, TILES, image, pictures, plain, question, seeing
+from tests.seeing import MAKERS, TILES, pictures, plain, question, seeing
 from tests.tolerance import assert_near
 
 NAMES = list(MAKERS)
@@ -178,4 +178,3 @@ def test_a_picture_whose_prompt_was_dropped_stays_known_to_an_equal_one(tmp_path
     del first
     policy.vision.forget()
     assert torch.equal(before, policy(policy.layout(batch.select(torch.tensor([0])))).logprobs)
-    assert image(0).size == (16, 16)

@@ -23,9 +23,8 @@ TASK = MathTask()
 def test_a_token_sees_the_part_of_the_picture_that_is_said(name, size, tmp_path):
     policy = seeing(name, tmp_path).eval()
     for key, weight in policy.named_parameters():
-        if ("vision" in key and "out_proj" in key) or (
-            "visual" in key and "attn.proj" in key
-        ):  # Without attention a patch sees itself alone.
+        # Without attention a patch sees itself alone.
+        if any(tower in key and part in key for tower, part in (("vision", "out_proj"), ("visual", "attn.proj"))):
             torch.nn.init.zeros_(weight)
     tokens, before = policy.vision.pictures, image(0, *size)
     layers = tokens.layers(Picture(before))

@@ -48,10 +48,7 @@ def test_a_folder_of_chartqa_is_read_with_its_pictures(tmp_path):
         ([{"query": "?", "label": "1"}], "train_human.json, row 1: the picture"),
         ([{"imgname": "../../x", "query": "?", "label": "1"}], "there is no"),
         ([{"imgname": "a.png", "label": "1"}], "train_human.json, row 1: there is no column `query`"),
-        (
-            [{"imgname": "a.png", "query": "?", "label": ""}],
-            "train_human.json, row 1: `label` must be text",
-        ),
+        ([{"imgname": "a.png", "query": "?", "label": ""}], "train_human.json, row 1: `label` must be text"),
         (["a.png"], "train_human.json, row 1: expected an object with named columns"),
     ],
 )
