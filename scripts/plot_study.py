@@ -48,8 +48,12 @@ def differences(page: str, column: str = COLUMN) -> dict[str, dict[str, tuple[fl
 
 
 def draw(tables: dict[str, dict[str, tuple[float, float]]], out: Path, unit: str) -> None:
-    """A point is a mean over seeds, a line its 95 % interval; both are grey where the interval includes 0."""
+    """A point is a mean over seeds, a line its 95 % interval; both are grey where the interval includes 0.
+
+    A mean of more than three times the 90 % quantile of all sizes is written at the border.
+    """
     means = {name: values[0] for table in reversed(tables.values()) for name, values in table.items()}
+    most = np.quantile(np.abs([mean for table in tables.values() for mean, _ in table.values()]), 0.9)
     methods = sorted(means, key=lambda name: -means[name])  # By the first table that has the method.
     size = (2.8 + 1.8 * len(tables), 0.42 * len(methods) + 0.8)
     figure, axes = plt.subplots(
@@ -59,6 +63,9 @@ def draw(tables: dict[str, dict[str, tuple[float, float]]], out: Path, unit: str
         axis.axvline(0, color="black", linewidth=1)
         for row, (mean, half) in ((methods.index(name), values) for name, values in table.items()):
             colour = "#777777" if abs(mean) <= half else "#0072B2" if mean > 0 else "#D55E00"
+            if abs(mean) > 3 * most:  # It would squeeze all others together: its number stands at the border.
+                axis.text(0.02, row, f"◂ {mean:.1f}", color=colour, va="center", transform=axis.get_yaxis_transform())
+                continue
             axis.errorbar(mean, row, xerr=half, color=colour, marker="o", markersize=6, linewidth=2.5)
         axis.set_title(heading.removeprefix("In one step: ") if len(tables) > 1 else "", fontsize=12)
         axis.set(xlabel=unit)
@@ -66,7 +73,7 @@ def draw(tables: dict[str, dict[str, tuple[float, float]]], out: Path, unit: str
         axis.grid(axis="x", alpha=0.3)
         axis.spines[["top", "right", "left"]].set_visible(False)
         axis.tick_params(axis="y", length=0)
-    axes[0, 0].invert_yaxis()
+    axes[0, 0].set_ylim(len(methods) - 0.5, -0.5)
     figure.savefig(out, dpi=120)
 
 
