@@ -3,6 +3,8 @@
 Transformers' norms compute in float32, also in a model in float64: roundings are float32's.
 """
 
+import copy
+
 import pytest
 import torch
 
@@ -177,4 +179,5 @@ def test_a_picture_whose_prompt_was_dropped_stays_known_to_an_equal_one(tmp_path
     before = policy(policy.layout(batch.select(torch.tensor([0])))).logprobs
     del first
     policy.vision.forget()
-    assert torch.equal(before, policy(policy.layout(batch.select(torch.tensor([0])))).logprobs)
+    for one in (policy, copy.deepcopy(policy)):
+        assert torch.equal(before, one(one.layout(batch.select(torch.tensor([0])))).logprobs)

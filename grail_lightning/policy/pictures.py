@@ -76,6 +76,9 @@ class PictureTokens:
         self._end = FIRST_PICTURE_ID
         self._held: WeakValueDictionary[bytes, _Held] = WeakValueDictionary()
 
+    def __deepcopy__(self, memo: object) -> PictureTokens:
+        return self  # A copy of the policy shares it.
+
     def expand(self, text: str, pictures: Sequence[Picture], *, begins: bool = True) -> list[int]:
         """The token ids of a text, as the processor makes them: each place becomes the tokens of its picture.
 
