@@ -52,7 +52,14 @@ NO_OPTION = "There is no option `%s`.*Did you mean `?%s`?\\?"
         ("--model.credit.zzz=1", "There is no option `model.credit.zzz`. `model.credit` has: .*w_min, "),
         ("--model.credit.saliency.leef=first", NO_OPTION % ("model.credit.saliency.leef", "leaf")),
         ("--model.credit={class_path: GRAIL, init_args: {saliency: {leef: 1}}}", "`model.credit.saliency.leef`"),
-        ("--model.credit=TreeAdvantage --model.credit.state=length", "state` must be .*'prefix', .*'length'"),
+        (
+            "--model.credit=TreeAdvantage --model.credit.state=length",
+            "state` must be one of 'prefix', .* but got 'length'",
+        ),
+        (
+            "--data=CodeData --data.task=CodeTask --data.task.limits.second=1",
+            NO_OPTION % ("data.task.limits.second", "seconds"),
+        ),
         ("--trainer.gradient_clip_val=1", "Set `--model.execution.max_grad_norm` instead"),
         ("--trainer.precision=16-mixed", "Use bf16-mixed, or 32-true"),
         ("--trainer.val_check_interval=0", "`trainer.val_check_interval` must be positive, but got 0"),

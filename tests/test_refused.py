@@ -20,6 +20,7 @@ from grail_lightning.functional.advantages import beta_scale
 from grail_lightning.functional.policy_gradient import sampler_correction
 from grail_lightning.metrics import PassAtK
 from grail_lightning.step.options import Distillation, Objective
+from grail_lightning.tasks import CodeTask
 from tests.steps import configured
 
 ONE = torch.ones(1, 1)
@@ -76,6 +77,8 @@ REFUSED = [
     ),
     (Distillation, {"coefficient": 0.0}, "`objective.distillation.coefficient` must be finite and positive, but got 0"),
     (Distillation, {"sentence": "Look."}, r"`objective.distillation.sentence` must contain \{answer\}, .* 'Look.'"),
+    (CodeTask, {"explained": "body"}, "`explained` must be one of return, program, but got 'body'"),
+    (CodeTask, {"shown_tests": -1}, r"`shown_tests` must lie in \[0, inf\), but got -1"),
     # Functions.
     (surrogate, {"surrogate": "cispo", "ratio_cap": 3.0}, "`ratio_cap` must be null with `surrogate` cispo, but got 3"),
     (surrogate, {"surrogate": "ppo"}, "`surrogate` must be clip or cispo, but got .ppo."),

@@ -231,6 +231,8 @@ def _check_prompts(trainer: Trainer, module: GrailModule, data: PromptData, stag
     for part in training.sets if isinstance(training, TrainingLoader) else ():
         if len(part.prompts):
             module.encode(part.prompts[0].messages)
+            if remark := module.credit.check_prompts(part.prompts):
+                rank_zero_warn(remark)
     if stage == "fit" and not trainer.enable_validation:
         return
     loaders = {"predict": data.predict_dataloader, "test": data.test_dataloader}.get(stage, data.val_dataloader)()

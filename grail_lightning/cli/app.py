@@ -61,6 +61,13 @@ CLI = TypeVar("CLI", bound="GrailCLI")
 __all__ = ["ALWAYS_ON", "FitOptions", "GrailCLI", "main", "mistakes_in_one_line", "run"]
 
 
+class _Parser(LightningArgumentParser):
+    """A parser that takes whole names of options alone, as do those that it makes for the options of nested classes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False} | kwargs)
+
+
 class GrailCLI(LightningCLI):
     """LightningCLI with the callbacks of every run, in which the command line takes precedence over a checkpoint."""
 
@@ -172,13 +179,14 @@ def run(cli: type[CLI], args: Sequence[str] | None = None) -> CLI:
         sys.path.insert(0, os.getcwd())  # Modules of the working folder can be imported, as with `python -m`.
     arguments = [*(sys.argv[1:] if args is None else args)]
     answer(arguments)
-    quiet = {"allow_abbrev": False, "exit_on_error": False}
+    quiet = {"exit_on_error": False}
     usage = "grail-lightning {} --config FILE [--OPTION=VALUE ...]"
     return cli(
         GrailModule,
         LightningDataModule,
         subclass_mode_data=True,
         args=expand_configs(arguments),
+        parser_class=_Parser,
         seed_everything_default=0,
         auto_configure_optimizers=False,
         save_config_callback=SaveRunConfig,

@@ -21,6 +21,7 @@ from grail_lightning.policy import Policy
 from grail_lightning.policy.micro_batch import MicroBatch
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.checks import Claim, check_claims, check_tensor
+from grail_lightning.tasks.problem import Prompt
 
 if TYPE_CHECKING:
     from grail_lightning.credit.saliency import SaliencyCredit
@@ -236,6 +237,10 @@ class TokenCredit(ABC):
     def needs(self) -> Needs:
         """What the method needs of the run, which does not change while one runs."""
         return Needs()
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> str:
+        """A remark on training prompts, before a model is loaded; ValueError if the method can use none of them."""
+        return ""
 
     def state_dict(self) -> dict[str, Any]:
         """The method's state for a checkpoint: tensors and plain values."""

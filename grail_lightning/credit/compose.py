@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from grail_lightning.credit.base import CreditContext, Needs, TokenCredit, Token
 from grail_lightning.credit.saliency import SaliencyCredit, SaliencyTarget
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
+from grail_lightning.tasks.problem import Prompt
 
 
 class _Around(TokenCredit):
@@ -24,6 +26,10 @@ class _Around(TokenCredit):
     def needs(self) -> Needs:
         """What the inner method needs, but no saliency: it is called as a whole."""
         return replace(self.inner.needs(), saliency=None)
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> str:
+        """The inner method's remark."""
+        return self.inner.check_prompts(prompts)
 
     def state_dict(self) -> dict[str, Any]:
         """The inner method's state."""
@@ -117,6 +123,10 @@ class Product(TokenCredit):
             continuations=one.continuations or two.continuations,
             training=one.training or two.training,
         )
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> str:
+        """The remarks of both methods."""
+        return " ".join(filter(None, (one.check_prompts(prompts) for one in (self.first, self.second))))
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The product of both methods' weights."""

@@ -23,6 +23,7 @@ from grail_lightning.policy import Policy
 from grail_lightning.programs.alignment import align_programs, first_divergence, program_lines, read_program
 from grail_lightning.programs.outcome import Job, Outcome, Visit
 from grail_lightning.runtime.checks import check_options
+from grail_lightning.tasks.code import CodeTask
 from grail_lightning.tasks.problem import Prompt
 
 Mode = Literal["syntax", "constraint", "correct", "logic"]
@@ -35,9 +36,10 @@ class _Row:
 
     def __init__(self, prompt: Prompt, tokens: Alignment, text: str, offset: int) -> None:
         task: Any = prompt.task
-        self.executor, self.tests = task.executor, task.tests(prompt)
+        problem = task.problem(prompt)
+        self.executor, self.tests = task.executor, problem.tests
         self.text, self.program = text, read_program(text)
-        self.reference = read_program(task.reference_program(prompt) or "")
+        self.reference = read_program(problem.reference)
         # By its own statements, that of the reference.
         self.pairs = (self.program and self.reference and align_programs(self.program, self.reference)) or {}
         # The parts are the statements, or the lines of a program that does not compile.
@@ -90,6 +92,15 @@ class EGCA(TokenCredit):
         if self.w_max is not None:
             check_options(self, w_max="(0, inf)")
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> str:
+        """See `TokenCredit`: a program whose test fails needs a reference to be compared with."""
+        _check_task(self, prompts)
+        lacking = sum(isinstance(p.task, CodeTask) and not p.task.problem(p).reference for p in prompts)
+        said = f"`EGCA` compares programs with that of `reference`, which {lacking} of {len(prompts)} rows do not have."
+        if lacking == len(prompts):
+            raise ValueError(f"{said} Add the column, or set `model.credit` to another method.")
+        return f"{said} Their rollouts are uniform where a test fails." if lacking else ""
+
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from runs of the programs."""
         wrong = _programs(self, policy, batch, batch.advantages < 0)
@@ -136,6 +147,11 @@ class ExecutedMask(TokenCredit):
     Source: the mask of StepCoder, arXiv 2402.01391.
     """
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> str:
+        """See `TokenCredit`."""
+        _check_task(self, prompts)
+        return ""
+
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 0 and 1."""
         values, treated = uniform_weights(batch).values.cpu(), batch.advantages != 0
@@ -167,12 +183,8 @@ class ExecutedMask(TokenCredit):
 def _programs(method: TokenCredit, policy: Policy, batch: RolloutBatch, wanted: Tensor) -> dict[int, _Row | None]:
     """The wanted rows whose tasks have programs; None for a response without one."""
     asked = wanted.nonzero().flatten().tolist()
-    numbers = [k for k in asked if hasattr(batch.prompts[k].task, "reference_program")]
-    if asked and not numbers:
-        raise ValueError(
-            f"`{type(method).__name__}` needs a task whose responses are programs, such as `CodeTask`, but got "
-            f"`{type(batch.prompts[asked[0]].task).__name__}`. Set `model.credit` to another method."
-        )
+    _check_task(method, [batch.prompts[k] for k in asked])
+    numbers = [k for k in asked if isinstance(batch.prompts[k].task, CodeTask)]
     rows: dict[int, _Row | None] = {}
     for k, aligned in zip(numbers, align_rows(batch, policy.tokenizer, numbers), strict=True):
         task: Any = batch.prompts[k].task
@@ -180,6 +192,15 @@ def _programs(method: TokenCredit, policy: Policy, batch: RolloutBatch, wanted: 
         there = text.strip() and aligned.text.startswith(text, offset)
         rows[k] = _Row(batch.prompts[k], aligned, text, offset) if there else None
     return rows
+
+
+def _check_task(method: TokenCredit, prompts: Sequence[Prompt]) -> None:
+    """Check that there is a prompt that asks for a program."""
+    if prompts and not any(isinstance(prompt.task, CodeTask) for prompt in prompts):
+        raise ValueError(
+            f"`{type(method).__name__}` needs a task whose responses are programs, such as `CodeTask`, but got "
+            f"`{type(prompts[0].task).__name__}`. Set `model.credit` to another method."
+        )
 
 
 def _run(jobs: Sequence[tuple[_Row, str, int | None]]) -> list[Outcome]:

@@ -6,8 +6,6 @@ import ast
 import builtins
 import keyword
 import re
-import symtable
-import sys
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +17,13 @@ from grail_lightning.programs.alignment import Edit, ProgramLine, edits, program
 from grail_lightning.programs.executor import Executor
 from grail_lightning.programs.guest import encode
 from grail_lightning.programs.outcome import Call, Job, Limits, Outcome, Tests
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import GradedAnswer
 from grail_lightning.tasks.problem import Prompt, Step
 from grail_lightning.tasks.rewards import Rewards, Values
 
+_CHECKED = 500
 PASSED = "tests_passed"  # The column with the share of its tests that a program passed; rewards can ask for it.
 
 
@@ -39,7 +39,7 @@ class CodeProblem(NamedTuple):
 
     text: str
     tests: Tests
-    reference: str | None  # A right program, if the row has one.
+    reference: str  # A right program; empty if the row has none.
 
 
 class CodeTask(MathTask):
@@ -80,6 +80,8 @@ class CodeTask(MathTask):
         workers: int = 2,
     ) -> None:
         super().__init__(instruction, system_prompt, rewards, answer or Fenced(), "exact")
+        check_option("explained", explained, Literal["return", "program"])
+        check_option("shown_tests", shown_tests, "[0, inf)")
         self.explained, self.shown_tests = explained, shown_tests
         self.executor = Executor(backend, limits, workers)
 
@@ -94,18 +96,24 @@ class CodeTask(MathTask):
         if shown and not re.search(rf"\b{re.escape(tests.entry)}\b", text):
             text += f"\n\nThe program has to pass these tests:\n{shown}"
         made = super().prompt({"problem": text, "answer": ""})
-        return replace(made, reference=reference or "", columns=dict(row))
+        return replace(made, reference=reference, columns=dict(row))
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> str:
-        """See `Task`: every row is read, and those are counted whose tests no program can pass."""
-        needs = [need for prompt in prompts if (need := _missing(self.tests(prompt)))]
+        """See `Task`: every row is read, and references are run, of many rows those of `_CHECKED` or some more."""
+        problems = [self.problem(prompt) for prompt in prompts]
+        jobs = [Job(x.reference, x.tests) for x in problems[:: max(1, len(problems) // _CHECKED)] if x.reference]
+        outcomes = self.executor.run_many(jobs)
+        failed = [(job, its) for job, its in zip(jobs, outcomes, strict=True) if its.status != "passed"]
+        if not failed:
+            return ""
+        job, its = failed[0]
         said = (
-            f"{len(needs)} of {len(prompts)} rows have tests that no program passes here, because they need what is no "
-            f"literal, not defined, or not in the standard library: {', '.join(sorted(set(needs))[:5])}."
+            f"{len(failed)} of {len(jobs)} reference programs do not pass the tests of their own rows, the first that "
+            f"of `{job.tests.entry}` ({its.status}{its.message and f': {its.message}'})."
         )
-        if len(needs) == len(prompts):
-            raise ValueError(said)
-        return said if needs else ""
+        if len(failed) == len(jobs):
+            raise ValueError(f"{said} Correct the rows, or `limits`.")
+        return said
 
     def program(self, text: str) -> tuple[str, int] | None:
         """The program of a response and the offset of its first character; None if there is none."""
@@ -130,18 +138,14 @@ class CodeTask(MathTask):
                     spans[number] = replace(span, start=first, content_start=first, content_stop=last)
         return spans
 
-    def tests(self, prompt: Prompt) -> Tests:
-        """The tests of a prompt's row."""
-        return read_problem(prompt.columns).tests
-
-    def reference_program(self, prompt: Prompt) -> str | None:
-        """The reference program of a prompt's row, if it has one."""
-        return read_problem(prompt.columns).reference
+    def problem(self, prompt: Prompt) -> CodeProblem:
+        """The tests and the reference program of a prompt's row."""
+        return read_problem(prompt.columns)
 
     def verdicts(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> list[Verdict]:
         """The verdicts of the programs, all of which are run at once."""
         asked = [(self.answer(text), prompt) for text, prompt in zip(texts, prompts, strict=True)]
-        jobs = [Job(program, self.tests(prompt)) for program, prompt in asked if program is not None]
+        jobs = [Job(program, self.problem(prompt).tests) for program, prompt in asked if program is not None]
         outcomes = iter(self.executor.run_many(jobs))
         return [
             Verdict.missing(p.reference) if program is None else _verdict(next(outcomes), program, p.reference)
@@ -169,8 +173,8 @@ class CodeTask(MathTask):
         that is missing is blamed on the next line. There are no labels without a reference, without a program, or where
         both differ in too many lines (`alignment.MOST_EDITS`).
         """
-        _, tests, right = read_problem(prompt.columns)
-        if (found := self.program(text)) is None or right is None:
+        _, tests, right = self.problem(prompt)
+        if (found := self.program(text)) is None or not right:
             return None
         program, offset = found
         lines, reference = program_lines(program), program_lines(right)
@@ -219,7 +223,7 @@ def read_problem(row: Mapping[str, Any]) -> CodeProblem:
         text, code = _text(row, "text") or _text(row, "prompt"), _text(row, "code")
         imports = _listed(row, "test_imports") if row.get("test_imports") else ()
         setup = _text(row, "test_setup_code") or "\n".join(map(str, imports))
-        return CodeProblem(text, _asserted(_listed(row, "test_list"), code, setup), code or None)
+        return CodeProblem(text, _asserted(_listed(row, "test_list"), code, setup), code)
     if row.get("tests") is None or row.get("problem") is None:
         raise ValueError(
             "A row must have `problem` and `tests` (a list of [arguments, result], with `entry`, or of assertions), or "
@@ -229,10 +233,10 @@ def read_problem(row: Mapping[str, Any]) -> CodeProblem:
     tests, text, reference = _listed(row, "tests"), str(row["problem"]), _text(row, "reference")
     entry = _text(row, "entry")
     if all(isinstance(test, str) for test in tests):
-        return CodeProblem(text, _asserted(tests, reference, _text(row, "setup"), entry), reference or None)
+        return CodeProblem(text, _asserted(tests, reference, _text(row, "setup"), entry), reference)
     if not _is_name(entry):
         raise ValueError(f"`entry` must name the function that `tests` call, but got {row.get('entry')!r}.")
-    return CodeProblem(text, Tests(entry, tuple(map(_call, tests))), reference or None)
+    return CodeProblem(text, Tests(entry, tuple(map(_call, tests))), reference)
 
 
 def _text(row: Mapping[str, Any], column: str) -> str:
@@ -287,7 +291,7 @@ def _human_eval(row: Mapping[str, Any]) -> CodeProblem:
             assertions, own = tuple(map(ast.unparse, calling)), [node for node in own if node is not check]
     helpers = [node for node in _parsed(text, "prompt").body if getattr(node, "name", "") != entry]
     preamble = "\n".join(map(ast.unparse, [*helpers, *own]))  # Some tests call what the prompt defines.
-    return CodeProblem(text, Tests(entry, (), assertions, preamble), text + solution if solution else None)
+    return CodeProblem(text, Tests(entry, (), assertions, preamble), text + solution if solution else "")
 
 
 def _asserted(tests: Sequence[Any], reference: str, preamble: str, entry: str = "") -> Tests:
@@ -314,24 +318,6 @@ def _is_name(text: str) -> bool:
 
 def _reads(tree: ast.AST, *names: str) -> bool:
     return any(isinstance(node, ast.Name) and node.id in (*names, "candidate") for node in ast.walk(tree))
-
-
-def _missing(tests: Tests) -> str:
-    """What assertions need and cannot have: a package, a name that nothing defines, an argument that is no literal."""
-    text = "\n".join([tests.preamble, *tests.assertions])
-    tables = [symtable.symtable(text, "tests", "exec")]
-    for table in tables:
-        tables += table.get_children()
-    own = {symbol.get_name() for symbol in tables[0].get_symbols() if symbol.is_assigned() or symbol.is_imported()}
-    used = [symbol.get_name() for table in tables for symbol in table.get_symbols() if symbol.is_global()]
-    given = {*own, tests.entry, "candidate"}
-    missing = [n for n in re.findall(r"^ *(?:import|from) +(\w+)", text, re.M) if n not in sys.stdlib_module_names]
-    if "import *" not in text:
-        missing += [name for name in used if name not in given and not hasattr(builtins, name)]
-    calls = [node for node in ast.walk(_parsed(text, "tests")) if isinstance(node, ast.Call)]
-    arguments = [a for call in calls if getattr(call.func, "id", "") == tests.entry for a in call.args]
-    missing += [a.id for a in arguments if isinstance(a, ast.Name) and a.id not in own and hasattr(builtins, a.id)]
-    return next(iter(missing), "")
 
 
 def _parsed(text: Any, what: str) -> ast.Module:

@@ -1,40 +1,84 @@
 """Programs that attack the grader. Each should return its argument plus one, and does so only if its attack succeeds.
 
-A line `## name: statuses` begins each; the statuses are those that it may end with, none of which is `passed`.
+Those that are one expression stand in the first table, each with a name and the statuses that it may end with, none of
+which is `passed`; the modules that it names are imported. A line `## name: statuses` begins each of the others.
 """
 
 import re
+import sys
 
+_EXPRESSIONS = """
+endless loop in C: timeout | sum(iter(int, 1))
+endless generator: timeout memory | max(itertools.count())
+power of powers: timeout memory | 10**10**9
+large factorial: timeout memory | math.factorial(10**9) and x + 1
+digits of a large number: timeout raised | int("9" * 4000)**100000 and str(7**10**8) and x + 1
+catastrophic regular expression: timeout | re.match("(a+)+$", "a" * 60 + "b") or x + 1
+sleep: timeout raised failed | [time.sleep(1000)] and -1
+block the timer: raised timeout | [signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64))] and x + 1
+stop the timer: raised timeout | [signal.setitimer(signal.ITIMER_PROF, 0)] and x + 1
+raise the limits: raised | [resource.setrlimit(resource.RLIMIT_CPU, (1000, 1000))] and x + 1
+memory in one piece: memory raised | len(bytearray(10**9)) and x + 1
+map memory: memory raised | len(mmap.mmap(-1, 10**9)) and x + 1
+recursion: raised | f(x)
+null pointer: crashed raised | ctypes.string_at(0) and x + 1
+call the kernel by ctypes: raised failed crashed | x + 1 if ctypes.CDLL(None).socket(1, 1, 0) >= 0 else -1
+run a command by ctypes: failed raised crashed | x + 1 if ctypes.CDLL(None).system(b"true") == 0 else -1
+large result: output | "x" * 10**7
+integer that cannot be shown: failed | 10**6000
+subprocess: raised | [subprocess.run(["/bin/true"])] and x + 1
+shell: failed raised | x + 1 if os.system("true") == 0 else -1
+replace the process: raised crashed | os.execv(sys.executable or "/usr/bin/python3", ["python3", "-c", "print(4)"])
+kill the parent: raised | [os.kill(os.getppid(), 9)] and x + 1
+kill all: raised | [os.kill(-1, 9)] and x + 1
+kill itself: raised crashed | os.kill(os.getpid(), signal.SIGSEGV)
+leave the group: raised | [os.setsid()] and x + 1
+trace the parent: failed raised crashed | x + 1 if ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0 else -1
+socket: raised | [socket.create_connection(("127.0.0.1", 80), 1)] and x + 1
+datagram: raised | [socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", 53))] and x + 1
+UNIX socket: raised | [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)] and x + 1
+pair of sockets: raised | [socket.socketpair()] and x + 1
+look up a name: raised | socket.gethostbyname("example.com") and x + 1
+read a file of the system: raised | open("/etc/passwd").read() and x + 1
+read the grader: raised | open("{grader}").read() and x + 1
+read an installed package: raised | open("{package}").read() and x + 1
+read a package of the interpreter: raised | open("{base_package}").read() and x + 1
+read the memory of the parent: raised | open(f"/proc/{os.getppid()}/mem", "rb") and x + 1
+read its own command: raised | open("/proc/self/cmdline").read() and x + 1
+list processes: raised | os.listdir("/proc") and x + 1
+write a file: raised | [open("left", "w").write("x")] and x + 1
+write outside: raised | [open("{canary}", "w").write("x")] and x + 1
+remove a file: raised | [os.remove("{canary}")] and x + 1
+write to the standard library: raised | [open(os.__file__, "a").write("x")] and x + 1
+hidden file in memory: raised | os.memfd_create("x") and x + 1
+environment: failed raised | x + 1 if os.environ else -1
+leave with success: raised | sys.exit(0)
+leave at once: crashed timeout | os._exit(0)
+abort: crashed | os.abort()
+print the marker of success: failed | print("passed", 4, '{"ok": 4}')
+not a number: failed | float("nan")
+hash collisions: timeout failed output | {i * (2**61 - 1): i for i in range(20000)} and -1
+leave with the status that ends the sandbox: crashed | os._exit(77)
+leave with the status of a filter that failed: crashed | os._exit(78)
+bytes: failed | b"4"
+close the connection: crashed raised failed | [os.close(3)] and -1
+read what others would read: raised failed | input() or x + 1
+raise a signal: raised crashed | [signal.raise_signal(signal.SIGKILL)] and x + 1
+alarm: failed raised | signal.alarm(1) or signal.pause()
+load into the interpreter of the grader: raised crashed | ctypes.pythonapi.Py_Exit(0)
+"""
 _TEXT = """
 ## endless loop: timeout
 def f(x):
     while True: pass
 ## endless loop while loading: timeout
 while True: pass
-## endless loop in C: timeout
-def f(x): return sum(iter(int, 1))
 ## endless loop that catches everything: timeout
 def f(x):
     while True:
         try:
             while True: pass
         except BaseException: pass
-## endless generator: timeout memory
-import itertools
-def f(x): return max(itertools.count())
-## power of powers: timeout memory
-def f(x): return 10**10**9
-## large factorial: timeout memory
-import math
-def f(x): return math.factorial(10**9) and x + 1
-## digits of a large number: timeout raised
-def f(x): return int("9" * 4000)**100000 and str(7**10**8) and x + 1
-## catastrophic regular expression: timeout
-import re
-def f(x): return re.match("(a+)+$", "a" * 60 + "b") or x + 1
-## sleep: timeout raised
-import time
-def f(x): return [time.sleep(1000)] and x + 1
 ## wait for a lock: timeout crashed
 import threading
 def f(x):
@@ -53,17 +97,6 @@ import signal
 def f(x):
     signal.signal(signal.SIGPROF, signal.SIG_IGN)
     while True: pass
-## block the timer: raised timeout
-import signal
-def f(x): return [signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64))] and x + 1
-## stop the timer: raised timeout
-import signal
-def f(x): return [signal.setitimer(signal.ITIMER_PROF, 0)] and x + 1
-## raise the limits: raised
-import resource
-def f(x): return [resource.setrlimit(resource.RLIMIT_CPU, (1000, 1000))] and x + 1
-## memory in one piece: memory raised
-def f(x): return len(bytearray(10**9)) and x + 1
 ## memory in many pieces: memory timeout crashed
 def f(x):
     held = []
@@ -85,27 +118,13 @@ def f(x): return x + 2
 ## deep nesting: syntax memory timeout raised crashed
 x = {nested}
 def f(x): return x + 2
-## map memory: memory raised
-import mmap
-def f(x): return len(mmap.mmap(-1, 10**9)) and x + 1
-## recursion: raised
-def f(x): return f(x)
 ## recursion without a limit: crashed raised memory timeout
 import sys
 sys.setrecursionlimit(10**9)
 def f(x): return [f(x)]
-## null pointer: crashed raised
-import ctypes
-def f(x): return ctypes.string_at(0) and x + 1
 ## broken byte code: crashed raised timeout memory
 def f(x): return x + 1
 f.__code__ = f.__code__.replace(co_code=bytes(range(64)) * 4)
-## call the kernel by ctypes: raised failed crashed
-import ctypes
-def f(x): return x + 1 if ctypes.CDLL(None).socket(1, 1, 0) >= 0 else -1
-## run a command by ctypes: failed raised crashed
-import ctypes
-def f(x): return x + 1 if ctypes.CDLL(None).system(b"true") == 0 else -1
 ## flood the output: output
 def f(x):
     while True: print("x" * 1000)
@@ -121,10 +140,6 @@ def f(x):
             while True: os.write(fd, b"\\xff" * 65536)
         except OSError: pass
     raise ValueError
-## large result: output
-def f(x): return "x" * 10**7
-## integer that cannot be shown: failed
-def f(x): return 10**6000
 ## endless result: memory timeout failed
 def f(x):
     class Endless(list):
@@ -152,79 +167,14 @@ def f(x):
     thread.start()
     thread.join()
     return x + 1
-## subprocess: raised
-import subprocess
-def f(x): return [subprocess.run(["/bin/true"])] and x + 1
-## shell: failed raised
-import os
-def f(x): return x + 1 if os.system("true") == 0 else -1
-## replace the process: raised crashed
-import os, sys
-def f(x): os.execv(sys.executable or "/usr/bin/python3", ["python3", "-c", "print(4)"])
-## kill the parent: raised
-import os
-def f(x): return [os.kill(os.getppid(), 9)] and x + 1
-## kill all: raised
-import os
-def f(x): return [os.kill(-1, 9)] and x + 1
-## kill itself: raised crashed
-import os, signal
-def f(x): os.kill(os.getpid(), signal.SIGSEGV)
-## leave the group: raised
-import os
-def f(x): return [os.setsid()] and x + 1
-## trace the parent: failed raised crashed
-import ctypes, os
-def f(x): return x + 1 if ctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0) == 0 else -1
-## socket: raised
-import socket
-def f(x): return [socket.create_connection(("127.0.0.1", 80), 1)] and x + 1
-## datagram: raised
-import socket
-def f(x): return [socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", 53))] and x + 1
-## UNIX socket: raised
-import socket
-def f(x): return [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)] and x + 1
-## pair of sockets: raised
-import socket
-def f(x): return [socket.socketpair()] and x + 1
-## look up a name: raised
-import socket
-def f(x): return socket.gethostbyname("example.com") and x + 1
-## read a file of the system: raised
-def f(x): return open("/etc/passwd").read() and x + 1
-## read the grader: raised
-def f(x): return open("{grader}").read() and x + 1
-## read an installed package: raised
-def f(x): return open("{package}").read() and x + 1
-## read a package of the interpreter: raised
-def f(x): return open("{base_package}").read() and x + 1
 ## read by a link: raised
 import os
 def f(x):
     os.symlink("/etc/passwd", "link")
     return open("link").read() and x + 1
-## read the memory of the parent: raised
-import os
-def f(x): return open(f"/proc/{os.getppid()}/mem", "rb") and x + 1
-## read its own command: raised
-def f(x): return open("/proc/self/cmdline").read() and x + 1
-## list processes: raised
-import os
-def f(x): return os.listdir("/proc") and x + 1
 ## list the home folder: raised failed
 import os
 def f(x): return len(os.listdir("{home}")) and x + 1 if os.path.isdir("{home}/..") and open("{home}/.profile") else -1
-## write a file: raised
-def f(x): return [open("left", "w").write("x")] and x + 1
-## write outside: raised
-def f(x): return [open("{canary}", "w").write("x")] and x + 1
-## remove a file: raised
-import os
-def f(x): return [os.remove("{canary}")] and x + 1
-## write to the standard library: raised
-import os
-def f(x): return [open(os.__file__, "a").write("x")] and x + 1
 ## make folders without end: raised
 import os
 def f(x):
@@ -232,35 +182,18 @@ def f(x):
         os.mkdir("d")
         os.chdir("d")
     return x + 1
-## hidden file in memory: raised
-import os
-def f(x): return os.memfd_create("x") and x + 1
 ## shared memory: raised
 from multiprocessing import shared_memory
 def f(x): return shared_memory.SharedMemory(create=True, size=100) and x + 1
-## environment: failed raised
-import os
-def f(x): return x + 1 if os.environ else -1
 ## secrets of the environment: raised failed
 import ctypes
 def f(x): return x + 1 if ctypes.CDLL(None).getenv(b"HOME") or ctypes.CDLL(None).getenv(b"PATH") else -1
-## leave with success: raised
-import sys
-def f(x): sys.exit(0)
 ## leave with success while loading: raised
 raise SystemExit(0)
-## leave at once: crashed timeout
-import os
-def f(x): os._exit(0)
 ## leave at the end: raised failed
 import atexit
 atexit.register(print, 4)
 def f(x): raise ValueError
-## abort: crashed
-import os
-def f(x): os.abort()
-## print the marker of success: failed
-def f(x): print("passed", 4, '{"ok": 4}')
 ## equal to all: failed
 class Yes:
     def __eq__(self, other): return True
@@ -344,10 +277,6 @@ def f(x, *rest): return rest
 def f(x): return "\\0"\0
 ## lone surrogate: syntax raised failed
 def f(x): return "\ud800"
-## not a number: failed
-def f(x): return float("nan")
-## hash collisions: timeout failed output
-def f(x): return {i * (2**61 - 1): i for i in range(20000)} and -1
 ## trace nothing: failed
 import sys
 sys.settrace(lambda *a: None)
@@ -393,12 +322,6 @@ import ctypes
 def f(x):
     held = ctypes.create_string_buffer(1)
     return ctypes.memset(ctypes.addressof(held) - 4096, 65, 1 << 22) and x + 1
-## leave with the status that ends the sandbox: crashed
-import os
-def f(x): os._exit(77)
-## leave with the status of a filter that failed: crashed
-import os
-def f(x): os._exit(78)
 ## exception whose class has no name: crashed raised
 class M(type):
     @property
@@ -436,8 +359,6 @@ class Yes:
     def __index__(self): return 4
     __int__ = __index__
 def f(x): return {Yes(): Yes()}
-## bytes: failed
-def f(x): return b"4"
 ## a name that looks alike: raised
 def \u0192(x): return x + 1
 ## one byte at a time: output raised timeout
@@ -448,9 +369,6 @@ def f(x):
 import os, time
 def f(x):
     while True: os.write(3, b"x") and time.sleep(0.05)
-## close the connection: crashed raised failed
-import os
-def f(x): return [os.close(3)] and -1
 ## send a file through the connection: raised
 import array, socket
 def f(x): return socket.socket(fileno=3).sendmsg([b"x"], [(1, 1, array.array("i", [3]))]) and x + 1
@@ -463,20 +381,11 @@ def f(x):
 import os
 def f(x):
     while True: os.dup(5)
-## read what others would read: raised failed
-import sys
-def f(x): return input() or x + 1
 ## a watchdog of its own: raised
 import faulthandler
 def f(x):
     faulthandler.dump_traceback_later(0.1, exit=True)
     while True: pass
-## raise a signal: raised crashed
-import signal
-def f(x): return [signal.raise_signal(signal.SIGKILL)] and x + 1
-## alarm: failed raised
-import signal
-def f(x): return signal.alarm(1) or signal.pause()
 ## loop of events: raised timeout
 import asyncio
 async def endless():
@@ -487,12 +396,18 @@ import gc
 def f(x):
     gc.set_debug(gc.DEBUG_SAVEALL)
     return [gc.set_threshold(1)] and [[gc.collect()] * 3 and -1]
-## load into the interpreter of the grader: raised crashed
-import ctypes
-def f(x): ctypes.pythonapi.Py_Exit(0)
 """
 
+
+def _program(expression):
+    modules = sorted({*re.findall(r"\b([a-z]+)\.", expression)} & sys.stdlib_module_names)
+    return "".join(f"import {name}\n" for name in modules) + f"def f(x): return {expression}\n"
+
+
 HOSTILE = {
+    name: (_program(expression), frozenset(statuses.split()))
+    for name, statuses, expression in re.findall(r"^(.*?): (.*?) \| (.*)$", _EXPRESSIONS, re.M)
+} | {
     name: (source, frozenset(statuses.split()))
     for name, statuses, source in re.findall(r"^## (.*?): (.*?)\n(.*?)(?=^## |\Z)", _TEXT, re.M | re.S)
 }

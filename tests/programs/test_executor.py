@@ -267,8 +267,6 @@ executor = Executor("wasm", Limits(seconds=0.2, memory_mb=64), workers=1)
 program = "def f(n):\\n  x = 0\\n  for i in range(n): x += i\\n  return x, list(set(str(n))), hash(str(n))"
 def run(n):
     outcome = executor.run(program, Tests("f", (Call((n,), None),)))
-    for sandbox in executor._sandboxes:
-        sandbox.wall_seconds = 600  # A busy machine ends no program.
     return outcome
 run(0)
 low, high = map(int, sys.argv[1:])
@@ -280,11 +278,17 @@ executor.close()
 """
 
 
-@pytest.mark.slow
-def test_outcomes_under_wasm_are_the_same_in_another_process_to_the_last_instruction():
+@pytest.fixture
+def wasm():
     if reason := refusal("wasm"):
         pytest.skip(f"wasm does not run programs here ({reason})")
+    made = Executor("wasm", Limits(seconds=0.5, memory_mb=64), workers=1)
+    yield made
+    made.close()
 
+
+@pytest.mark.slow
+def test_outcomes_under_wasm_are_the_same_in_another_process_to_the_last_instruction(wasm):
     def told(*between):
         command = [sys.executable, "-c", LASTS, *map(str, between)]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -294,6 +298,34 @@ def test_outcomes_under_wasm_are_the_same_in_another_process_to_the_last_instruc
     assert "status='failed'" in first
     assert "status='timeout'" in first
     assert told(most, most + 1) == first
+
+
+@pytest.mark.slow
+def test_no_verdict_under_wasm_depends_on_how_busy_the_machine_is(wasm):
+    """Its process stands still for longer than the wall-clock limit of another back end."""
+    for program, status, message in (
+        (ADDS_ONE, "passed", ""),
+        ("def f(x): return x", "failed", "got 0, expected 1"),
+        ("def f(x):\n    while True: pass", "timeout", "the processor time is spent"),
+    ):
+        wasm.run(f"{program} # {ADDS_ONE}", Tests("g"))  # Starts a sandbox where there is none.
+        pid = wasm._sandboxes[0]._process.pid
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(4 * wasm.limits.seconds + 1, os.kill, (pid, signal.SIGCONT)).start()
+        outcome = wasm.run(program, TESTS)
+        assert (outcome.status, outcome.message) == (status, message)
+
+
+@pytest.mark.slow
+def test_no_program_waits_under_wasm(wasm):
+    begin = time.monotonic()
+    assert wasm.run("import time\ndef f(x): return time.sleep(3600) or x + 1", TESTS).status == "passed"
+    assert (
+        wasm.run("import time\ndef f(x):\n    while True: time.sleep(9)", TESTS).message
+        == "the processor time is spent"
+    )
+    assert wasm.run("import _host\ndef f(x): return _host.call(b'') and x", TESTS).status == "failed"
+    assert time.monotonic() - begin < wasm._sandboxes[0].wall_seconds
 
 
 def test_the_newest_outcomes_are_kept_and_no_traces(executor, monkeypatch):

@@ -48,6 +48,8 @@ HUMAN_EVAL = {
     "test": "\n\nMETADATA = {}\n\n\ndef check(candidate):\n    assert candidate(0, 1) == 1\n"
     "    assert candidate(1, 0) == 1\n",
 }
+MORE = "def check(candidate):\n    for k in range(9):\n        assert candidate(k, k) == 2 * k"
+HELPER = "import math\ndef double(x):\n    return 2 * x"
 MBPP = {
     "task_id": 11,
     "text": "Write a python function to remove first and last occurrence of a given character from the string.",
@@ -95,20 +97,17 @@ def task(programs_run):
         (MBPP, Tests("remove_Occ", (), tuple(MBPP["test_list"]))),
         (SANITIZED, Tests("remove_Occ", (), tuple(MBPP["test_list"]), "import math")),
         (HUMAN_EVAL, Tests("add", (), ("assert add(0, 1) == 1", "assert add(1, 0) == 1"), "METADATA = {}")),
+        # A `check` that is more than assertions stays whole.
+        (HUMAN_EVAL | {"test": MORE}, Tests("add", (), ("check(add)",), MORE)),
+        # The tests may call what the prompt defines.
+        (
+            HUMAN_EVAL | {"prompt": f"{HELPER}\n{HUMAN_EVAL['prompt']}", "test": "def check(f): assert f(0, 1) == 1"},
+            Tests("add", (), ("assert add(0, 1) == 1",), HELPER),
+        ),
     ],
 )
 def test_rows_of_three_forms_are_read(row, tests):
     assert read_problem({"problem": "p"} | row).tests == tests
-
-
-def test_a_check_of_human_eval_that_is_more_than_assertions_stays_whole():
-    test = HUMAN_EVAL["test"] + "    for k in range(9):\n        assert candidate(k, k) == 2 * k\n"
-    tests = read_problem(HUMAN_EVAL | {"test": test}).tests
-    assert (tests.assertions, tests.preamble) == (("check(add)",), test.strip().replace("\n\n\n", "\n"))
-    # The tests may call what the prompt defines.
-    prompt = "import math\n\ndef double(x):\n    return 2 * x\n\n" + HUMAN_EVAL["prompt"]
-    tests = read_problem(HUMAN_EVAL | {"prompt": prompt}).tests
-    assert tests.preamble == "import math\ndef double(x):\n    return 2 * x\nMETADATA = {}"
 
 
 @pytest.mark.parametrize(
@@ -124,10 +123,8 @@ def test_a_check_of_human_eval_that_is_more_than_assertions_stays_whole():
             {"problem": "p", "entry": "f", "tests": "[([1], f(2))]"},
             r"`tests` must be literals of Python, but got '\[\(",
         ),
-        ({"problem": "p", "entry": "f", "tests": "7"}, "`tests` must be a list .*, but got 7"),
         ({"problem": "p", "tests": ["assert f("]}, r"`an assertion` must be Python, but got 'assert f\('"),
         ({"problem": "p", "tests": ["a = 1; assert f(a)"]}, "Tests must be assertions, one statement each"),
-        (MBPP | {"test_list": []}, "`test_list` must be a list that is not empty"),
         ({"problem": "p", "entry": "f", "tests": math.nan}, "`tests` must be a list that is not empty, but got nan"),
         ({"problem": "p", "entry": "def", "tests": [[[1], 2]]}, "`entry` must name the function .*, but got 'def'"),
         ({"problem": "p", "entry": "f", "tests": [[[1], 2]], "reference": 5}, "`reference` must be text, but got 5"),
@@ -148,27 +145,33 @@ def test_a_row_that_cannot_be_read_is_an_error(row, message):
 
 
 @pytest.mark.parametrize(
-    ("changes", "need"),
+    ("changes", "reason"),
     [
-        ({"test_setup_code": "root = Node(1)"}, "Node"),
-        ({"test_list": ["assert remove_Occ(Pair(1, 2)) == 3"]}, "Pair"),
-        ({"test_list": ["assert remove_Occ([1, 'a'], int) == ['a']"]}, "int"),
-        ({"test_setup_code": "import numpy as np"}, "numpy"),
+        ({"test_setup_code": "root = Node(1)"}, "refused: the preamble of the tests does not run: NameError: .*Node"),
+        ({"test_setup_code": "import numpy as np"}, "refused: .* ModuleNotFoundError: No module named 'numpy'"),
+        ({"test_list": ["assert remove_Occ([1, 'a'], int) == ['a']"]}, "failed: TypeError: type is no literal"),
+        ({"code": "def remove_Occ(s, ch): return s"}, "failed: AssertionError"),
+        ({"code": "def remove_Occ(s, ch): return s[len(s)]"}, "raised: IndexError: string index out of range"),
     ],
 )
-def test_rows_that_no_program_passes_are_counted_and_graded(programs_run, tmp_path, changes, need):
+def test_rows_whose_reference_fails_are_counted_and_graded(task, tmp_path, changes, reason):
     file, rows = tmp_path / "mbpp.jsonl", [MBPP, MBPP | changes]
     file.write_text("\n".join(map(json.dumps, rows)))
-    data = MathData(train=str(file), task=CodeTask())
-    with pytest.warns(UserWarning, match=rf"mbpp.jsonl: 1 of 2 rows have tests that no program passes.*: {need}\."):
-        (asked,) = data.load("train")
-    verdicts = data.task.verdicts([fenced(MBPP["code"])] * 2, list(asked.prompts))
+    said = rf"{{}} of 2 reference programs do not pass the tests .* that of `remove_Occ` \({reason}"
+    with pytest.warns(UserWarning, match=f"mbpp.jsonl: {said.format(1)}"):
+        (asked,) = MathData(train=str(file), task=task).load("train")
+    verdicts = task.verdicts([fenced(row["code"]) for row in rows], list(asked.prompts))
     assert [verdict.correct for verdict in verdicts] == [True, False]
-    data.task.executor.close()
-    with pytest.raises(ValueError, match="2 of 2 rows have tests that no program passes"):
-        data.task.check_prompts([data.task.prompt(rows[1])] * 2)
-    helped = {"test_setup_code": "from math import *\ndef near(a, b=pi): return all(x for x in (a, b))"}
-    assert data.task.check_prompts([data.task.prompt(MBPP | helped)]) == ""
+    with pytest.raises(ValueError, match=f"{said.format(2)}.*Correct the rows"):
+        task.check_prompts([task.prompt(rows[1])] * 2)
+
+
+def test_references_are_run_where_there_are_some_and_of_many_a_part(task, monkeypatch):
+    monkeypatch.setattr("grail_lightning.tasks.code._CHECKED", 2)
+    prompts = [task.prompt(ROW | {"reference": f"def f(xs, n): return {k}" if k else ""}) for k in range(7)]
+    assert task.check_prompts(prompts[:1]) == ""
+    with pytest.raises(ValueError, match="2 of 2 reference programs"):  # Those of rows 3 and 6; row 0 has none.
+        task.check_prompts(prompts)
 
 
 def test_a_prompt_shows_a_test_where_the_problem_does_not_name_the_function(task):
@@ -180,8 +183,8 @@ def test_a_prompt_shows_a_test_where_the_problem_does_not_name_the_function(task
                                     "between ```python and ```.")  # fmt: skip
     assert task.prompt(HUMAN_EVAL).messages == [{"role": "user", "content": HUMAN_EVAL["prompt"]}]
     assert task.prompt(ROW).messages == [{"role": "user", "content": ROW["problem"]}]
-    assert task.prompt(ROW).reference == task.reference_program(task.prompt(ROW)) == REFERENCE
-    assert task.reference_program(task.prompt(HUMAN_EVAL)).endswith('"""\n    return x + y\n')
+    assert task.prompt(ROW).reference == task.problem(task.prompt(ROW)).reference == REFERENCE
+    assert task.prompt(HUMAN_EVAL).reference.endswith('"""\n    return x + y\n')
 
 
 def test_the_program_is_the_last_block_and_its_offset_is_exact(task):
@@ -336,7 +339,8 @@ def options(folder, rows):
     return [*SHORT[:4], "--model.policy=code", "--data=MathData", "--data.task=CodeTask", f"--data.train={file}"]
 
 
-def test_a_row_without_tests_is_one_line_before_a_model_is_loaded(programs_run, tmp_path, capsys):
+@pytest.mark.filterwarnings("ignore:`data.prompts_per_batch` is 16")
+def test_rows_and_options_that_cannot_be_used_are_one_line_before_a_model_is_loaded(programs_run, tmp_path, capsys):
     said = fails_early(capsys, "fit", *options(tmp_path, [MBPP, {"problem": "p", "answer": "3"}]))
     assert re.search(
         r"mbpp.jsonl, line 2: A row must have `problem` and `tests` .* but got \['answer', 'problem'\]", said
@@ -345,6 +349,12 @@ def test_a_row_without_tests_is_one_line_before_a_model_is_loaded(programs_run, 
     assert "mbpp.jsonl, line 1: `an assertion` must be Python, but got 'assert f('" in said
     said = fails_early(capsys, "fit", *options(tmp_path, [MBPP]), "--data.task.backend=chroot")
     assert "`backend` must be one of auto" in said
+    said = fails_early(capsys, "fit", *options(tmp_path, [MBPP | {"code": "x = 1"}]))
+    assert "1 of 1 reference programs do not pass the tests of their own rows" in said
+    said = fails_early(capsys, "fit", *options(tmp_path, [MBPP | {"code": None}]), "--model.credit=EGCA")
+    assert "`EGCA` compares programs with that of `reference`, which 1 of 1 rows do not have. Add the column" in said
+    said = fails_early(capsys, "fit", *SHORT, "--model.credit=ExecutedMask")
+    assert "`ExecutedMask` needs a task whose responses are programs, such as `CodeTask`, but got" in said
 
 
 def test_a_file_in_the_form_of_mbpp_is_trained_on_and_tested(programs_run, tmp_path, monkeypatch):
