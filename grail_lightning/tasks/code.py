@@ -17,7 +17,6 @@ from grail_lightning.programs.alignment import Edit, ProgramLine, edits, program
 from grail_lightning.programs.executor import Executor
 from grail_lightning.programs.guest import encode
 from grail_lightning.programs.outcome import Call, Job, Limits, Outcome, Tests
-from grail_lightning.runtime.checks import check_option
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import GradedAnswer
 from grail_lightning.tasks.problem import Prompt, Step
@@ -80,8 +79,10 @@ class CodeTask(MathTask):
         workers: int = 2,
     ) -> None:
         super().__init__(instruction, system_prompt, rewards, answer or Fenced(), "exact")
-        check_option("explained", explained, Literal["return", "program"])
-        check_option("shown_tests", shown_tests, "[0, inf)")
+        if explained not in ("return", "program"):
+            raise ValueError(f"`explained` must be one of return, program, but got {explained!r}.")
+        if shown_tests < 0:
+            raise ValueError(f"`shown_tests` must be 0 or more, but got {shown_tests}.")
         self.explained, self.shown_tests = explained, shown_tests
         self.executor = Executor(backend, limits, workers)
 
