@@ -56,12 +56,12 @@ def all_gather_objects(value: T) -> list[T]:
 
 
 def on_first_rank(make: Callable[[], T]) -> T:
-    """What the first rank makes, on every rank; or the `ValueError` that it raises. A collective."""
+    """What the first rank makes, on every rank; its ValueError or OSError, too, as a ValueError. A collective."""
     outcome: tuple[T] | str = ""
     if rank() == 0:
         try:
             outcome = (make(),)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             outcome = str(error)
     outcome = all_gather_objects(outcome)[0]
     if isinstance(outcome, str):
