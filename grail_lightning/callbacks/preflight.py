@@ -228,11 +228,11 @@ def _check_prompts(trainer: Trainer, module: GrailModule, data: PromptData, stag
     evaluation = next((c for c in callbacks_of(trainer) if isinstance(c, Evaluation)), None)
     sampling = (evaluation and evaluation.sampling) or module.sampling
     training: object = data.train_dataloader() if stage == "fit" else None
-    for part in training.sets if isinstance(training, TrainingLoader) else ():
-        if len(part.prompts):
-            module.encode(part.prompts[0].messages)
-            if remark := module.credit.check_prompts(part.prompts):
-                rank_zero_warn(remark)
+    sets = [part.prompts for part in training.sets] if isinstance(training, TrainingLoader) else []
+    for prompts in filter(len, sets):
+        module.encode(prompts[0].messages)
+    if sets and (remark := module.credit.check_prompts([prompt for prompts in sets for prompt in prompts])):
+        rank_zero_warn(remark)
     if stage == "fit" and not trainer.enable_validation:
         return
     loaders = {"predict": data.predict_dataloader, "test": data.test_dataloader}.get(stage, data.val_dataloader)()

@@ -97,7 +97,7 @@ class EGCA(TokenCredit):
         _check_task(self, prompts)
         lacking = sum(isinstance(p.task, CodeTask) and not p.task.problem(p).reference for p in prompts)
         said = f"`EGCA` compares programs with that of `reference`, which {lacking} of {len(prompts)} rows do not have."
-        if lacking == len(prompts):
+        if lacking == len(prompts) > 0:
             raise ValueError(f"{said} Add the column, or set `model.credit` to another method.")
         return f"{said} Their rollouts are uniform where a test fails." if lacking else ""
 

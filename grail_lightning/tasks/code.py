@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import keyword
+import random
 import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +23,7 @@ from grail_lightning.tasks.base import GradedAnswer
 from grail_lightning.tasks.problem import Prompt, Step
 from grail_lightning.tasks.rewards import Rewards, Values
 
-_CHECKED = 500
+_CHECKED = 200
 PASSED = "tests_passed"  # The column with the share of its tests that a program passed; rewards can ask for it.
 
 
@@ -100,19 +101,21 @@ class CodeTask(MathTask):
         return replace(made, reference=reference, columns=dict(row))
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> str:
-        """See `Task`: every row is read, and references are run, of many rows those of `_CHECKED` or some more."""
+        """See `Task`: every row is read, and references are run, at most those of `_CHECKED` random rows."""
         problems = [self.problem(prompt) for prompt in prompts]
-        jobs = [Job(x.reference, x.tests) for x in problems[:: max(1, len(problems) // _CHECKED)] if x.reference]
+        drawn = random.Random(0).sample(problems, min(_CHECKED, len(problems)))  # noqa: S311
+        jobs = [Job(problem.reference, problem.tests) for problem in drawn if problem.reference]
         outcomes = self.executor.run_many(jobs)
         failed = [(job, its) for job, its in zip(jobs, outcomes, strict=True) if its.status != "passed"]
         if not failed:
             return ""
         job, its = failed[0]
+        why = f"{its.status}: {its.message}".rstrip(": ")
         said = (
-            f"{len(failed)} of {len(jobs)} reference programs do not pass the tests of their own rows, the first that "
-            f"of `{job.tests.entry}` ({its.status}{its.message and f': {its.message}'})."
+            f"Of {len(jobs)} reference programs that were run, {len(failed)} do not pass the tests of their own rows, "
+            f"the first that of `{job.tests.entry}` ({why})."
         )
-        if len(failed) == len(jobs):
+        if len(failed) == len(problems):
             raise ValueError(f"{said} Correct the rows, or `limits`.")
         return said
 
@@ -245,7 +248,7 @@ def _text(row: Mapping[str, Any], column: str) -> str:
     value = row.get(column)
     if not isinstance(value, str | None):
         raise ValueError(f"`{column}` must be text, but got {value!r:.80}.")
-    return value or ""
+    return value if value and value.strip() else ""
 
 
 def _listed(row: Mapping[str, Any], column: str) -> Sequence[Any]:
