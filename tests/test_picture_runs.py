@@ -221,13 +221,18 @@ def test_a_package_that_a_processor_lacks_is_named(name, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_replicated_and_sharded_weights_do_the_same_where_one_rank_may_have_no_picture(tmp_path):
+def test_ranks_agree_with_each_other_and_with_one_process_where_one_may_have_no_picture(tmp_path):
     rows, _ = _folder(tmp_path)
     train = _table(tmp_path, [row | {"picture": row["picture"] if k % 2 else None} for k, row in enumerate(rows)])
-    model, made = checkpoint("llava", tmp_path / "model"), []
-    for strategy in ("ddp", "fsdp2"):
-        printed = run_script(Path(__file__).with_name("pictures_on_ranks.py"), 2, strategy, model, train, ranks=2)
-        made.append([json.loads(rank.stdout.splitlines()[-1]) for rank in printed])
-    for ddp, fsdp2 in zip(*made, strict=True):
+    model, made = checkpoint("llava", tmp_path / "model"), {}
+    for case in (("ddp", "sampled"), ("fsdp2", "sampled"), ("ddp", "written"), ("auto", "written")):
+        ranks = 1 if case[0] == "auto" else 2
+        file = Path(__file__).with_name("pictures_on_ranks.py")
+        printed = run_script(file, ranks, *case, model, train, ranks=ranks)
+        made[case] = [json.loads(rank.stdout.splitlines()[-1]) for rank in printed]
+    for ddp, fsdp2 in zip(made["ddp", "sampled"], made["fsdp2", "sampled"], strict=True):
         assert ddp["texts"] == fsdp2["texts"]
         assert ddp["weights"] == near(fsdp2["weights"], 256, torch.float32, scale=1.0)
+    (one,), (first, second) = made["auto", "written"], made["ddp", "written"]
+    assert [a + b for a, b in zip(first["texts"], second["texts"], strict=True)] == one["texts"]
+    assert first["weights"] == second["weights"] == near(one["weights"], 256, torch.float32, scale=1.0)

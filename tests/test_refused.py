@@ -20,7 +20,7 @@ from grail_lightning.functional.advantages import beta_scale
 from grail_lightning.functional.policy_gradient import sampler_correction
 from grail_lightning.metrics import PassAtK
 from grail_lightning.step.options import Distillation, Objective
-from grail_lightning.tasks import CodeTask
+from grail_lightning.tasks import ChartSpace, CodeTask
 from tests.steps import configured
 
 ONE = torch.ones(1, 1)
@@ -77,6 +77,13 @@ REFUSED = [
     ),
     (Distillation, {"coefficient": 0.0}, "`objective.distillation.coefficient` must be finite and positive, but got 0"),
     (Distillation, {"sentence": "Look."}, r"`objective.distillation.sentence` must contain \{answer\}, .* 'Look.'"),
+    (
+        ChartSpace,
+        {"min_elements": 5, "max_elements": 4},
+        "3 <= min_elements <= max_elements <= 5 and `asks` from largest",
+    ),
+    (ChartSpace, {"asks": []}, "3 <= min_elements <= max_elements <= 5 and `asks`"),
+    (ChartSpace, {"asks": ["mean"]}, "3 <= min_elements <= max_elements <= 5 and `asks`"),
     (CodeTask, {"explained": "body"}, "`explained` must be one of return, program, but got 'body'"),
     (CodeTask, {"shown_tests": -1}, "`shown_tests` must be 0 or more, but got -1"),
     # Functions.

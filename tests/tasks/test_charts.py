@@ -56,12 +56,6 @@ def test_draws_are_reproducible_and_splits_are_disjoint():
     }
 
 
-@pytest.mark.parametrize("options", [{"min_elements": 5, "max_elements": 4}, {"asks": []}, {"asks": ["mean"]}])
-def test_charts_that_cannot_be_drawn_are_refused(options):
-    with pytest.raises(ValueError, match="3 <= min_elements <= max_elements <= 5 and `asks` from largest"):
-        ChartSpace(**options)
-
-
 def test_answers_are_those_of_the_values_that_the_pixels_show():
     for problem in PROBLEMS:
         row = problem.row()
