@@ -91,7 +91,6 @@ def _moved(module, train, *callbacks):
         ({"loading": Loading(dtype="bfloat16"), "credit": GRAIL()}, {"distillation": Distillation()}),
         ({"credit": PRIME(optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3))}, {}),
     ],
-    ids=["frozen tower", "trained tower", "LoRA", "checkpointing", "packing", "bfloat16", "second model"],
 )
 @pytest.mark.parametrize("name", [*MAKERS])
 def test_a_fit_on_pictures_moves_what_is_trained_and_nothing_else(name, options, changes, tmp_path):
@@ -150,7 +149,6 @@ def test_a_picture_that_cannot_be_used_is_named_with_its_row_before_the_weights_
         ({"problem": "<image> ?", "picture": ["0.png", "1.png"]}, "got 2 pictures and 1 places"),
         ({"problem": "how many ?", "picture": ["0.png"] * 40}, "longer than"),
     ],
-    ids=["two places", "no picture", "no place", "too many"],
 )
 def test_a_prompt_has_a_place_for_each_picture_and_room_for_all(row, words, tmp_path):
     rows, _ = _folder(tmp_path)
@@ -168,7 +166,6 @@ def test_a_prompt_has_a_place_for_each_picture_and_room_for_all(row, words, tmp_
         (None, {"engine": VLLMServer(["http://127.0.0.1:1"])}, {}, "`VLLMServer` does not sample from prompts"),
         (None, {}, {"few_shot": FewShot(number=1)}, "`few_shot` takes prompts without pictures"),
     ],
-    ids=["text policy", "vLLM", "few-shot"],
 )
 def test_what_does_not_take_pictures_says_so_before_the_weights_are_loaded(policy, options, examples, words, tmp_path):
     train = _folder(tmp_path)[1]

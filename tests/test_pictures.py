@@ -74,16 +74,6 @@ def test_log_probabilities_are_those_of_the_model_called_with_pixels(name, form,
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_equal_pictures_have_equal_ids_and_others_have_different_ones(name, tmp_path):
-    policy = seeing(name, tmp_path)
-    once, twice = policy.encode(question(*pictures(1))), policy.encode(question(*pictures(2)))
-    of_first = [i for i in once if i >= FIRST_PICTURE_ID]
-    of_both = [i for i in twice if i >= FIRST_PICTURE_ID]
-    assert of_first == of_both[: len(of_first)] != of_both[len(of_first) :]
-    assert len(set(of_both)) == len(of_both) == 2 * len(of_first)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_rollouts_from_pictures_are_sampled_by_the_log_probabilities_of_training(name, tmp_path):
     policy = seeing(name, tmp_path).eval()
     engine = HFEngine()
