@@ -231,7 +231,7 @@ def _check_prompts(trainer: Trainer, module: GrailModule, data: PromptData, stag
     sets = [part.prompts for part in training.sets] if isinstance(training, TrainingLoader) else []
     for prompts in filter(len, sets):
         module.encode(prompts[0].messages)
-    if sets and (remark := module.credit.check_prompts([prompt for prompts in sets for prompt in prompts])):
+    if remark := module.credit.check_prompts(sets):
         rank_zero_warn(remark)
     if stage == "fit" and not trainer.enable_validation:
         return

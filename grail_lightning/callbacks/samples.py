@@ -36,7 +36,7 @@ from grail_lightning.evaluate.records import (
     write_evaluation,
 )
 from grail_lightning.evaluate.table import TableOptions
-from grail_lightning.runtime.collectives import all_gather_objects
+from grail_lightning.runtime.collectives import all_gather_objects, on_first_rank
 from grail_lightning.runtime.files import held
 from grail_lightning.runtime.run_folder import RunFolder, unused
 from grail_lightning.runtime.seeds import run_seed, sample_seed
@@ -191,15 +191,11 @@ class KeptSamples:
         self._trainer, self.batches, self._lock = trainer, batches, ExitStack()
         self.folder = RunFolder(trainer).path / "test" / "samples"
         self._facts = _facts(trainer, module, batches, step, table)
-        refused = ""
-        if trainer.is_global_zero:
-            try:
-                self._open()
-            except (ValueError, OSError) as error:
-                refused = str(error)
-        if refused := trainer.strategy.broadcast(refused):
+        try:
+            on_first_rank(self._open)
+        except ValueError:
             self._lock.close()
-            raise ValueError(refused)
+            raise
         self.folder.mkdir(parents=True, exist_ok=True)  # On a machine with a disk of its own.
         self.done = frozenset.intersection(*all_gather_objects(frozenset(self._whole_batches())))
         mine = {place for batch in self.done for place in batches.of_rank(batch, trainer)}

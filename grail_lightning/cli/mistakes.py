@@ -6,7 +6,6 @@ import errno
 import importlib
 import inspect
 import os
-import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,7 +43,6 @@ _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 _KEY, _TYPE, _UNRECOGNISED = 'Parser key "', "Expected a ", "unrecognized arguments: "
 _REQUIRED = "the following arguments are required: "
 _TYPES = {"dot import path string": "the import path of a class", "NoneType": "null"}  # By jsonargparse's words.
-_LITERAL = re.compile(r"(?:typing\.)?Literal\[(.*?)\]")
 _ASIDE = (
     *("Subtypes:", "Errors:", "Given value", "Does not validate", "Expected a path but", "Problem with given"),
     *("Not a valid subclass", "Subclass types expect", "a class path", "a dict with"),
@@ -146,12 +144,17 @@ def option_error(error: ArgumentError, known: Sequence[str]) -> str:
     value = _value(lines)
     names, reasons = choices(option), _reasons(lines)
     types = [r.removeprefix(_TYPE).removeprefix("<class '").partition("'>")[0] for r in reasons if r.startswith(_TYPE)]
-    types = [_TYPES.get(name, name) for name in (kind.partition(": ")[0] for kind in types)]
+    types = [_type(kind.partition(": ")[0]) for kind in types]
     accepted = f"one of {', '.join(names)}, or the import path of a class" if names else " or ".join(types)
-    accepted = _LITERAL.sub(r"one of \1", accepted)
     others = [reason for reason in reasons if not reason.startswith(_TYPE)]
     why = f": {'; '.join(others)}." if others else "." + did_you_mean(value.rpartition(".")[2], names)
     return f"`{option}` must be {accepted or 'another value'}{value and f', but got {value!r}'}{why}"
+
+
+def _type(name: str) -> str:
+    """What a type is called in a message."""
+    kind, _, values = name.removeprefix("typing.").partition("[")
+    return f"one of {values.removesuffix(']')}" if kind == "Literal" else _TYPES.get(name, name)
 
 
 def _deepest(message: str) -> tuple[str, list[str]]:

@@ -238,8 +238,11 @@ class TokenCredit(ABC):
         """What the method needs of the run, which does not change while one runs."""
         return Needs()
 
-    def check_prompts(self, prompts: Sequence[Prompt]) -> str:
-        """A remark on training prompts, before a model is loaded; ValueError if the method can use none of them."""
+    def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
+        """A remark on the sets of training prompts, before a model is loaded; ValueError if none of them can be used.
+
+        Sets make a prompt when it is asked for, so only a method that has a question reads them.
+        """
         return ""
 
     def state_dict(self) -> dict[str, Any]:

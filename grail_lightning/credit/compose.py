@@ -27,9 +27,9 @@ class _Around(TokenCredit):
         """What the inner method needs, but no saliency: it is called as a whole."""
         return replace(self.inner.needs(), saliency=None)
 
-    def check_prompts(self, prompts: Sequence[Prompt]) -> str:
+    def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """The inner method's remark."""
-        return self.inner.check_prompts(prompts)
+        return self.inner.check_prompts(sets)
 
     def state_dict(self) -> dict[str, Any]:
         """The inner method's state."""
@@ -124,9 +124,9 @@ class Product(TokenCredit):
             training=one.training or two.training,
         )
 
-    def check_prompts(self, prompts: Sequence[Prompt]) -> str:
+    def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """The remarks of both methods."""
-        return " ".join(filter(None, (one.check_prompts(prompts) for one in (self.first, self.second))))
+        return " ".join(filter(None, (one.check_prompts(sets) for one in (self.first, self.second))))
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The product of both methods' weights."""

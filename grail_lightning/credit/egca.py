@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Literal, get_args
 
 import torch
@@ -92,12 +92,13 @@ class EGCA(TokenCredit):
         if self.w_max is not None:
             check_options(self, w_max="(0, inf)")
 
-    def check_prompts(self, prompts: Sequence[Prompt]) -> str:
+    def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """See `TokenCredit`: a program whose test fails needs a reference to be compared with."""
-        _check_task(self, prompts)
-        lacking = sum(isinstance(p.task, CodeTask) and not p.task.problem(p).reference for p in prompts)
-        said = f"`EGCA` compares programs with that of `reference`, which {lacking} of {len(prompts)} rows do not have."
-        if lacking == len(prompts) > 0:
+        rows = [(prompt.task, prompt.reference) for prompt in chain.from_iterable(sets)]
+        _check_tasks(self, [task for task, _ in rows])
+        lacking = sum(isinstance(task, CodeTask) and not reference for task, reference in rows)
+        said = f"`EGCA` compares programs with that of `reference`, which {lacking} of {len(rows)} rows do not have."
+        if lacking == len(rows) > 0:
             raise ValueError(f"{said} Add the column, or set `model.credit` to another method.")
         return f"{said} Their rollouts are uniform where a test fails." if lacking else ""
 
@@ -147,9 +148,9 @@ class ExecutedMask(TokenCredit):
     Source: the mask of StepCoder, arXiv 2402.01391.
     """
 
-    def check_prompts(self, prompts: Sequence[Prompt]) -> str:
-        """See `TokenCredit`."""
-        _check_task(self, prompts)
+    def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
+        """See `TokenCredit`: there must be programs."""
+        _check_tasks(self, [prompt.task for prompt in chain.from_iterable(sets)])
         return ""
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
@@ -183,7 +184,7 @@ class ExecutedMask(TokenCredit):
 def _programs(method: TokenCredit, policy: Policy, batch: RolloutBatch, wanted: Tensor) -> dict[int, _Row | None]:
     """The wanted rows whose tasks have programs; None for a response without one."""
     asked = wanted.nonzero().flatten().tolist()
-    _check_task(method, [batch.prompts[k] for k in asked])
+    _check_tasks(method, [batch.prompts[k].task for k in asked])
     numbers = [k for k in asked if isinstance(batch.prompts[k].task, CodeTask)]
     rows: dict[int, _Row | None] = {}
     for k, aligned in zip(numbers, align_rows(batch, policy.tokenizer, numbers), strict=True):
@@ -194,12 +195,12 @@ def _programs(method: TokenCredit, policy: Policy, batch: RolloutBatch, wanted: 
     return rows
 
 
-def _check_task(method: TokenCredit, prompts: Sequence[Prompt]) -> None:
-    """Check that there is a prompt that asks for a program."""
-    if prompts and not any(isinstance(prompt.task, CodeTask) for prompt in prompts):
+def _check_tasks(method: TokenCredit, tasks: Sequence[object]) -> None:
+    """Check that one of the prompts' tasks, if there are any, asks for programs."""
+    if tasks and not any(isinstance(task, CodeTask) for task in tasks):
         raise ValueError(
             f"`{type(method).__name__}` needs a task whose responses are programs, such as `CodeTask`, but got "
-            f"`{type(prompts[0].task).__name__}`. Set `model.credit` to another method."
+            f"`{type(tasks[0]).__name__}`. Set `model.credit` to another method."
         )
 
 

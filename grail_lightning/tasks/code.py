@@ -23,7 +23,7 @@ from grail_lightning.tasks.base import GradedAnswer
 from grail_lightning.tasks.problem import Prompt, Step
 from grail_lightning.tasks.rewards import Rewards, Values
 
-_CHECKED = 200
+_CHECKED = 200  # Reference programs that are run before training, in some three seconds.
 PASSED = "tests_passed"  # The column with the share of its tests that a program passed; rewards can ask for it.
 
 

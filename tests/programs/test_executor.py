@@ -367,8 +367,10 @@ _DATA = st.recursive(
 
 @given(_DATA)
 def test_data_of_any_form_are_a_literal_or_a_clear_error(data):
+    made = None
     with contextlib.suppress(ValueError):
-        encode(decode(data))
+        made = encode(decode(data))
+    assert made is None or encode(decode(made)) == made
 
 
 @given(st.text())
