@@ -74,7 +74,7 @@ $(VLLM_VENV)/installed: requirements-vllm.txt
 test-vllm: $(VLLM_VENV)/installed  ## The engines that sample with vLLM, with its CPU build (Linux; about 10 minutes)
 	PYTHONPATH=$(CURDIR) HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/vllm
 
-gpu-check: $(VENV)/installed  ## On a CUDA machine: the tests that need one, speed and memory, in tables (25 minutes; PARTS="step trl")
+gpu-check: $(VENV)/installed  ## On a CUDA machine: the tests that need one, speed and memory, in tables (30 minutes; PARTS="step trl")
 	$(BIN)/python benchmarks/gpu_check.py $(PARTS)
 
 lint: $(VENV)/installed  ## ruff and mypy

@@ -204,9 +204,10 @@ class SamePairs(HFEngine):
 class Alternate(pl.Callback):
     """Gives the batches to the sides in turn, in a new order every round, and keeps the seconds of the phases."""
 
-    def __init__(self, sides: list[tuple[str, int]], clock: Callable[[], float], device: str) -> None:
-        self.sides, self.clock, self.cuda = sides, clock, device == "cuda"
+    def __init__(self, sides: list[tuple[str, int]], clock: Callable[[], float], device: str, until: int) -> None:
+        self.sides, self.clock, self.cuda, self.until = sides, clock, device == "cuda", until
         self.laps: dict = defaultdict(lambda: defaultdict(list))
+        self.profiler: torch.profiler.profile | None = None
         self.eligible: list[float] = []
         self._start = self._sampling = 0.0
 
@@ -226,24 +227,29 @@ class Alternate(pl.Callback):
 
         pl_module.engine.generate = timed
 
-    def _side(self, number: int) -> tuple[str, int]:
+    def side(self, number: int) -> tuple[str, int]:
         turn, place = divmod(number, len(self.sides))
         return self.sides[(place + turn) % len(self.sides)]
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        name, updates = self._side(batch_idx)
+        name, updates = self.side(batch_idx)
         pl_module.credit = CREDITS[name]
         pl_module.objective = replace(pl_module.objective, distillation=DISTILLATION.get(name))
         pl_module.execution = replace(pl_module.execution, updates_per_batch=updates)
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()
+        if batch_idx >= self.until:  # One step more, whose kernels are listed.
+            self.profiler = torch.profiler.profile()
+            self.profiler.start()
         self._start = self.now()
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         seconds = self.now() - self._start
-        if batch_idx < len(self.sides):
+        if self.profiler is not None:
+            self.profiler.stop()
+        if batch_idx < len(self.sides) or self.profiler is not None:
             return  # The first round warms up.
-        laps, metrics = self.laps[self._side(batch_idx)], outputs["output"].metrics
+        laps, metrics = self.laps[self.side(batch_idx)], outputs["output"].metrics
         laps["step"].append(seconds)
         laps["without sampling"].append(seconds - self._sampling)
         for phase in ("sample", "credit", "update"):
@@ -305,8 +311,9 @@ def alternate(options: argparse.Namespace, sides: list[tuple[str, int]]) -> None
     cuda, rounds = options.device == "cuda", options.rounds
     names = [name for name, _ in sides]
     module, prompts = build(options.case, len(sides), options.mini_batches, names, options.device)
-    watch = Alternate(sides, clock, options.device)
-    batches = [prompts[k % len(prompts)] for k in range(rounds + 1) for _ in sides]
+    number = (rounds + 1) * len(sides)
+    watch = Alternate(sides, clock, options.device, number)
+    batches = [prompts[k // len(sides) % len(prompts)] for k in range(number + options.profile)]
     pl.Trainer(
         max_epochs=1, accelerator="gpu" if cuda else "cpu", devices=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, callbacks=[watch],
@@ -333,6 +340,11 @@ def alternate(options: argparse.Namespace, sides: list[tuple[str, int]]) -> None
         speed = updates * median["tokens"] / median["update"]
         cells += [f"{speed:.0f}", f"{max(laps['peak']):.1f}", f"{6 * size * speed / (flops * 1e6):.1%}"] if cuda else []
         print(f"| {name} | {updates} | {' | '.join(cells)} |")
+    if watch.profiler is not None:
+        kernels = watch.profiler.key_averages()
+        where = "cuda" if cuda else "cpu"
+        print(f"\nOne step of {watch.side(number)[0]}:\n")
+        print(kernels.table(f"self_{where}_time_total", row_limit=25, max_name_column_width=60))
 
 
 def main() -> None:
@@ -345,6 +357,7 @@ def main() -> None:
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu where others use the machine")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--peak-tflops", type=float, help="dense bfloat16, of GPUs that are not known")
+    parser.add_argument("--profile", action="store_true", help="list the kernels of one step more")
     options = parser.parse_args()
     torch.set_num_threads(1)
     alternate(options, [(name, updates) for updates in options.updates for name in options.sides])

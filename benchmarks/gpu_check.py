@@ -1,6 +1,6 @@
 """What a CUDA machine shows: correctness first, then speed and memory, a table a part.
 
-    make gpu-check                                             # everything, under 25 minutes on one large GPU
+    make gpu-check                                             # everything, under 30 minutes on one large GPU
     python benchmarks/gpu_check.py correctness                 # one part, under 9 minutes each
     python benchmarks/gpu_check.py sampling step credit --models 0.6b
     python benchmarks/gpu_check.py --device cpu                # everything in small, to see that it runs
@@ -11,7 +11,9 @@ others go on.
 
 - correctness: the tests marked `gpu`. flash-attn is tested where it is installed.
 - sampling: tokens per second and peak memory of `HFEngine`, 64 responses of 512 tokens.
-- step: a step of GRPO on 2 × 4 given responses of 2,048 tokens, bfloat16 weights with masters (credit_cost.py).
+- methods: every credit method, control and world takes steps through the command line (same_results.py).
+- step: a step of GRPO on 2 × 4 given responses of 2,048 tokens, bfloat16 weights with masters, and where its time goes
+  (credit_cost.py).
 - credit: the same step with GRAIL and with GRPO, at one and at four updates, in turn.
 - trl: a step on 8 given responses of 2,048 tokens, ours beside TRL's GRPOTrainer, in turn (step_vs_trl.py), bfloat16
   without masters, as many rows in a micro-batch. It is skipped where TRL is not installed.
@@ -25,11 +27,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("correctness", "sampling", "step", "credit", "trl")
+PARTS = ("correctness", "methods", "sampling", "step", "credit", "trl")
 
 
 def command_of(part: str, model: str, options: argparse.Namespace) -> list[str]:
@@ -40,6 +43,9 @@ def command_of(part: str, model: str, options: argparse.Namespace) -> list[str]:
         quiet = ["-m", "gpu", "-W", "default", "-p", "no:cacheprovider", "-v", "-rfs", "--tb", "short", "--no-header"]
         files = ["tests/test_gpu.py", *([] if small else ["tests/test_trees.py"])]
         return ["-m", "pytest", "--rootdir", str(ROOT), *quiet, *(str(ROOT / file) for file in files)]
+    if part == "methods":
+        cases = ["GRAIL", "charts"] if small else []
+        return ["benchmarks/same_results.py", "record", str(Path(tempfile.gettempdir(), "gpu_check")), *cases]
     if part == "sampling":
         return ["benchmarks/gpu_check.py", "sampling", "--worker", "--models", model, "--device", options.device]
     if part == "trl":
@@ -49,7 +55,7 @@ def command_of(part: str, model: str, options: argparse.Namespace) -> list[str]:
     sides = ["GRPO", "--updates", "1"] if part == "step" else ["GRPO", "GRAIL", "--updates", "1", "4"]
     case = ["--case", model, "--device", options.device, "--rounds", "2" if small else "4"]
     peak = ["--peak-tflops", str(options.peak_tflops)] if options.peak_tflops else []
-    return ["benchmarks/credit_cost.py", *case, *peak, "--sides", *sides]
+    return ["benchmarks/credit_cost.py", *case, *peak, "--sides", *sides, *(["--profile"] if part == "step" else [])]
 
 
 def run(part: str, model: str, options: argparse.Namespace) -> bool:
@@ -82,7 +88,7 @@ def environment(device: str, part: str = "") -> dict[str, str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     changes = {"CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
     changes |= {"GRAIL_TEST_DEVICE": device, "HF_HUB_OFFLINE": "1"}
-    if part == "correctness":  # cuBLAS is deterministic with this workspace only, which it reads when it starts.
+    if part in ("correctness", "methods"):  # With this workspace cuBLAS is deterministic.
         changes["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     return {"OMP_NUM_THREADS": "1"} | dict(os.environ) | changes
 

@@ -6,15 +6,16 @@
     python benchmarks/same_results.py resume --runs 100             # a resumed run equals an uninterrupted one
     python benchmarks/same_results.py ranks --runs 30               # two ranks end, under DDP and under FSDP2
 
-All runs go through the command line, so that versions whose classes have other names can be compared. `record` and
-`compare` take a few batches in the setting of the quickstart. Both versions must run on the same machine: other
-processors round differently. The other three draw combinations of options that no test has thought of. `layout` takes
-the optimiser steps of one batch, and takes them again with whole rows in one micro-batch. Plain SGD keeps the change of
-the weights proportional to the gradients, so both changes are compared, which may differ by roundings. `resume` takes
-four batches, and again with a stop at a random step, which may be inside a batch; the weights must be equal bit for
-bit. `ranks` takes three batches on two processes, which must both end within three minutes: ranks that call different
-collectives stop each other, or wait for ever. A combination may also be refused, in one line. Anything else is printed
-with the options that repeat it; the exit code is then 1, as it is if a case differs.
+All runs go through the command line, so that versions whose classes have other names can be compared; those on one
+device are on a GPU with `GRAIL_TEST_DEVICE=cuda`. `record` and `compare` take a few batches in the setting of the
+quickstart. Both versions must run on the same machine: other processors round differently. The other three draw
+combinations of options that no test has thought of. `layout` takes the optimiser steps of one batch, and takes them
+again with whole rows in one micro-batch. Plain SGD keeps the change of the weights proportional to the gradients, so
+both changes are compared, which may differ by roundings. `resume` takes four batches, and again with a stop at a random
+step, which may be inside a batch; the weights must be equal bit for bit. `ranks` takes three batches on two processes,
+which must both end within three minutes: ranks that call different collectives stop each other, or wait for ever. A
+combination may also be refused, in one line. Anything else is printed with the options that repeat it; the exit code is
+then 1, as it is if a case differs.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from grail_lightning.policy import load_policy
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 BATCHES = 4
+ON_GPU = os.environ.get("GRAIL_TEST_DEVICE") == "cuda"
 RANKS_SECONDS = 180
 # Largest relative difference of the change of the weights, by precision. Under 64-true Transformers normalises in
 # float32; half precision rounds every activation.
@@ -164,12 +166,17 @@ CASES = {
     "masters": "model.credit=GRAIL model.loading.dtype=bfloat16",
     "refill": "model.execution.refill_rounds=2",
     "words": "config=quickstart_words.yaml model.credit=GRAIL data.few_shot.number=1",
+    "search": "config=quickstart_search.yaml",
+    "charts": "config=quickstart_charts.yaml model.credit=SpanScores",
+    "code": "config=quickstart_code.yaml model.credit=EGCA",
     "sample_ahead": "model.engine=tests.elsewhere.Elsewhere model.execution.sample_ahead=true "
     "model.execution.sampler_cap=2",
     "ddp": "model.credit=GRAIL trainer.devices=2 trainer.strategy=ddp",
     "fsdp2": "model.credit=GRAIL trainer.devices=2 trainer.strategy=ModelParallelStrategy",
 }
 CASES |= {f"{name}_resumed": CASES[name] for name in ("grpo", "GRAIL", "PRIME", "RLSD", "sample_ahead", "masters")}
+
+AT_HAND = [name for name, what in CASES.items() if not (ON_GPU and "trainer.devices" in what)]
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -197,7 +204,9 @@ def options_of(text: str) -> dict[str, str | None]:
 
 
 def arguments(options: Options, folder: Path) -> list[str]:
-    """The arguments of the command line."""
+    """The arguments of the command line. On a GPU, only deterministic kernels can repeat a run bit for bit."""
+    if ON_GPU:
+        options = {**options, "trainer.accelerator": "gpu", "trainer.deterministic": "true"}
     small = "data.prompts_per_batch=6 data.num_train=24 data.num_val=8 data.num_test=8"
     fixed = options_of(f"trainer.enable_progress_bar=false pictures.every_n_batches=0 checkpoint.save_top_k=0 {small}")
     fixed |= {"trainer.logger.init_args.save_dir": str(folder), "export.folder": str(folder / "export")}
@@ -383,7 +392,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["record", "compare", *CHECKS])
     parser.add_argument("folder", type=Path, nargs="?", help="of record and compare")
-    parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE")
+    parser.add_argument("cases", nargs="*", default=AT_HAND, metavar="CASE")
     parser.add_argument("--runs", type=int, default=100, help="the number of combinations (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()

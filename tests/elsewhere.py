@@ -30,9 +30,10 @@ class Elsewhere(RolloutEngine):
     @torch.no_grad()
     def update_weights(self, policy):
         """Copy every weight; sharded ones are gathered one at a time."""
+        self._device = policy.device
         for mine, theirs in zip(self._copy.parameters(), policy.parameters(), strict=True):
             mine.copy_(whole_tensor(theirs))
 
     def generate(self, prompts, group_size, sampling, seed):
         """As `HFEngine`."""
-        return self._engine.generate(prompts, group_size, sampling, seed)
+        return self._engine.generate(prompts, group_size, sampling, seed).to(self._device)

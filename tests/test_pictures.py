@@ -12,6 +12,8 @@ from grail_lightning.batch import Sampling
 from grail_lightning.engines.base import build_batch
 from grail_lightning.engines.hf import HFEngine
 from grail_lightning.picture import FIRST_PICTURE_ID
+from grail_lightning.policy import load_policy
+from grail_lightning.policy.options import LoadedPolicy
 from grail_lightning.policy.pictures import vision_parameters
 from grail_lightning.tasks.base import Prompt
 from tests.runs import TASK
@@ -50,6 +52,15 @@ def _own_logprobs(policy, messages, response):
     logits = policy.model(input_ids=ids, attention_mask=torch.ones_like(ids), **pixels).logits
     logprobs = logits.log_softmax(-1)[0, prompt.shape[1] - 1 : -1]
     return prompt[0].tolist(), logprobs.gather(-1, torch.tensor(response)[:, None]).squeeze(1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_policy_is_loaded_inside_a_context_of_another_device(name, tmp_path):
+    """Lightning loads on a GPU that way. Here what is made on the default device has no data."""
+    policy = seeing(name, tmp_path)
+    with torch.device("meta"):
+        again = load_policy(LoadedPolicy(policy.model, policy.tokenizer, policy.vision.pictures.processor))
+    assert again.device == torch.device("cpu")
 
 
 @pytest.mark.parametrize("form", ["padded", "packed", "trees"])

@@ -118,7 +118,9 @@ class AttentionRhythm(TokenCredit):
 
     def _couple(self, extra: Tensor, anchors: Tensor, looks_back: Tensor, change: Tensor, mask: Tensor) -> Tensor:
         """``[B, T]``: the bonus after local anchors have passed a part of it on."""
-        median = looks_back.masked_fill(~mask, torch.nan).nanmedian(1, keepdim=True).values
+        # By sorting: CUDA has no deterministic `median`.
+        middle = (mask.sum(1, keepdim=True) - 1).clamp(min=0) // 2
+        median = looks_back.masked_fill(~mask, torch.inf).sort(1).values.gather(1, middle)
         local = anchors & (looks_back < median)
         moved = extra.clone()
         # The column in which the turn of each token begins.

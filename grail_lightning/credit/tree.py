@@ -26,6 +26,7 @@ from grail_lightning.credit.base import (
 from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.credit.turns import turn_states, turn_table
 from grail_lightning.functional.advantages import EQUAL_REWARDS, group_std, group_sums, state_values, value_changes
+from grail_lightning.functional.tokens import running_sum
 from grail_lightning.functional.turns import spread_turns, sum_by_turn, turn_changes
 from grail_lightning.grading import align_rows
 from grail_lightning.policy import Policy
@@ -177,7 +178,7 @@ class OptimalBaseline(TokenCredit):
         for rows in rows_by_group(batch):
             if not live[rows[0]]:
                 continue
-            weight = (by_unit[rows].cumsum(1) + _EPS) * exists[rows]
+            weight = (running_sum(by_unit[rows], 1) + _EPS) * exists[rows]
             baseline = (weight * rewards[rows, None]).sum(0) / weight.sum(0).clamp(min=_EPS)
             baseline = torch.where(exists[rows].sum(0) > 1, baseline, 0)
             additive[rows] = (rewards[rows, None] - baseline) * exists[rows]

@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from grail_lightning.functional.tokens import running_sum
+
 Scaling = Literal["none", "group", "batch", "bnpo"]
 
 _SCALE_EPS = 1e-4
@@ -211,7 +213,7 @@ def discounted_returns(rewards: Tensor, discount: float = 1.0, mask: Tensor | No
     Tokens outside a `mask` do not count in the distance ``s - t``; None counts all.
     """
     if discount == 1:
-        return rewards.flip(1).cumsum(1).flip(1)
+        return running_sum(rewards.flip(1), 1).flip(1)
     returns = rewards.clone()
     factors = torch.full_like(rewards, discount)
     if mask is not None:

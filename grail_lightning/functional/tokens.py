@@ -52,6 +52,13 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return masked_sum(values, mask, dim) / count.clamp(min=1)
 
 
+def running_sum(values: Tensor, dim: int) -> Tensor:
+    """The cumulative sum. CUDA has none that is deterministic, so where that is asked for, the CPU computes it."""
+    if values.is_cuda and torch.are_deterministic_algorithms_enabled():
+        return values.cpu().cumsum(dim).to(values.device)
+    return values.cumsum(dim)
+
+
 def masked_zscore(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
     """``(x − mean) / sqrt(var + eps)`` within each row's mask (population variance); ``[B, T]``, 0 outside."""
     mean = masked_mean(values, mask, dim=1)[:, None]

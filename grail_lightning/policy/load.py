@@ -118,12 +118,13 @@ def _check_vision(policy: Policy, pictures: PictureTokens) -> None:
 
     model, picture = policy.model, Picture(Image.linear_gradient("L").resize((96, 64)), "A picture that is tried")
     try:
-        text = f"{pictures.place}{policy.tokenizer.decode([0, 1, 2])}"
-        made = dict(pictures.processor(text=[text], images=[[picture.open()]], return_tensors="pt"))
-        ids = torch.tensor([pictures.name(made["input_ids"][0].tolist(), [picture])], device=policy.device)
-        own = placed({name: value for name, value in made.items() if name != "attention_mask"}, model)
-        mask = torch.ones_like(ids, dtype=torch.bool)
-        with policy.trial(1, 1), policy.eager_attention():
+        # Lightning loads inside a context of its device, but what the processor makes is on the CPU.
+        with torch.device("cpu"), policy.trial(1, 1), policy.eager_attention():
+            text = f"{pictures.place}{policy.tokenizer.decode([0, 1, 2])}"
+            made = dict(pictures.processor(text=[text], images=[[picture.open()]], return_tensors="pt"))
+            ids = torch.tensor([pictures.name(made["input_ids"][0].tolist(), [picture])], device=policy.device)
+            own = placed({name: value for name, value in made.items() if name != "attention_mask"}, model)
+            mask = torch.ones_like(ids, dtype=torch.bool)
             expected = model(**own, attention_mask=mask.long(), use_cache=False).logits.float()
             found = policy.head(policy.hidden(mask, ids)).float()
         difference = float((expected - found).abs().max() / expected.abs().max().clamp(min=1))
