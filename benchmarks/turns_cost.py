@@ -8,10 +8,11 @@ Each row samples `--tokens` tokens in all, in turns of equal limits; tools take 
 tokens after each turn but the last. With `--uneven` limits and observations differ from row to row, with the same sums
 of limits; with `--played` they are those of rollouts of the world of search. No token ends a turn. One turn gets the
 same tokens in two ways: it samples those of the tools as well, or reads them as a part of its prompts. The sides take
-turns; prints medians over rounds after the first.
+turns; prints medians over rounds after the first. With `--step` each side also takes an optimiser step on what it has
+sampled.
 
-`--pictures` compares training steps instead (a turn of `--tokens` tokens is sampled, then one optimiser step): prompts
-with a new picture each, the tower frozen or trained, beside texts of as many tokens for the policy's decoder alone.
+`--pictures` compares training steps of one turn: prompts with a new picture each, the tower frozen or trained, beside
+texts of as many tokens for the policy's decoder alone.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ import torch
 from credit_values import setting
 from transformers import AutoModelForCausalLM
 
-from grail_lightning.batch import Sampling
+from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.data import ChartsData
 from grail_lightning.engines import HFEngine
+from grail_lightning.engines.base import build_batch
 from grail_lightning.engines.turns import ResendingTurns, TurnRequest
-from grail_lightning.policy import Loading, load_policy
+from grail_lightning.policy import Loading, Policy, load_policy
 from grail_lightning.policy.micro_batch import cut_rows
 from grail_lightning.policy.options import LoadedPolicy
 from grail_lightning.step.episodes import play
@@ -48,6 +50,20 @@ from grail_lightning.tasks.problem import TokenText
 GROUP = 8
 
 
+class Update:
+    """Optimiser steps that leave the weights as they are, each on the sampled tokens of a batch."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.optimizer = policy, torch.optim.AdamW(policy.parameters(), lr=0.0, weight_decay=0.0)
+
+    def __call__(self, batch: SampledBatch) -> None:
+        for micro in cut_rows(self.policy, batch, torch.arange(len(batch)), 4096):
+            layout = self.policy.layout(batch.select(micro.rows), micro.starts)
+            (-self.policy(layout).logprobs.sum() / len(batch)).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
 class Case:
     """Prompts of the arithmetic world, and what tools will answer to each row."""
 
@@ -56,6 +72,7 @@ class Case:
         self.policy.end_token_ids = ()
         self.engine = HFEngine()
         self.engine.update_weights(self.policy)
+        self.update = Update(self.policy) if options.step else None
         task, draw = ArithmeticTask(), random.Random(0)
         problems = ProblemSpace().draw(options.prompts, "train", 0)
         self.prompts = [task.prompt({"problem": p.expression}) for p in problems for _ in range(GROUP)]
@@ -92,27 +109,44 @@ class Case:
 
     def turns(self, *, again: bool) -> int:
         """All turns, with keys and values kept or all tokens read again; returns the number of sampled tokens."""
-        ids, number = list(self.ids), 0
+        ids: list[list[int]] = [[] for _ in self.ids]
+        sampled: list[list[bool]] = [[] for _ in self.ids]
         sampling = Sampling(max_response_length=max(map(sum, self.limits)))
         with nullcontext(ResendingTurns(self.engine, sampling)) if again else self.engine.turns(sampling) as sampler:
             for turn in range(max(map(len, self.limits))):
                 going = [k for k, limits in enumerate(self.limits) if turn < len(limits)]
-                requests = [TurnRequest(k, self.prompts[k], ids[k], self.limits[k][turn], seed=k) for k in going]
-                for k, sampled in zip(going, sampler.sample(requests), strict=True):
-                    number += len(sampled.ids)
-                    answers = self.observed[k][turn : turn + 1]
-                    ids[k] = ids[k] + sampled.ids + [token for answer in answers for token in answer]
-        return number
+                before = [self.ids[k] + ids[k] for k in going]
+                requests = [
+                    TurnRequest(k, self.prompts[k], whole, self.limits[k][turn], seed=k)
+                    for k, whole in zip(going, before, strict=True)
+                ]
+                for k, found in zip(going, sampler.sample(requests), strict=True):
+                    answer = self.observed[k][turn] if turn < len(self.observed[k]) else []
+                    ids[k] += found.ids + answer
+                    sampled[k] += [True] * len(found.ids) + [False] * len(answer)
+        return self._train(self.ids, ids, sampled)
 
     def one_turn(self, *, read: bool) -> int:
         """One turn with as many tokens, those of the tools in the prompts or sampled; returns the sampled tokens."""
-        requests = []
+        requests: list[TurnRequest] = []
         for k, (prompt, ids, limits) in enumerate(zip(self.prompts, self.ids, self.limits, strict=True)):
             answers = [token for answer in self.observed[k] for token in answer]
             limit = sum(limits) + (0 if read else len(answers))
             requests.append(TurnRequest(k, prompt, ids + (answers if read else []), limit, seed=k))
         with self.engine.turns(Sampling(max_response_length=max(request.limit for request in requests))) as sampler:
-            return sum(len(sampled.ids) for sampled in sampler.sample(requests))
+            found = [sampled.ids for sampled in sampler.sample(requests)]
+        return self._train([request.ids for request in requests], found, [[True] * len(ids) for ids in found])
+
+    def _train(self, prompts: list[list[int]], ids: list[list[int]], sampled: list[list[bool]]) -> int:
+        """An optimiser step on the rollouts if one is asked for; returns the number of sampled tokens."""
+        if self.update is not None:
+            rows = [
+                replace(prompt, messages=TokenText("", begun))
+                for prompt, begun in zip(self.prompts, prompts, strict=True)
+            ]
+            batch = build_batch(self.policy, rows, 1, ids, [True] * len(ids), sampled=sampled)
+            self.update(batch.replace(group=batch.group // GROUP))
+        return sum(map(sum, sampled))
 
 
 class PictureSteps:
@@ -134,17 +168,13 @@ class PictureSteps:
         self.policy.end_token_ids = ()
         self.engine, self.sampling = HFEngine(), Sampling(max_response_length=options.tokens, temperature=100.0)
         self.engine.update_weights(self.policy)
-        self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=0.0)
+        self.update = Update(self.policy)
 
     def step(self) -> int:
         """A training step on prompts that were not seen before; returns its tokens."""
         prompts, self.prompts = self.prompts[: self.number], self.prompts[self.number :]
         batch = self.engine.generate(prompts, GROUP, self.sampling, seed=len(self.prompts))
-        for micro in cut_rows(self.policy, batch, torch.arange(len(batch)), 4096):
-            layout = self.policy.layout(batch.select(micro.rows), micro.starts)
-            (-self.policy(layout).logprobs.sum() / len(batch)).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.update(batch)
         return int(batch.attention_mask.sum())
 
 
@@ -155,6 +185,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--uneven", action="store_true")
     parser.add_argument("--played", action="store_true")
+    parser.add_argument("--step", action="store_true")
     parser.add_argument("--pictures", action="store_true")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
