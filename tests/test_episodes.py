@@ -11,7 +11,7 @@ from grail_lightning.batch import Sampling
 from grail_lightning.environments.calculator import Calculator
 from grail_lightning.environments.dialogue import describe
 from grail_lightning.grading import grade_and_locate
-from grail_lightning.step.episodes import play
+from grail_lightning.step.episodes import play, warn_of_limits
 from grail_lightning.step.report import Tally, add_episodes
 from grail_lightning.tasks import EnvironmentTask, EpisodeLimits, MathTask
 from tests.calling import END, calling_policy
@@ -171,3 +171,13 @@ def test_where_calls_are_tags_a_system_turn_names_them():
     told = describe(tasks[0].tools.schemas)
     assert "<calculator>…</calculator> Compute an arithmetic expression." in told
     assert shown == [f"{told}\n2+3? Now.", f"Be brief.\n\n{told}\n2+3? Now.", "2+3?"]
+
+
+def test_a_limit_that_ends_more_than_a_tenth_of_the_rollouts_is_named_once():
+    warned = set()
+    with pytest.warns(UserWarning, match="20% of the rollouts ended by the limit `tokens`. Raise `sampling") as said:
+        warn_of_limits({"episodes/end_tokens": 0.2, "episodes/end_turns": 0.1, "episodes/no_call": 0.9}, warned)
+        warn_of_limits({"episodes/end_tokens": 0.3}, warned)
+    assert len(said) == 1
+    with pytest.warns(UserWarning, match="95% of the rollouts call no tool"):
+        warn_of_limits({"episodes/no_call": 0.95}, warned)
