@@ -173,11 +173,13 @@ def test_where_calls_are_tags_a_system_turn_names_them():
     assert shown == [f"{told}\n2+3? Now.", f"Be brief.\n\n{told}\n2+3? Now.", "2+3?"]
 
 
-def test_a_limit_that_ends_more_than_a_tenth_of_the_rollouts_is_named_once():
+def test_a_limit_that_ends_more_than_a_tenth_of_the_rollouts_is_named_once(recwarn):
     warned = set()
-    with pytest.warns(UserWarning, match="20% of the rollouts ended by the limit `tokens`. Raise `sampling") as said:
-        warn_of_limits({"episodes/end_tokens": 0.2, "episodes/end_turns": 0.1, "episodes/no_call": 0.9}, warned)
-        warn_of_limits({"episodes/end_tokens": 0.3}, warned)
-    assert len(said) == 1
-    with pytest.warns(UserWarning, match="95% of the rollouts call no tool"):
-        warn_of_limits({"episodes/no_call": 0.95}, warned)
+    for figures in (
+        {"episodes/end_tokens": 0.2, "episodes/end_turns": 0.1, "episodes/no_call": 0.9},
+        {"episodes/end_tokens": 0.3, "episodes/no_call": 0.95},
+    ):
+        warn_of_limits(figures, warned)
+    tokens, calls = [str(warning.message) for warning in recwarn]
+    assert tokens.startswith("20% of the rollouts ended by the limit `tokens`. Raise `sampling.max_response_length`")
+    assert calls.startswith("95% of the rollouts call no tool")
