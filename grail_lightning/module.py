@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +145,15 @@ class GrailModule(pl.LightningModule):
             check_takes_pictures(self.engine, self.loading, world_size())
         return encode_prompt(self.tokenizer, messages, self.loading.chat_template_kwargs, self.pictures)
 
+    def prompt_encoder(self, task: Any) -> Callable[[Messages | str], list[int]]:
+        """What encodes the prompts of a task: with what declares its tools, if it has an environment."""
+        if not task.has_environment:
+            return self.encode
+        kwargs = self.loading.chat_template_kwargs
+        encode: Callable[[Messages | str], list[int]]
+        encode = task.dialect(self.tokenizer, self.encode, kwargs, self.pictures).prompt_ids
+        return encode
+
     @property
     def context_length(self) -> int | None:
         """The tokens that model and engine have room for, prompt and response together; None if that is not known."""
@@ -192,7 +202,7 @@ class GrailModule(pl.LightningModule):
         if task is not None and task.has_environment:  # A wrong chat template is refused before weights are loaded.
             if task.tools.show_pictures:
                 check_takes_pictures(self.engine, self.loading, world_size())
-            task.dialect(self.tokenizer, self.encode, self.loading.chat_template_kwargs, self.pictures)
+            self.prompt_encoder(task)
         self.verifiers = TaskVerifiers()
         if self.policy is not None and self.policy.vision is not None:
             self.policy.vision.forget()  # A checkpoint may follow.

@@ -133,6 +133,7 @@ def test_a_run_fits_validates_tests_and_predicts():
         ("--data.task.limits.max_turns=0", "`limits.max_turns` must be positive, but got 0"),
         ("--data.task.calls=hermes", "need a tokenizer with a chat template, but it has none"),
         ("--data.task.calls=hermse", "`data.task.calls` must be .*'hermes'.* but got 'hermse'"),
+        ("--data.max_prompt_length=30 --data.task.tool_instruction=null", "4 of 4 prompts .* longer than 30 tokens"),
     ],
 )
 def test_a_wrong_environment_is_one_line_before_a_model_is_loaded(arguments, message, capsys):

@@ -230,7 +230,7 @@ def _check_prompts(trainer: Trainer, module: GrailModule, data: PromptData, stag
     training: object = data.train_dataloader() if stage == "fit" else None
     sets = [part.prompts for part in training.sets] if isinstance(training, TrainingLoader) else []
     for prompts in filter(len, sets):
-        module.encode(prompts[0].messages)
+        module.prompt_encoder(prompts[0].task)(prompts[0].messages)
     if remark := module.credit.check_prompts(sets):
         rank_zero_warn(remark)
     if stage == "fit" and not trainer.enable_validation:
@@ -244,7 +244,8 @@ def _check_prompts(trainer: Trainer, module: GrailModule, data: PromptData, stag
         response = sampling.max_response_length if sampled else 0
         check_policy(module.policy_name, module.loading, response)
         option = "evaluation.sampling.max_response_length"
-        check_evaluated(prompts, module.encode, PromptLimit(None, module.context_length, response, option))
+        encode = module.prompt_encoder(prompts[0].task)
+        check_evaluated(prompts, encode, PromptLimit(None, module.context_length, response, option))
 
 
 def _check_steps(optimizer: Optimizer, weights: list[Tensor]) -> None:

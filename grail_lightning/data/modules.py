@@ -79,7 +79,8 @@ class PromptData(pl.LightningDataModule, ABC):
     def _fitting(self, prompts: PromptSet) -> PromptSet:
         """The training prompts that are not too long."""
         module: Any = getattr(self.trainer, "lightning_module", None)
-        encode = self.encode or getattr(module, "encode", None)
+        encoder = getattr(module, "prompt_encoder", None)
+        encode = self.encode or (encoder and encoder(prompts.prompts[0].task))
         response = getattr(getattr(module, "sampling", None), "max_response_length", 0)
         limit = PromptLimit(self.max_prompt_length, getattr(module, "context_length", None), response)
         if encode is None:

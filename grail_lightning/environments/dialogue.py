@@ -54,7 +54,7 @@ class Dialect(ABC):
         self._marks = re.compile(f"(?=[{first}])(?={whole})(.)", re.DOTALL)
 
     def prompt_ids(self, messages: list[dict[str, str]] | str) -> list[int]:
-        """The ids of a prompt: in tags as without tools, an instruction has to name them; a template declares them."""
+        """The ids of a prompt, with what declares the tools to the policy."""
         return self.encode(messages)
 
     @abstractmethod
@@ -95,7 +95,10 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
 
 
 class Tags(Dialect):
-    """Calls in plain tags within the policy's text; ``<result>…</result>`` follows the closing tag."""
+    """Calls in plain tags within the policy's text; ``<result>…</result>`` follows the closing tag.
+
+    The `instruction` names the tools in the system turn of a conversation. A prompt of plain text stays as it is.
+    """
 
     kind = "tags"
 
@@ -105,13 +108,23 @@ class Tags(Dialect):
         schemas: Sequence[dict[str, Any]],
         encode: Encode,
         pictures: PictureTokens | None = None,
+        instruction: str = "",
     ) -> None:
+        self.instruction = instruction
         self.parameters = _parameters(schemas)
         if "result" in self.parameters:
             raise ValueError("A tool must not be named `result`, because this is the tag of results. Rename the tool.")
         names = [*self.parameters, "result"]
         super().__init__(tokenizer, encode, [tag for name in names for tag in (f"<{name}>", f"</{name}>")], pictures)
         self.stop = tuple(f"</{name}>" for name in self.parameters)
+
+    def prompt_ids(self, messages: list[dict[str, str]] | str) -> list[int]:
+        """See `Dialect.prompt_ids`."""
+        if isinstance(messages, list) and self.instruction:
+            own = messages[0]["role"] == "system"
+            text = f"{messages[0]['content']}\n\n{self.instruction}" if own else self.instruction
+            messages = [{"role": "system", "content": text}, *messages[own:]]
+        return self.encode(messages)
 
     def calls(self, ids: Sequence[int]) -> list[ParsedCall]:
         """See `Dialect.calls`. There is at most one, as its closing tag ends the turn."""
@@ -213,16 +226,18 @@ def find_dialect(
     encode: Encode,
     chat_template_kwargs: dict[str, Any],
     pictures: PictureTokens | None = None,
+    instruction: str = "",
 ) -> Dialect:
     """The dialect of a tokenizer, for tools as `transformers.utils.get_json_schema` describes them.
 
     A chat template must preserve prefixes: a turn is shown alike whatever follows it. One that does not, but has the
     prompts of Qwen3's own template, is replaced by ours for training. `encode` is for prompts without tools.
     `pictures` are the tokens of pictures of a policy that takes some; the template may be that of its processor.
+    The `instruction` names tools whose calls are plain tags.
     """
     written = tokenizer.chat_template or (None if pictures is None else pictures.processor.chat_template)
     if kind == "tags" or not schemas or (kind == "auto" and not written):
-        return Tags(tokenizer, schemas, encode, pictures)
+        return Tags(tokenizer, schemas, encode, pictures, instruction)
     if not written:
         raise ValueError(
             f"Calls of the form `{kind}` need a tokenizer with a chat template, but it has none. Choose plain `tags`."
@@ -233,7 +248,7 @@ def find_dialect(
     template = ChatTemplate(tokenizer, kwargs, next(iter(_parameters(schemas))), control, in_parts)
     question = template.trial()[:1]
     if kind == "auto" and template.render(question) == template.render(question, tools=None):
-        return Tags(tokenizer, schemas, encode, pictures)
+        return Tags(tokenizer, schemas, encode, pictures, instruction)
     try:
         template.check()
     except ValueError:

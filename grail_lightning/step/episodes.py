@@ -232,18 +232,12 @@ def _shown(call: Call, policy: Policy, engine: RolloutEngine) -> Call:
 
 
 def _messages(rollout: _Rollout) -> Any:
-    """The prompt's messages, with what names the tags at the beginning, and what `reset` returned at the end."""
+    """The prompt's messages, with what `reset` returned at the end."""
     messages: Any = rollout.prompt.messages
-    if not rollout.task or not rollout.dialect or not isinstance(messages, list):
+    if not rollout.dialect or not rollout.opening or not isinstance(messages, list):
         return messages
-    if rollout.opening:
-        *before, last = messages
-        messages = [*before, {**last, "content": add_text(last["content"], rollout.dialect.escaped(rollout.opening))}]
-    if rollout.dialect.kind == "tags" and (named := rollout.task.tool_instruction):
-        own = messages[0]["role"] == "system"
-        text = f"{messages[0]['content']}\n\n{named}" if own else named
-        messages = [{"role": "system", "content": text}, *messages[own:]]
-    return messages
+    *before, last = messages
+    return [*before, {**last, "content": add_text(last["content"], rollout.dialect.escaped(rollout.opening))}]
 
 
 def _batch(policy: Policy, rollouts: Sequence[_Rollout], group_size: int) -> SampledBatch:

@@ -100,7 +100,8 @@ class EnvironmentTask(MathTask):
         pictures: PictureTokens | None = None,
     ) -> Dialect:
         """How calls are written with a tokenizer; see `find_dialect`."""
-        made = find_dialect(tokenizer, self.tools.schemas, self.calls, encode, kwargs, pictures)
+        named = self.tool_instruction
+        made = find_dialect(tokenizer, self.tools.schemas, self.calls, encode, kwargs, pictures, named)
         if self.tools.show_pictures:
             if pictures is None:
                 raise ValueError(

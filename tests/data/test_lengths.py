@@ -105,8 +105,8 @@ class Small(Recorder):
         super().__init__()
         self.context_length, self.sampling = room, type("Sampling", (), {"max_response_length": 10})
 
-    def encode(self, messages):
-        return as_bytes(messages)
+    def prompt_encoder(self, task):
+        return as_bytes
 
 
 def test_by_default_the_limit_is_what_responses_leave_of_the_context(tmp_path):
