@@ -15,8 +15,8 @@ others go on.
 - step: a step of GRPO on 2 × 4 given responses of 2,048 tokens, bfloat16 weights with masters, and where its time goes
   (credit_cost.py).
 - credit: the same step with GRAIL and with GRPO, at one and at four updates, in turn.
-- trl: a step on 8 given responses of 2,048 tokens, ours beside TRL's GRPOTrainer, in turn (step_vs_trl.py), bfloat16
-  without masters, as many rows in a micro-batch. It is skipped where TRL is not installed.
+- trl: a step on 8 given responses of 2,048 tokens, and of 256 to 2,048, ours beside TRL's GRPOTrainer, in turn
+  (step_vs_trl.py), bfloat16 without masters, as many rows in a micro-batch. It is skipped where TRL is not installed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def command_of(part: str, model: str, options: argparse.Namespace) -> list[str]:
     if part == "sampling":
         return ["benchmarks/gpu_check.py", "sampling", "--worker", "--models", model, "--device", options.device]
     if part == "trl":
-        case = ["--case", "half" if small else "0.6b", "--device", options.device]
+        case = ["--case", *(["half"] if small else ["0.6b", "0.6b-uneven"]), "--device", options.device]
         length = 64 if small else 2048
         return ["benchmarks/step_vs_trl.py", *case, "--trl-rows", "4", "--budgets", str(4 * (length + 52))]
     sides = ["GRPO", "--updates", "1"] if part == "step" else ["GRPO", "GRAIL", "--updates", "1", "4"]

@@ -16,9 +16,10 @@ several of each run side by side, and ratios are to the fastest of TRL, without 
 Transformers' `generate`, ours with `HFEngine`. `wide`: a random-weight trunk of 31 million parameters with Qwen3's
 vocabulary (151,936, tied) on seeded responses of 64-256 tokens, 5 prompts × 2, the same on all sides; `tiny` is a small
 version of it. `0.6b`, for `--device cuda`: Qwen3-0.6B with random weights in bfloat16 (both optimisers on these,
-without masters) on 8 responses of 2,048 tokens; `half` is a small version of it. `smollm2`: SmolLM2-135M-Instruct on 8
-problems of the kind of configs/smollm2.yaml behind three worked examples × 8 responses in two mini-batches; a response
-is rewarded by the parity of its number of characters, so that nearly every group has two rewards.
+without masters) on 8 responses of 2,048 tokens, `0.6b-uneven` on 8 of 256 to 2,048; `half` is a small version of it.
+`smollm2`: SmolLM2-135M-Instruct on 8 problems of the kind of configs/smollm2.yaml behind three worked examples × 8
+responses in two mini-batches; a response is rewarded by the parity of its number of characters, so that nearly every
+group has two rewards.
 
 Seconds are of the wall, CPU seconds of the side's own process; ratios are medians over rounds. Peak memory is what
 PyTorch has allocated on a GPU; on a CPU it is the largest resident size over that before the first step (weights
@@ -120,6 +121,7 @@ CASES = {
         Case("wide", prompts=5, group_size=2, limit=256, shortest=64, learning_rate=1e-6, trunk="wide"),
         Case("tiny", prompts=5, group_size=3, limit=64, shortest=16, learning_rate=1e-6, trunk="tiny"),
         Case("0.6b", 2, 4, limit=2048, shortest=2048, learning_rate=1e-6, trunk="0.6b", dtype="bfloat16"),
+        Case("0.6b-uneven", 2, 4, limit=2048, shortest=256, learning_rate=1e-6, trunk="0.6b", dtype="bfloat16"),
         Case("half", 2, 4, limit=64, shortest=64, learning_rate=1e-6, trunk="tiny", dtype="bfloat16"),
         Case("smollm2", 8, 8, limit=40, learning_rate=1e-5, mini_batches=2),
     )
@@ -338,6 +340,7 @@ def train_with_trl(case: Case, steps: int, rows: int, turns: Turns) -> None:
             turns.end(sample=trainer.sampling, grade=trainer.scoring, tokens=trainer.tokens)
 
     policy = case.policy()
+    torch.backends.cuda.enable_cudnn_sdp(True)  # PyTorch's default, which `Policy` changes.
     prompts = [prompt for batch in case.batches(steps) for prompt in batch]
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
@@ -376,7 +379,7 @@ def table(laps: Laps) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=list(CASES), default="quickstart")
+    parser.add_argument("--case", choices=list(CASES), nargs="+", default=["quickstart"])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--dead", type=float, default=0.0, help="share of dead groups among given responses")
     parser.add_argument("--trl-rows", type=int, nargs="*", help="rows of TRL's micro-batches; default all")
@@ -385,15 +388,17 @@ def main() -> None:
     parser.add_argument("--policy", default="arithmetic", help="a folder, of the case smollm2")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args()
-    case = replace(CASES[options.case], device=options.device, policy_name=options.policy, dead=options.dead)
-    rows = [case.rows] if options.trl_rows is None else options.trl_rows
     programs = ["ours", *(str(tree.resolve()) for tree in options.before)]
-    sides = [Side(program, budget) for program in programs for budget in options.budgets]
-    laps = take_turns(case, sides + [Side(TRL, number) for number in rows], options.rounds)
-    print(f"\n{case.name}, dead {case.dead:g}, {options.rounds} rounds, {case.rows} rows a step\n")
-    print("| side | step s | CPU s | sample | grade | update | tokens/s | MiB | step / base | CPU | update | peak |")
-    print("|---|" + "--:|" * 11)
-    print("\n".join(table(laps)), flush=True)
+    ours = [Side(program, budget) for program in programs for budget in options.budgets]
+    for name in options.case:
+        case = replace(CASES[name], device=options.device, policy_name=options.policy, dead=options.dead)
+        rows = [case.rows] if options.trl_rows is None else options.trl_rows
+        laps = take_turns(case, ours + [Side(TRL, number) for number in rows], options.rounds)
+        print(f"\n{name}, dead {case.dead:g}, {options.rounds} rounds, {case.rows} rows a step\n")
+        heads = "step s | CPU s | sample | grade | update | tokens/s | MiB | step / base | CPU | update | peak"
+        print(f"| side | {heads} |")
+        print("|---|" + "--:|" * 11)
+        print("\n".join(table(laps)), flush=True)
 
 
 if __name__ == "__main__":

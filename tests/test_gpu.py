@@ -12,6 +12,7 @@ import torch
 from grail_lightning.batch import Sampling
 from grail_lightning.credit import GRAIL, input_saliency
 from grail_lightning.engines import HFEngine
+from grail_lightning.functional.tokens import HeadGradient, token_logprobs
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.layout import packed_layout, padded_layout
 from tests import runs
@@ -87,6 +88,27 @@ def test_an_update_whose_forward_pass_gives_saliency_too_has_the_gradients_of_fl
     policy.zero_grad()
     found, _ = runs.beside_the_update(policy, rollouts.to(DEVICE), *fused)
     assert gap({name: g.double().cpu() for name, g in found.items()}, expected) < ERRORS[dtype]
+
+
+@pytest.mark.parametrize("dtype", ERRORS)
+def test_the_head_of_a_large_vocabulary_has_the_gradients_of_float64(dtype):
+    """On CUDA its passes over the logits are compiled."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(70, 32, generator=generator), 0.3 * torch.randn(20_000, 32, generator=generator)
+    ids = torch.randint(len(weight), (70,), generator=generator)
+
+    def differentiate(device, dtype):
+        states, own = (tensor.to(device, dtype, copy=True).requires_grad_() for tensor in (hidden, weight))
+        gradient = HeadGradient([own], own)
+        options = {"temperature": 0.7, "chunk_tokens": 32, "with_entropy": True, "head_gradient": gradient}
+        stats = token_logprobs(states, lambda h: h @ own.T, ids.to(device), **options)
+        stats.logprobs.square().sum().backward()
+        return [t.detach().double().cpu() for t in (stats.logprobs, stats.entropy, states.grad, own.grad)]
+
+    # What the weights lose by rounding is no error of the kernel.
+    hidden, weight = hidden.to(dtype).double(), weight.to(dtype).double()
+    for found, exact in zip(differentiate(DEVICE, dtype), differentiate("cpu", torch.float64), strict=True):
+        assert (found - exact).norm() / exact.norm() < ERRORS[dtype]
 
 
 def test_log_probabilities_of_sampled_tokens_are_those_of_training():

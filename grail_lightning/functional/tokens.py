@@ -5,8 +5,11 @@ Shapes: ``B`` rows, ``T`` response tokens, ``D`` width, ``V`` vocabulary, ``N`` 
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +21,9 @@ DEFAULT_CHUNK_TOKENS = 1024
 
 CACHED = 2**20
 """The number of logits that stay in a processor's cache while several passes read them."""
+
+_COMPILED_VOCABULARY = 2**14
+"""The vocabulary from which compiling the passes over the logits, some 15 s a process, is worthwhile on a GPU."""
 
 
 class TokenStats(NamedTuple):
@@ -135,10 +141,10 @@ def token_logprobs(
     graph, entropy_graph = torch.is_grad_enabled(), with_entropy and entropy_gradient
     # One chunk needs no recomputation to bound its memory.
     recompute = graph and len(ids) > chunk_tokens
-    by_hand = None if entropy_gradient or not graph or not len(ids) else head_gradient
+    by_hand = None if entropy_gradient or not len(ids) else head_gradient if graph else HeadGradient([])
     if by_hand is not None:
         by_hand = by_hand.without_copies(hidden)
-    if by_hand is not None and (recompute or by_hand.weight is not None):
+    if by_hand is not None and (recompute or not graph or by_hand.weight is not None):
         chunks = _Chunks(head, temperature, chunk_tokens, with_entropy, by_hand)
         logprobs, entropies = _ChunkedLogprobs.apply(chunks, states, ids, *by_hand.tensors)  # type: ignore[no-untyped-call]
     else:
@@ -173,27 +179,41 @@ class _Chunks(NamedTuple):
     with_entropy: bool
     gradient: HeadGradient
 
-    def scaled(self, raw: Tensor) -> Tensor:
-        """The head's output ``[n, V]`` divided by the temperature."""
-        logits = full_precision(raw)
-        return logits if self.temperature == 1 else logits / self.temperature
 
-    def stats(self, raw: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probability, logarithm of the normaliser, and entropy (zero unless requested), ``[n]`` each."""
-        logits = self.scaled(raw)
-        top = logits.amax(-1, keepdim=True)
-        powers = (logits - top).exp_()
-        total = powers.sum(-1)
-        log_norm = top.squeeze(-1) + total.log()
-        chosen = logits.gather(-1, ids[:, None]).squeeze(-1) - log_norm
-        entropy = log_norm - powers.mul_(logits).sum(-1) / total if self.with_entropy else torch.zeros_like(total)
-        return chosen, log_norm, entropy
+def _stats(raw: Tensor, ids: Tensor, temperature: float, with_entropy: bool) -> Tensor:
+    """``[n, 3]``: log-probability, logarithm of the normaliser, and entropy (zero unless requested) of each row."""
+    logits = _scaled(raw, temperature)
+    top = logits.amax(-1, keepdim=True)
+    powers = (logits - top).exp_()
+    total = powers.sum(-1)
+    log_norm = top.squeeze(-1) + total.log()
+    chosen = logits.gather(-1, ids[:, None]).squeeze(-1) - log_norm
+    entropy = log_norm - powers.mul_(logits).sum(-1) / total if with_entropy else torch.zeros_like(total)
+    return torch.stack([chosen, log_norm, entropy], 1)
 
-    def slope(self, raw: Tensor, log_norm: Tensor, ids: Tensor, grad: Tensor) -> Tensor:
-        """``[n, V]``: the gradient with respect to the head's output."""
-        scale = (grad / self.temperature)[:, None]
-        slope = (self.scaled(raw) - log_norm[:, None]).exp_().mul_(-scale)
-        return slope.scatter_add_(-1, ids[:, None], scale)
+
+def _slope(raw: Tensor, ids: Tensor, log_norm: Tensor, grad: Tensor, temperature: float) -> Tensor:
+    """``[n, V]``: the gradient with respect to the head's output."""
+    scale = (grad / temperature)[:, None]
+    slope = (_scaled(raw, temperature) - log_norm[:, None]).exp_().mul_(-scale)
+    return slope.scatter_add_(-1, ids[:, None], scale).to(raw.dtype)
+
+
+def _scaled(raw: Tensor, temperature: float) -> Tensor:
+    logits = full_precision(raw)
+    return logits if temperature == 1 else logits / temperature
+
+
+def _fused(function: Callable[..., Tensor], logits: Tensor) -> Callable[..., Tensor]:
+    """The function; for a large vocabulary on a GPU compiled, so that it reads the logits two or three times only."""
+    large = logits.is_cuda and logits.shape[-1] >= _COMPILED_VOCABULARY
+    return _compiled(function) if large else function
+
+
+@cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    has_compiler = any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")))  # Triton needs one.
+    return torch.compile(function, dynamic=True) if has_compiler else function
 
 
 def _blocks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -220,7 +240,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for part, part_ids, part_found in zip(*parts, strict=True):
             raw = chunks.head(part)
             for *block, result in _blocks(raw, part_ids, part_found):
-                result.copy_(torch.stack(chunks.stats(*block), 1))
+                result.copy_(_fused(_stats, block[0])(*block, chunks.temperature, chunks.with_entropy))
             made = raw if chunks.gradient.weight is not None and len(ids) <= size else made
             del raw, block  # Freed before the next chunk's are made.
         chosen, log_norm, entropy = found.T.contiguous()
@@ -245,11 +265,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
         own = [chunks.gradient.weight] if chunks.gradient.weight is not None and wanted else wanted
         sums = [gradient_so_far(t) if add_up else torch.zeros_like(t) for t in own]
         for rows in torch.split(kept, size):
-            part, of = states[rows], (log_norm[rows], ids[rows], grad[rows])
+            part, of = states[rows], (ids[rows], log_norm[rows], grad[rows])
             if chunks.gradient.weight is not None:
                 slope = made[rows] if len(made) else chunks.head(part)
                 for block in _blocks(slope, *of):
-                    block[0].copy_(chunks.slope(*block))
+                    block[0].copy_(_fused(_slope, block[0])(*block, chunks.temperature))
                 state_grad[rows] = slope @ chunks.gradient.weight
                 for total in sums:
                     total.addmm_(slope.T, part)
@@ -258,7 +278,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             with torch.enable_grad(), torch.autocast(ctx.device_type, dtype=dtype, enabled=enabled):
                 leaf = part.detach().requires_grad_(True)
                 raw = chunks.head(leaf)
-            slope = chunks.slope(raw.detach(), *of).to(raw.dtype)
+            slope = _fused(_slope, raw)(raw.detach(), *of, chunks.temperature)
             of_states, *of_trained = torch.autograd.grad(raw, [leaf, *wanted], slope)
             state_grad[rows] = of_states
             for total, found in zip(sums, of_trained, strict=True):

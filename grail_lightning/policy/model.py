@@ -54,6 +54,8 @@ class Policy(nn.Module):
         pictures: PictureTokens | None = None,
     ) -> None:
         super().__init__()
+        # For every new shape cuDNN plans its attention anew, in 50 to 140 ms. Each micro-batch and each token has one.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         if model.config._attn_implementation == "sdpa":
             # It is Transformers' own SDPA, which computes attention within prefix trees as well.
             model.set_attn_implementation(TREE_ATTENTION)
