@@ -80,10 +80,10 @@ class PromptData(pl.LightningDataModule, ABC):
         """The training prompts that are not too long."""
         module: Any = getattr(self.trainer, "lightning_module", None)
         encoder = getattr(module, "prompt_encoder", None)
-        encode = self.encode or (encoder and encoder(prompts.prompts[0].task))
+        encode = self.encode or (encoder and prompts.prompts and encoder(prompts.prompts[0].task))
         response = getattr(getattr(module, "sampling", None), "max_response_length", 0)
         limit = PromptLimit(self.max_prompt_length, getattr(module, "context_length", None), response)
-        if encode is None:
+        if not encode:
             if self.max_prompt_length is not None:
                 rank_zero_warn(
                     f"`max_prompt_length` was not applied to {prompts.name}: without a trainer there is no tokenizer "
@@ -128,8 +128,10 @@ def _check_rewards(sets: list[PromptSet]) -> None:
 
 
 def _check_filled(sets: list[PromptSet], prompts_per_batch: int) -> None:
-    """Warn if there are too few prompts for one batch."""
+    """Check that there are prompts; a warning if there are too few for one batch."""
     number = sum(len(part.prompts) for part in sets)
+    if not number:
+        raise ValueError("Training needs at least one prompt, but `load` of the data module gave none.")
     if number < prompts_per_batch:
         rank_zero_warn(
             f"`data.prompts_per_batch` is {prompts_per_batch}, but there are only {number} training prompts: an epoch "

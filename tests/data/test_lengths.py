@@ -6,6 +6,7 @@ import pytest
 
 from grail_lightning.data import ArithmeticData, Curriculum, FewShot, MathData, WordProblemData
 from grail_lightning.data.lengths import PromptLimit, check_evaluated, long_prompts
+from grail_lightning.data.loaders import PromptSet
 from grail_lightning.policy import encode_prompt, load_tokenizer
 from grail_lightning.tasks import ProblemSpace
 from grail_lightning.tasks.answered import MathTask
@@ -158,3 +159,12 @@ def test_what_a_set_up_cannot_do_is_told_in_one_line(options, said, tmp_path):
         data.setup("fit")
     assert len(warned) == 1
     assert [len(batch) for batch in data.train_dataloader()] == [10]
+
+
+def test_a_data_module_without_training_prompts_is_refused():
+    class Empty(MathData):
+        def load(self, split):
+            return [PromptSet("empty", [])]
+
+    with pytest.raises(ValueError, match="at least one prompt"):
+        fit(Small(30), Empty(), max_epochs=1)
