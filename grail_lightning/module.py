@@ -105,7 +105,11 @@ class GrailModule(pl.LightningModule):
         source: PolicySource = as_source(policy)
         check_policy(source, loading, sampling.max_response_length)
         self.policy_name, self.loading, self.sampling = source, loading, sampling
-        self.engine, self.credit, self.control = engine or _default_engine(), credit or Uniform(), control
+        if engine is None:
+            from grail_lightning.engines.hf import HFEngine
+
+            engine = HFEngine()
+        self.engine, self.credit, self.control = engine, credit or Uniform(), control
         check_engine(self.engine, execution, self.credit)
         check_optimizer(optimizer, scheduler)
         if (training := self.needs.training) is not None:
@@ -164,11 +168,6 @@ class GrailModule(pl.LightningModule):
     def needs(self) -> Needs:
         """What the credit method needs of the run."""
         return self.credit.needs()
-
-    @property
-    def optimizer_options(self) -> list[dict[str, Any]]:
-        """The options of each parameter group of the optimiser, as configured; empty outside of a fit."""
-        return [] if self._configured is None else self._configured.groups
 
     # --- setting up ---------------------------------------------------------------------------------------------
 
@@ -401,9 +400,3 @@ class GrailModule(pl.LightningModule):
         tagged = {tag(name): value for name, value in figures.items()}
         for logger in self.loggers:
             logger.log_metrics(tagged, step=self.global_step)
-
-
-def _default_engine() -> RolloutEngine:
-    from grail_lightning.engines.hf import HFEngine
-
-    return HFEngine()

@@ -73,7 +73,7 @@ def test_a_schedule_that_fills_the_learning_rate_in_place_is_not_taken_for_a_new
         run = trainer(1)
         run.fit(ours, batches(1))
     assert float(run.optimizers[0].param_groups[0]["lr"]) == pytest.approx(0.55e-4)
-    assert float(ours.optimizer_options[0]["lr"]) == pytest.approx(1e-4)
+    assert float(ours._configured.groups[0]["lr"]) == pytest.approx(1e-4)
 
 
 def test_a_policy_in_bfloat16_trains_by_stochastic_rounding():

@@ -56,7 +56,6 @@ class Scripted(pl.LightningModule):
         self.evaluation = None
         self.seen = []
         self.steps_cut = 0
-        self.optimizer_options = [{"lr": 0.1}]
 
     def rollouts(self, problems, num_samples):
         if not problems:  # the share of a rank in a last small batch
