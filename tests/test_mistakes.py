@@ -161,7 +161,7 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
         ),
         ("--model.scheduler=OneCycleLR --model.scheduler.max_lr=1e-4", "You must define either total_steps"),
         ("--model.loading.lora.rank=0", r"`loading.lora.rank` must lie in \[1, inf\), but got 0"),
-        ("--model.execution.group_size=1", "`execution.group_size` must be at least 2, but got 1"),
+        ("--model.execution.group_size=1", r"`execution.group_size` must lie in \[2, inf\), but got 1"),
         ("--model.sampling.stop=['']", "strings of at least one character"),
         (
             "--trainer.strategy=ModelParallelStrategy --trainer.strategy.tensor_parallel_size=2",

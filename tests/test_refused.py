@@ -50,17 +50,20 @@ def options(**given):
 NO_ADDRESS = ("127.0.0.1:8000", "ftp://host:1", "http://", "http://host:port", "http://a:b@host:1")
 FINITE = ("kl_coefficient", "entropy_coefficient", "max_grad_norm", "clip_low", "ratio_cap", "sampler_cap")
 REFUSED = [
-    (sampling, {"max_response_length": 0}, "at least 1 token, but got 0"),
-    *((sampling, {"temperature": value}, "`temperature` must be 0") for value in (-1.0, math.nan, math.inf)),
+    (sampling, {"max_response_length": 0}, r"`max_response_length` must lie in \[1, inf\), but got 0"),
+    *(
+        (sampling, {"temperature": value}, r"`temperature` must lie in \[0, inf\)")
+        for value in (-1.0, math.nan, math.inf)
+    ),
     *((sampling, {"top_p": value}, "`top_p` must lie in") for value in (math.nan, 0.0)),
-    (sampling, {"top_k": -1}, "`top_k` must be 0"),
+    (sampling, {"top_k": -1}, r"`top_k` must lie in \[0, inf\)"),
     (sampling, {"stop": "###"}, "must be a list of strings"),
     (sampling, {"stop": ("###", "")}, r"strings of at least one character, but got \['###', ''\]"),
     # The step.
-    (options, {"group_size": 1}, "`execution.group_size` must be at least 2, but got 1"),
+    (options, {"group_size": 1}, r"`execution.group_size` must lie in \[2, inf\), but got 1"),
     (options, {"split_groups": True}, "`execution.mini_batches` must be at least 2 with `execution.split_groups`"),
-    (options, {"token_budget": 0}, "`execution.token_budget` must be at least 1, but got 0"),
-    (options, {"kl_coefficient": -1.0}, "must be finite and ≥ 0, but got -1.0"),
+    (options, {"token_budget": 0}, r"`execution.token_budget` must lie in \[1, inf\), but got 0"),
+    (options, {"kl_coefficient": -1.0}, r"`objective.kl_coefficient` must lie in \[0, inf\), but got -1.0"),
     (options, {"max_grad_norm": 0.0}, "must be finite and positive, but got 0.0. Use null"),
     (options, {"clip_low": 2.0}, "`clip_low` must lie in"),
     (options, {"clip_high": math.nan}, "`clip_high` .* but got .*nan"),
@@ -75,7 +78,7 @@ REFUSED = [
         (baseline, {"train_equal": True, **more}, r"needs an `objective\.baseline` below 1")
         for more in ({}, {"value": "energy"}, {"value": 0.5, "scale_rewards": "group"})
     ),
-    (Distillation, {"coefficient": 0.0}, "`objective.distillation.coefficient` must be finite and positive, but got 0"),
+    (Distillation, {"coefficient": 0.0}, r"`objective.distillation.coefficient` must lie in \(0, inf\), but got 0"),
     (Distillation, {"sentence": "Look."}, r"`objective.distillation.sentence` must contain \{answer\}, .* 'Look.'"),
     (
         ChartSpace,

@@ -20,13 +20,14 @@ Prompts are padded on the left and responses on the right, so all responses begi
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
+
+from grail_lightning.runtime.checks import check_options
 
 if TYPE_CHECKING:
     from grail_lightning.answers.records import Verdict
@@ -54,14 +55,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.max_response_length < 1:
-            raise ValueError(f"`max_response_length` must be at least 1 token, but got {self.max_response_length}.")
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"`temperature` must be 0 (greedy) or positive and finite, but got {self.temperature}.")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"`top_p` must lie in (0, 1], but got {self.top_p}. Use 1 to switch it off.")
-        if self.top_k < 0:
-            raise ValueError(f"`top_k` must be 0 (off) or positive, but got {self.top_k}.")
+        check_options(self, max_response_length="[1, inf)", temperature="[0, inf)", top_p="(0, 1]", top_k="[0, inf)")
         if isinstance(self.stop, str):  # type: ignore[unreachable]
             raise ValueError(
                 f"`stop` must be a list of strings, but got the string {self.stop!r}. Write [{self.stop!r}]."

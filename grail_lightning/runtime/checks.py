@@ -27,10 +27,10 @@ def check_option(name: str, value: object, allowed: object) -> None:
         raise ValueError(f"`{name}` must lie in {allowed}, but got {value}.")
 
 
-def check_options(owner: object, **allowed: object) -> None:
-    """`check_option` of attributes of `owner`, by their names."""
+def check_options(owner: object, group: str = "", /, **allowed: object) -> None:
+    """`check_option` of attributes of `owner`, by their names, in a message behind that of their group of options."""
     for name, kind in allowed.items():
-        check_option(name, getattr(owner, name), kind)
+        check_option(f"{group}.{name}" if group else name, getattr(owner, name), kind)
 
 
 class Claim(NamedTuple):

@@ -5,7 +5,6 @@ Shapes: ``n`` rows, ``M`` predictions of a layout, ``D`` width.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +15,7 @@ from grail_lightning.credit.distillation import SENTENCE, check_sentence, with_s
 from grail_lightning.policy.layout import TokenLayout, gather_rows
 from grail_lightning.policy.micro_batch import MicroBatch
 from grail_lightning.policy.model import Policy
+from grail_lightning.runtime.checks import check_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,7 @@ class Distillation:
     sentence: str = SENTENCE
 
     def __post_init__(self) -> None:
-        for name, value in (("coefficient", self.coefficient), ("clamp", self.clamp)):
-            if not 0 < value < math.inf:
-                raise ValueError(f"`objective.distillation.{name}` must be finite and positive, but got {value}.")
+        check_options(self, "objective.distillation", coefficient="(0, inf)", clamp="(0, inf)")
         check_sentence("objective.distillation.sentence", self.sentence)
 
     def strength(self, advantages: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from grail_lightning.functional.policy_gradient import (
     clipped_surrogate,
     sampler_correction,
 )
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.step.distillation import Distillation
 
 _AUTO_CAP = 2.0
@@ -66,9 +67,7 @@ class Objective:
     distillation: Distillation | None = None
 
     def __post_init__(self) -> None:
-        for name in ("kl_coefficient", "entropy_coefficient"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"`objective.{name}` must be finite and ≥ 0, but got {getattr(self, name)}.")
+        check_options(self, "objective", kl_coefficient="[0, inf)", entropy_coefficient="[0, inf)")
         share = None if isinstance(self.baseline, str) else self.baseline
         if self.baseline != "energy" if share is None else not 0 <= share <= 1:
             raise ValueError(
@@ -137,15 +136,8 @@ class Execution:
     max_grad_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("group_size", 2),
-            ("refill_rounds", 0),
-            ("updates_per_batch", 1),
-            ("mini_batches", 1),
-            ("token_budget", 1),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"`execution.{name}` must be at least {least}, but got {getattr(self, name)}.")
+        check_options(self, "execution", group_size="[2, inf)", refill_rounds="[0, inf)", updates_per_batch="[1, inf)")
+        check_options(self, "execution", mini_batches="[1, inf)", token_budget="[1, inf)")  # noqa: S106 (no password)
         if self.split_groups and self.mini_batches == 1:
             raise ValueError(
                 "`execution.mini_batches` must be at least 2 with `execution.split_groups`, which deals the rows of a "
