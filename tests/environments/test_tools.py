@@ -1,33 +1,20 @@
-"""Tools of environments: their schemas and checks, calls that are hostile in every way, many rollouts side by side.
+"""Tools of environments: their schemas and checks, and calls that are hostile in every way.
 
 The peer is TRL: its trainer is built on one of these classes, and its own loop calls the tools.
 """
 
 import asyncio
 import inspect
-import signal
-import subprocess
-import sys
 import threading
 import time
 from enum import Enum
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.episode import EpisodeLimits
-from grail_lightning.environments.side_by_side import side_by_side
-from grail_lightning.environments.tools import (
-    ToolSet,
-    call_number,
-    call_reset,
-    call_state,
-    check_columns,
-    result_text,
-    run_calls,
-)
+from grail_lightning.environments.tools import ToolSet, result_text, run_calls
 
 
 class Mood(Enum):
@@ -342,188 +329,3 @@ def test_a_tool_gets_a_copy_of_its_arguments():
     given = {"values": [[1, 2]]}
     call = one(HOSTILE, Hostile(), "change", **given)
     assert (call.result, call.arguments, given) == ("changed", {"values": [[1, 2]]}, {"values": [[1, 2]]})
-
-
-def test_rollouts_run_side_by_side_and_the_calls_of_one_in_their_order():
-    waits = [0.4, 0.0, 0.3, 0.1, 0.2, 0.05, 0.35, 0.15]
-    rollouts = [
-        (HOSTILE, Hostile(), [ParsedCall("do", {"what": "wait", "which": wait}), ParsedCall("fly")]) for wait in waits
-    ]
-    rollouts.insert(3, (HOSTILE, Hostile(), []))
-    rollouts.append((DESK, Desk(), [ParsedCall("add", {"number": n, "times": n}) for n in range(1, 9)]))
-    began = time.monotonic()
-    made = run(rollouts)
-    assert time.monotonic() - began < 1.2  # The slowest takes 0.4, all together 1.55.
-    assert [call.result for call in made.pop()] == [f"The sum is {n}." for n in (1, 5, 14, 30, 55, 91, 140, 204)]
-    assert made.pop(3) == ()
-    assert [calls[0].result for calls in made] == [f"waited {wait}" for wait in waits]
-    assert [calls[1].status for calls in made] == ["invalid"] * 8
-    assert all(calls[0].seconds >= wait for calls, wait in zip(made, waits, strict=True))
-
-
-def test_no_more_threads_than_asked_run_at_a_time():
-    running, most, lock = 0, 0, threading.Lock()
-
-    def step():
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        time.sleep(0.02)
-        with lock:
-            running -= 1
-        return threading.current_thread().daemon
-
-    outcomes = side_by_side([step] * 18, [5.0] * 18, threads=3)
-    assert most == 3
-    assert all(outcome.value for outcome in outcomes)
-
-
-def test_a_tool_that_hangs_takes_its_limit_once_and_its_rollout_alone():
-    waits = [ParsedCall(name, {"what": "wait", "which": 0.6}) for name in ("do", "do_later")]
-    calls = {
-        "hangs": [ParsedCall("do", {"what": "wait", "which": 30.0}), *waits],
-        "spins": [ParsedCall("do", {"what": "spin"})],
-        "hangs in the loop": [waits[0], ParsedCall("do_later", {"what": "wait", "which": 30.0})],
-        "blocks the loop": [ParsedCall("do_later", {"what": "block", "which": 20.0})],
-        "well": waits,
-    }
-    worlds = {name: Hostile() for name in calls}
-    began = time.monotonic()
-    made = run([(HOSTILE, worlds[name], calls[name]) for name in calls], tool_seconds=1.0)
-    assert time.monotonic() - began < 4.5
-    made = {name: [(c.status, c.result) for c in own] for name, own in zip(calls, made, strict=True)}
-    late = "timeout", "Error: the tool did not return within 1 seconds."
-    lost = "failed", "Error: it was not run, since a call before it did not return."
-    assert made["hangs"] == [late, lost, lost]
-    assert made["spins"] == made["blocks the loop"] == [late]
-    assert made["hangs in the loop"] == [("done", "waited 0.6"), late]
-    assert made["well"] == [("done", "waited 0.6")] * 2
-    assert worlds["spins"].stopped.wait(5), "an endless loop is ended, else it would slow down the training"
-    assert worlds["hangs in the loop"].stopped.wait(5), "a coroutine is cancelled"
-
-
-PROGRAM = """
-import asyncio, sys, time
-from grail_lightning.environments.side_by_side import awaited, side_by_side
-
-async def block():
-    time.sleep(1e6)
-
-functions = [lambda: time.sleep(1e6), lambda: awaited(asyncio.sleep(1e6)), lambda: awaited(block())]
-print("begin", flush=True)
-try:
-    print([one.status for one in side_by_side(functions, [float(sys.argv[1])] * 3, threads=3)])
-except KeyboardInterrupt:
-    print("interrupted")
-"""
-
-
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_a_process_ends_while_its_tools_sleep_for_ever(interrupted):
-    seconds = "1000" if interrupted else "0.3"
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, seconds],
-        cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert process.stdout.readline() == "begin\n"
-        if interrupted:
-            while len(list(Path(f"/proc/{process.pid}/task").iterdir())) < 5:  # Three calls, the loop, the main thread.
-                assert process.poll() is None
-                time.sleep(0.05)
-            time.sleep(0.3)
-            process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
-    finally:
-        process.kill()
-        process.communicate()
-    assert (out, err, process.returncode) == (
-        "interrupted\n" if interrupted else f"{['timeout'] * 3}\n", "", 0,
-    )  # fmt: skip
-
-
-class Row:
-    """An environment whose methods return what they are told."""
-
-    def __init__(self, **returns):
-        self.returns = returns
-
-    def reset(self, question: str, hints: list, level: int = 0, *, seed: int):
-        hints.append(1)
-        self.given = (question, hints, level, seed)
-        return self.returns.get("reset")
-
-    def _give(self, name):
-        value = self.returns[name]
-        if isinstance(value, BaseException):
-            raise value
-        return value
-
-    def get_reward(self):
-        return self._give("reward")
-
-    async def score_turn(self):
-        return self._give("score")
-
-    def state_key(self):
-        return self._give("state")
-
-
-def test_reset_gets_columns_and_a_seed_if_it_names_one():
-    row, columns = Row(reset="Go."), {"question": "q", "hints": [], "level": 2}
-    assert call_reset(row, columns, seed=7) == "Go."
-    assert row.given == ("q", [1], 2, 7)
-    assert columns["hints"] == [], "the rollouts of a group share a row"
-    assert call_reset(row, columns | {"seed": 5}, seed=7) == "Go."
-    assert row.given[3] == 5
-    assert call_reset(Desk(), {"number": 4, "other": 1}, seed=7) == "Number 4."
-    assert call_reset(Row(), columns, seed=7) is None
-
-
-def test_rewards_scores_and_states():
-    assert call_number(Desk(), "get_reward") == 0.0
-    assert call_number(Hostile(), "get_reward") is call_number(Desk(), "score_turn") is call_state(Desk()) is None
-    row = Row(reward=True, score=0.5, state=("a", 1))
-    assert (call_number(row, "get_reward"), call_number(row, "score_turn")) == (1.0, 0.5)
-    assert call_state(row) == ("a", 1)
-    assert call_number(Row(reward=None), "get_reward") is None
-
-
-ROW = {"question": "q", "hints": []}
-WRONG = float("nan"), float("inf"), "1", b"1", 10**400, [1.0], object()
-
-
-@pytest.mark.parametrize(
-    ("ask", "message"),
-    [
-        (
-            lambda: check_columns(Row, ["hints"]),
-            r"`Row.reset` must take the columns `hints` .*: missing a .*'question'",
-        ),
-        (
-            lambda: check_columns(Row, [*ROW, "answer"]),
-            "columns `answer`, `hints`, .*'answer'. Add or remove the column",
-        ),
-        (
-            lambda: call_reset(Row(reset=[1]), ROW, seed=7),
-            r"reset` must return text or None, but got \[1\] of type `list",
-        ),
-        (
-            lambda: call_reset(Row(), ROW | {"hints": "a"}, seed=7),
-            "reset` must not fail, but raised AttributeError: 'str'",
-        ),
-        (lambda: call_state(Row(state=[1])), r"must return a hashable key, such as a tuple, but got \[1\] of"),
-        *[
-            (lambda e=e: call_number(Row(reward=e("gone")), "get_reward"), f"must not fail, .* {e.__name__}: gone")
-            for e in (OSError, SystemExit)
-        ],
-        *[(lambda w=w: call_number(Row(reward=w), "get_reward"), "must return a finite number or None") for w in WRONG],
-        *[(lambda w=w: call_number(Row(score=w), "score_turn"), "must return a finite number or None") for w in WRONG],
-    ],
-)
-def test_what_an_environment_must_not_do_is_told_in_one_line(ask, message):
-    check_columns(Row, ROW)
-    check_columns(Desk, ["anything"])
-    with pytest.raises(ValueError, match=message):
-        ask()
