@@ -141,9 +141,22 @@ def test_a_wrong_environment_is_one_line_before_a_model_is_loaded(arguments, mes
     assert re.search(message, said), said
 
 
-def test_an_environment_that_fails_in_a_run_is_one_line(capsys):
-    said = fails(capsys, "fit", "--config=guess.yaml", f"{ENVIRONMENT}Failing")
-    assert "`Failing.get_reward` must not fail, but raised KeyError: 'no reward'" in said
+LONG = "test --evaluation.sampling.max_response_length=1000"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (f"fit {ENVIRONMENT}Failing", "`Failing.get_reward` must not fail, but raised KeyError: 'no reward'"),
+        # A prompt has 6 tokens, and many more with what declares the tools. The model has 1,024 places.
+        (f"{LONG} --data.task.tool_instruction=null", "4 of 4 prompts .* longer than 24 tokens"),
+        (f"{LONG} {ENVIRONMENT}Failing", "`Failing.get_reward` must not fail"),
+    ],
+)
+def test_what_fails_in_a_run_is_one_line(arguments, message, capsys):
+    subcommand, *options = arguments.split()
+    said = fails(capsys, subcommand, "--config=guess.yaml", *options)
+    assert re.search(message, said), said
 
 
 def test_a_chat_template_that_rewrites_history_is_refused_before_a_model_is_loaded(capsys, folder):
