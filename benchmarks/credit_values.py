@@ -106,7 +106,7 @@ def setting(world: WorldName, terms: int, num_prompts: int, seed: int) -> Settin
 # --- rollouts and their continuations ---
 
 
-class GivenTurns(TurnSampler):
+class GivenTurns:
     """Gives each row its first turns, and samples those behind them.
 
     The environments answer to given turns as to sampled ones: if they are deterministic, a rollout goes on from the
@@ -116,13 +116,13 @@ class GivenTurns(TurnSampler):
     def __init__(self, sampler: ContinuedTurns, given: Sequence[Turns]) -> None:
         self.sampler, self.given = sampler, [[*turns] for turns in given]
 
-    def sample(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
-        """See `TurnSampler.sample`."""
+    def __call__(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
+        """See `TurnSampler`."""
         known = {
             request.row: (self.given[request.row].pop(0), request) for request in requests if self.given[request.row]
         }
         asked = [request for request in requests if request.row not in known]
-        turns = dict(zip((request.row for request in asked), self.sampler.sample(asked), strict=True))
+        turns = dict(zip((request.row for request in asked), self.sampler(asked), strict=True))
         for row, (ids, request) in known.items():
             ended = self.sampler.ending(request.stop)(torch.tensor([ids]))
             turns[row] = SampledTurn([*ids], [0.0] * len(ids), bool(ended))

@@ -38,7 +38,7 @@ from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.data import ChartsData
 from grail_lightning.engines import HFEngine
 from grail_lightning.engines.base import build_batch
-from grail_lightning.engines.turns import ResendingTurns, TurnRequest
+from grail_lightning.engines.turns import TurnRequest, resend_turns
 from grail_lightning.policy import Loading, Policy, load_policy
 from grail_lightning.policy.micro_batch import cut_rows
 from grail_lightning.policy.options import LoadedPolicy
@@ -112,7 +112,8 @@ class Case:
         ids: list[list[int]] = [[] for _ in self.ids]
         sampled: list[list[bool]] = [[] for _ in self.ids]
         sampling = Sampling(max_response_length=max(map(sum, self.limits)))
-        with nullcontext(ResendingTurns(self.engine, sampling)) if again else self.engine.turns(sampling) as sampler:
+        read_again = nullcontext(partial(resend_turns, self.engine, sampling))
+        with read_again if again else self.engine.turns(sampling) as sampler:
             for turn in range(max(map(len, self.limits))):
                 going = [k for k, limits in enumerate(self.limits) if turn < len(limits)]
                 before = [self.ids[k] + ids[k] for k in going]
@@ -120,7 +121,7 @@ class Case:
                     TurnRequest(k, self.prompts[k], whole, self.limits[k][turn], seed=k)
                     for k, whole in zip(going, before, strict=True)
                 ]
-                for k, found in zip(going, sampler.sample(requests), strict=True):
+                for k, found in zip(going, sampler(requests), strict=True):
                     answer = self.observed[k][turn] if turn < len(self.observed[k]) else []
                     ids[k] += found.ids + answer
                     sampled[k] += [True] * len(found.ids) + [False] * len(answer)
@@ -134,7 +135,7 @@ class Case:
             limit = sum(limits) + (0 if read else len(answers))
             requests.append(TurnRequest(k, prompt, ids + (answers if read else []), limit, seed=k))
         with self.engine.turns(Sampling(max_response_length=max(request.limit for request in requests))) as sampler:
-            found = [sampled.ids for sampled in sampler.sample(requests)]
+            found = [sampled.ids for sampled in sampler(requests)]
         return self._train([request.ids for request in requests], found, [[True] * len(ids) for ids in found])
 
     def _train(self, prompts: list[list[int]], ids: list[list[int]], sampled: list[list[bool]]) -> int:

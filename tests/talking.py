@@ -3,17 +3,17 @@
 from contextlib import contextmanager
 
 from grail_lightning.engines import HFEngine
-from grail_lightning.engines.turns import SampledTurn, TurnSampler
+from grail_lightning.engines.turns import SampledTurn
 
 
-class WrittenTurns(TurnSampler):
+class WrittenTurns:
     """Turns by row and number; a text without an end token or a closing tag at its end is cut off by the limit."""
 
     def __init__(self, tokenizer, texts):
         self.tokenizer, self.texts = tokenizer, [list(own) for own in texts]
 
-    def sample(self, requests):
-        """See `TurnSampler.sample`."""
+    def __call__(self, requests):
+        """See `TurnSampler`."""
         turns = []
         for request in requests:
             text = self.texts[request.row].pop(0)

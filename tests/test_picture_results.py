@@ -25,7 +25,7 @@ from grail_lightning.credit import GRAIL
 from grail_lightning.data import DatasetSpec
 from grail_lightning.data.kept import Kept
 from grail_lightning.engines.hf import HFEngine
-from grail_lightning.engines.turns import TurnRequest, TurnSampler
+from grail_lightning.engines.turns import TurnRequest
 from grail_lightning.engines.vllm.server import VLLMServer
 from grail_lightning.environments.episode import episode_json, read_episode, transcript
 from grail_lightning.module import GrailModule
@@ -143,7 +143,7 @@ def test_a_turn_behind_a_picture_continues_from_the_keys_and_values_of_the_turn_
         for turn, picture in enumerate(shown):
             requests = [TurnRequest(row=0, prompt=None, ids=ids, limit=6, seed=turn)]
             assert bool(sampler.waiting) is bool(turn), "the second turn continues"
-            (made,) = sampler.sample(requests)
+            (made,) = sampler(requests)
             whole = torch.tensor([ids + made.ids])
             own = policy.hidden(torch.ones_like(whole, dtype=bool), whole)
             expected = policy.head(own).log_softmax(-1)[0, len(ids) - 1 : -1]
@@ -272,16 +272,16 @@ class Half(HFEngine):
             yield _Half(self._policy.tokenizer, inner)
 
 
-class _Half(TurnSampler):
+class _Half:
     def __init__(self, tokenizer, inner):
         self.written, self.inner = WrittenTurns(tokenizer, {}), inner
 
-    def sample(self, requests):
-        """See `TurnSampler.sample`."""
+    def __call__(self, requests):
+        """See `TurnSampler`."""
         if self.written is None:
-            return self.inner.sample(requests)
+            return self.inner(requests)
         self.written.texts = {request.row: [CALLS["tags"].format(request.seed % 9)] for request in requests}
-        made, self.written = self.written.sample(requests), None
+        made, self.written = self.written(requests), None
         return made
 
 

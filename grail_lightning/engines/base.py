@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling, lengths_to_mask, pad_left
-from grail_lightning.engines.turns import ResendingTurns, TurnSampler
+from grail_lightning.engines.turns import TurnSampler, resend_turns
 from grail_lightning.environments.episode import one_turn, read_episode
 from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.options import PolicySource
@@ -74,7 +75,7 @@ class RolloutEngine(ABC):
 
         By default each turn is a call of `generate_seeded` with all tokens so far as the prompt.
         """
-        return nullcontext(ResendingTurns(self, sampling))
+        return nullcontext(partial(resend_turns, self, sampling))
 
     @abstractmethod
     def update_weights(self, policy: Policy) -> None:

@@ -15,7 +15,7 @@ from grail_lightning.engines.base import check_room
 from grail_lightning.engines.cache import GrowingCache
 from grail_lightning.engines.decoding import Decoding, Stored, TurnOptions
 from grail_lightning.engines.draw import Ending
-from grail_lightning.engines.turns import SampledTurn, TurnRequest, TurnSampler
+from grail_lightning.engines.turns import SampledTurn, TurnRequest
 from grail_lightning.policy import Policy
 from grail_lightning.policy.reference import weights_cast_once
 from grail_lightning.runtime.collectives import pad_to_longest_rank
@@ -29,8 +29,8 @@ class _Waiting(NamedTuple):
         return len(self.ids) < len(ids) and self.ids == ids[: len(self.ids)]
 
 
-class ContinuedTurns(TurnSampler):
-    """Turns that begin with the keys and values of the turns before and read what is new alone.
+class ContinuedTurns:
+    """A `TurnSampler` whose turns begin with the keys and values of the turns before and read what is new alone.
 
     Rows of which nothing is kept (in their first turn, because `cache_tokens` are full, or with a sliding window) are
     read as a whole. Rows in one call have the same stop strings. A row's random numbers are those of a generator with
@@ -44,8 +44,8 @@ class ContinuedTurns(TurnSampler):
         self.keeps = GrowingCache(policy.model.config.get_text_config(decoder=True), 0, 0).takes_padding
         self.waiting: dict[int, _Waiting] = {}  # By the row's index in the batch.
 
-    def sample(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
-        """See `TurnSampler.sample`. What is kept of rows without a request is freed."""
+    def __call__(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
+        """See `TurnSampler`. What is kept of rows without a request is freed."""
         assert all(request.limit > 0 for request in requests), "a turn has at least one token"
         if requests:
             longest = max(requests, key=lambda request: len(request.ids) + request.limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,7 +16,7 @@ from grail_lightning.engines.base import RolloutEngine, build_batch, check_room
 from grail_lightning.engines.continued import ContinuedTurns
 from grail_lightning.engines.decoding import Decoding, supports
 from grail_lightning.engines.draw import Ending, Sampled, warpers
-from grail_lightning.engines.turns import ResendingTurns, TurnSampler
+from grail_lightning.engines.turns import TurnSampler, resend_turns
 from grail_lightning.picture import FIRST_PICTURE_ID
 from grail_lightning.policy import Policy
 from grail_lightning.policy.reference import weights_cast_once
@@ -81,7 +82,7 @@ class HFEngine(RolloutEngine):
         """See `RolloutEngine.turns`. Each turn continues from the KV cache of the one before; `generate` has none."""
         policy = self._loaded
         if self.method == "generate" or not supports(policy.model):
-            yield ResendingTurns(self, sampling)
+            yield partial(resend_turns, self, sampling)
             return
         sampler = ContinuedTurns(policy, sampling, self.cache_tokens, self._synchronised)
         try:

@@ -5,8 +5,7 @@ The ids of a rollout are only ever appended to. What was sampled is never decode
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,37 +45,29 @@ class SampledTurn(NamedTuple):
     finished: bool  # Whether the turn ended by itself within its limit.
 
 
-class TurnSampler(ABC):
-    """Samples the turns of the rollouts of one batch. Ranks whose engine calls the policy itself stay in step."""
+TurnSampler = Callable[[Sequence[TurnRequest]], list[SampledTurn]]
+"""Samples one turn for each request, in their order. Their rows rise; a row that is missing has ended.
 
-    @abstractmethod
-    def sample(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
-        """One turn for each request, in their order. Their rows rise; a row that is missing has ended.
-
-        Ranks that sample together call it equally often, some of them perhaps without a request.
-        """
+One sampler samples the turns of the rollouts of one batch. Ranks that sample together call it equally often, some of
+them perhaps without a request.
+"""
 
 
-class ResendingTurns(TurnSampler):
-    """Turns of any engine: each is a call of `generate_seeded` with all tokens so far as the prompt.
+def resend_turns(engine: RolloutEngine, sampling: Sampling, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
+    """Turns of any engine, a `TurnSampler`: a call of `generate_seeded` with all tokens so far as the prompt.
 
-    Stop strings of one request end the turns of all.
+    It samples to the largest limit of its requests; longer turns are cut. Stop strings of one request end the turns of
+    all.
     """
-
-    def __init__(self, engine: RolloutEngine, sampling: Sampling) -> None:
-        self.engine, self.sampling = engine, sampling
-
-    def sample(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
-        """See `TurnSampler.sample`. A call samples to the largest limit of its requests; longer turns are cut."""
-        prompts = [replace(request.prompt, messages=TokenText("", request.ids)) for request in requests]
-        longest = max((request.limit for request in requests), default=1)
-        stops = tuple(dict.fromkeys(stop for request in requests for stop in request.stop))
-        sampling = replace(self.sampling, max_response_length=longest, stop=stops)
-        batch = self.engine.generate_seeded(prompts, 1, sampling, [request.seed for request in requests])
-        turns = []
-        for k, (request, length) in enumerate(zip(requests, batch.response_lengths.tolist(), strict=True)):
-            own = slice(min(length, request.limit))
-            logprobs = None if batch.sampling_logprobs is None else batch.sampling_logprobs[k][own].tolist()
-            finished = bool(batch.finished[k]) and length <= request.limit
-            turns.append(SampledTurn(batch.response_ids[k][own].tolist(), logprobs, finished))
-        return turns
+    prompts = [replace(request.prompt, messages=TokenText("", request.ids)) for request in requests]
+    longest = max((request.limit for request in requests), default=1)
+    stops = tuple(dict.fromkeys(stop for request in requests for stop in request.stop))
+    sampling = replace(sampling, max_response_length=longest, stop=stops)
+    batch = engine.generate_seeded(prompts, 1, sampling, [request.seed for request in requests])
+    turns = []
+    for k, (request, length) in enumerate(zip(requests, batch.response_lengths.tolist(), strict=True)):
+        own = slice(min(length, request.limit))
+        logprobs = None if batch.sampling_logprobs is None else batch.sampling_logprobs[k][own].tolist()
+        finished = bool(batch.finished[k]) and length <= request.limit
+        turns.append(SampledTurn(batch.response_ids[k][own].tolist(), logprobs, finished))
+    return turns

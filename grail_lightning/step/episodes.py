@@ -152,7 +152,7 @@ def play(
         encode = rollout.dialect.prompt_ids if rollout.dialect else policy.encode
         rollout.prompt_ids = encode(_messages(rollout))
     number = 0
-    with engine.turns(sampling) as sampler:
+    with engine.turns(sampling) as sample:
         while on_any_rank(any(rollout.end is None for rollout in rollouts), engine, policy.device):
             going = [(row, rollout) for row, rollout in enumerate(rollouts) if rollout.end is None]
             requests = [
@@ -166,7 +166,7 @@ def play(
                 )
                 for row, rollout in going
             ]
-            for (_, rollout), turn in zip(going, sampler.sample(requests), strict=True):
+            for (_, rollout), turn in zip(going, sample(requests), strict=True):
                 rollout.take(turn)
             _answer([rollout for _, rollout in going], engine)
             number += 1

@@ -101,7 +101,7 @@ def test_turns_are_those_of_a_loop_that_reads_all_tokens_again(policy, temperatu
     with without_ties():
         for cache_tokens in (10**6, 150, 90, 1):
             with engine_of(policy, cache_tokens=cache_tokens).turns(sampling) as sampler:
-                same(play(policy, sampler.sample), expected)
+                same(play(policy, sampler), expected)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
@@ -124,7 +124,7 @@ def test_every_token_is_run_once_and_only_kept_rows_are_continued(family, monkey
 
     hook = policy.model.register_forward_pre_hook(count, with_kwargs=True)
     with engine_of(policy).turns(SAMPLING) as sampler:
-        played = play(policy, sampler.sample, after)
+        played = play(policy, sampler, after)
     hook.remove()
     same(played, play(policy, read_again(policy, SAMPLING)))
 
@@ -134,9 +134,9 @@ def test_ids_that_do_not_go_on_from_the_turn_before_are_read_again(policy):
     other = [ids + 1 for ids in policy.encode(PROMPTS[0].messages)]
     first = request(0, 0, policy.encode(PROMPTS[0].messages))
     with engine_of(policy).turns(SAMPLING) as sampler:
-        (turn,) = sampler.sample([first])
-        (silent,) = sampler.sample([second := request(0, 1, first.ids + turn.ids)])
-        (elsewhere,) = sampler.sample([third := request(0, 2, other)])
+        (turn,) = sampler([first])
+        (silent,) = sampler([second := request(0, 1, first.ids + turn.ids)])
+        (elsewhere,) = sampler([third := request(0, 2, other)])
     expected = read_again(policy, SAMPLING)([first, second, third])
     assert same({0: turn, 1: silent, 2: elsewhere}, dict(enumerate(expected))) == 3
 
@@ -158,7 +158,7 @@ def test_what_is_kept_is_bounded_and_freed_with_the_row_or_the_context(policy, c
         tables.update({row: [weakref.ref(table) for table in stored.tables] for row, stored in kept.items()})
 
     with engine_of(policy, cache_tokens=cache_tokens).turns(SAMPLING) as sampler:
-        play(policy, sampler.sample, after)
+        play(policy, sampler, after)
         assert any(ref() is not None for refs in tables.values() for ref in refs)
     assert not any(ref() is not None for refs in tables.values() for ref in refs)
 
@@ -170,7 +170,7 @@ def test_engines_that_cannot_continue_read_all_tokens_again(case):
     policy = policy_of(config, end_bias=4.0)
     sampling = Sampling(max_response_length=30, temperature=float(case == "window"))
     with engine_of(policy, method="generate" if case == "generate" else "compact").turns(sampling) as sampler:
-        sample, stops = (sampler.sample, read_again(policy, sampling)), STOPS if case == "window" else STOPS[:1]
+        sample, stops = (sampler, read_again(policy, sampling)), STOPS if case == "window" else STOPS[:1]
         assert same(*(play(policy, how, stops=stops) for how in sample)) > len(PROMPTS)
 
 
@@ -178,9 +178,9 @@ def test_a_turn_has_room_if_its_own_ids_and_its_own_limit_have():
     policy = policy_of(Qwen3Config(**SIZES, max_position_embeddings=64))
     long, short = TurnRequest(0, PROMPTS[0], [30] * 58, 6, seed=1), TurnRequest(1, PROMPTS[1], [30] * 4, 50, seed=2)
     with engine_of(policy).turns(SAMPLING) as sampler:
-        assert len(sampler.sample([long, short])) == 2
+        assert len(sampler([long, short])) == 2
         with pytest.raises(ValueError, match="prompt of 58 tokens and `max_response_length` 7 exceed"):
-            sampler.sample([long._replace(limit=7)])
+            sampler([long._replace(limit=7)])
 
 
 # By turn and rank, the rows that go on. The second rank has fewer, and then none.
@@ -198,7 +198,7 @@ def _alone_and_together():
         ids, made = {row: policy.encode(PROMPTS[row].messages) for row in range(8)}, []
         with engine_of(policy, cache_tokens=cache_tokens).turns(SAMPLING) as sampler:
             for turn, rows in enumerate(ROWS_OF_RANKS):
-                turns = sampler.sample([request(row, turn + rank, ids[row]) for row in rows[rank]])
+                turns = sampler([request(row, turn + rank, ids[row]) for row in rows[rank]])
                 made.append([sampled.ids for sampled in turns])
                 for row, sampled in zip(rows[rank], turns, strict=True):
                     ids[row] = ids[row] + sampled.ids + observation(row, turn)

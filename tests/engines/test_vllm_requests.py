@@ -5,7 +5,7 @@ import torch
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines.turns import TurnRequest
-from grail_lightning.engines.vllm.requests import Completion, VLLMTurns, row_seeds, sample
+from grail_lightning.engines.vllm.requests import Completion, row_seeds, sample, sample_turns
 from grail_lightning.tasks.problem import TokenText
 from tests.runs import problems
 
@@ -45,7 +45,7 @@ def test_turns_have_limits_and_seeds_of_their_own(arithmetic):
     room = arithmetic.model.config.max_position_embeddings
     rows = [(ids[0], 3), (ids[1], 40), (ids[0], 40), (ids[0] + [5] * (room - len(ids[0]) - 2), 2)]
     requests = [TurnRequest(row, PROMPTS[0], *of_row, seed=7 + row) for row, of_row in enumerate(rows)]
-    turns = VLLMTurns(arithmetic, Sampling(max_response_length=99), Sampler(arithmetic)).sample(requests)
+    turns = sample_turns(arithmetic, Sampling(max_response_length=99), Sampler(arithmetic), requests)
     for request, turn in zip(requests, turns, strict=True):
         prompt = replace(PROMPTS[0], messages=TokenText("", request.ids))
         limited = Sampling(max_response_length=request.limit)
@@ -54,7 +54,7 @@ def test_turns_have_limits_and_seeds_of_their_own(arithmetic):
         assert turn.logprobs == pytest.approx(alone.sampling_logprobs[0].tolist())
         assert turn.finished == bool(alone.finished[0])
     assert {turn.finished for turn in turns} == {True, False}
-    assert VLLMTurns(arithmetic, Sampling(max_response_length=99), Sampler(arithmetic)).sample([]) == []
+    assert sample_turns(arithmetic, Sampling(max_response_length=99), Sampler(arithmetic), []) == []
 
 
 def test_a_row_has_finished_if_vllm_stopped_it_or_its_last_token_is_an_end_token(arithmetic):

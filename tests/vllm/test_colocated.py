@@ -179,8 +179,8 @@ def test_it_samples_the_same_after_sleeping(engine, policy, monkeypatch):
     engine.update_weights(policy)
     with engine.turns(sampling) as sampler:
         ids = policy.encode(PROMPTS[0].messages)
-        (first,) = sampler.sample([TurnRequest(0, PROMPTS[0], ids, 3, seed=0)])
-        (second,) = sampler.sample([TurnRequest(0, PROMPTS[0], ids + first.ids, LIMIT - 3, seed=0)])
+        (first,) = sampler([TurnRequest(0, PROMPTS[0], ids, 3, seed=0)])
+        (second,) = sampler([TurnRequest(0, PROMPTS[0], ids + first.ids, LIMIT - 3, seed=0)])
     assert first.ids + second.ids == awake.response_ids[0, : awake.response_lengths[0]].tolist()
     assert engine._asleep
     engine.update_weights(policy)

@@ -10,6 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -21,7 +22,7 @@ from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import RolloutEngine
 from grail_lightning.engines.turns import TurnSampler
 from grail_lightning.engines.vllm.probe import Bound, check_probe, dtype_name, probe_requests
-from grail_lightning.engines.vllm.requests import Completion, Request, VLLMTurns, row_seeds, sample
+from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sample, sample_turns
 from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.policy import Policy
 from grail_lightning.policy.options import first_line
@@ -129,7 +130,7 @@ class VLLMEngine(RolloutEngine):
     def turns(self, sampling: Sampling) -> Iterator[TurnSampler]:
         """See `RolloutEngine.turns`. vLLM gives its memory back after the last turn."""
         with self._awake() as policy:
-            yield VLLMTurns(policy, sampling, _undisturbed(policy.device)(self._send))
+            yield partial(sample_turns, policy, sampling, _undisturbed(policy.device)(self._send))
 
     @contextmanager
     def _awake(self) -> Iterator[Policy]:

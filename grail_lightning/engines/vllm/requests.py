@@ -12,7 +12,7 @@ from typing import Any
 
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import build_batch, check_room
-from grail_lightning.engines.turns import SampledTurn, TurnRequest, TurnSampler
+from grail_lightning.engines.turns import SampledTurn, TurnRequest
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.problem import Prompt
@@ -52,18 +52,12 @@ def sample(
     return build_batch(policy, prompts, group_size, ids, finished, logprobs)
 
 
-class VLLMTurns(TurnSampler):
-    """Turns with a limit each; what the turns before have read is in vLLM's prefix cache."""
-
-    def __init__(self, policy: Policy, sampling: Sampling, send: Send) -> None:
-        self.policy, self.sampling, self.send = policy, sampling, send
-
-    def sample(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
-        """See `TurnSampler.sample`."""
-        limited = [replace(self.sampling, max_response_length=r.limit, stop=r.stop) for r in requests]
-        rows, seeds = [request.ids for request in requests], [request.seed for request in requests]
-        completions, finished = _complete(self.policy, rows, limited, seeds, self.send)
-        return [SampledTurn(row.ids, row.logprobs, end) for row, end in zip(completions, finished, strict=True)]
+def sample_turns(policy: Policy, sampling: Sampling, send: Send, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
+    """Turns with a limit each, a `TurnSampler`; what the turns before have read is in vLLM's prefix cache."""
+    limited = [replace(sampling, max_response_length=r.limit, stop=r.stop) for r in requests]
+    rows, seeds = [request.ids for request in requests], [request.seed for request in requests]
+    completions, finished = _complete(policy, rows, limited, seeds, send)
+    return [SampledTurn(row.ids, row.logprobs, end) for row, end in zip(completions, finished, strict=True)]
 
 
 def _complete(

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +24,7 @@ from grail_lightning.engines.base import RolloutEngine
 from grail_lightning.engines.turns import TurnSampler
 from grail_lightning.engines.vllm.client import LOG, ServerClient, ServerGone, Weights, Workers, all_of
 from grail_lightning.engines.vllm.probe import Bound, check_probe, probe_requests
-from grail_lightning.engines.vllm.requests import Completion, Request, VLLMTurns, row_seeds, sample
+from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sample, sample_turns
 from grail_lightning.engines.vllm.weights import WeightFile, checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.loops import background_loop
 from grail_lightning.policy import Loading, Policy
@@ -200,7 +201,7 @@ class VLLMServer(RolloutEngine):
 
     def turns(self, sampling: Sampling) -> AbstractContextManager[TurnSampler]:
         """See `RolloutEngine.turns`. No collective, as in `generate_seeded`."""
-        return nullcontext(VLLMTurns(self._pushed, sampling, self._send))
+        return nullcontext(partial(sample_turns, self._pushed, sampling, self._send))
 
     @property
     def _pushed(self) -> Policy:
