@@ -78,28 +78,26 @@ class ContinuedTurns:
         return [requests[k : k + size] for k in range(0, len(requests), size)]
 
     def _play(self, call: Sequence[TurnRequest]) -> dict[int, SampledTurn]:
-        """A turn of each row. Without rows a dummy prompt keeps this rank in step."""
+        """A turn of each row."""
         begin = [self.waiting.pop(request.row).stored for request in call if request.row in self.waiting]
         room = self.cache_tokens * self.keeps - sum(len(kept.ids) for kept in self.waiting.values())
         turn = TurnOptions(
             ending=self.ending(call[0].stop if call else ()),
-            limits=[request.limit for request in call] or [1],
+            limits=[request.limit for request in call],
             begin=begin,
-            keep=[tokens <= room for tokens in accumulate(len(request.ids) + request.limit for request in call)]
-            or [False],
+            keep=[tokens <= room for tokens in accumulate(len(request.ids) + request.limit for request in call)],
         )
-        width = max(turn.limits)
+        width = max(turn.limits, default=1)
         noise = [
             torch.rand(width, dtype=torch.float64, generator=torch.Generator().manual_seed(request.seed))
             for request in call
         ]
         decoding = Decoding(
             self.policy,
-            [request.ids for request in call] or [self.policy.encode(".")],
+            [request.ids for request in call],
             replace(self.sampling, max_response_length=width),
-            torch.stack(noise or [torch.full((width,), 0.5, dtype=torch.float64)]),
+            noise,
             synchronised=self.synchronised,
-            idle=not call,
             turn=turn,
         )
         del begin, turn

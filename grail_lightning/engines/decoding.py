@@ -70,11 +70,11 @@ class Decoding:
 
     Args:
         policy: The policy, in evaluation mode.
-        rows: ``N`` lists of prompt ids; adjacent equal prompts start with one row of the cache.
+        rows: ``N`` lists of prompt ids; adjacent equal prompts start with one row of the cache. Without any, a prompt
+            that is nobody's keeps this rank in step, and no other rank waits for its end.
         sampling: The sampling options.
-        noise: ``[N, T]`` float64 in ``[0, 1)``, on the CPU. It is not used at temperature 0.
+        noise: ``N`` tensors ``[T]`` float64 in ``[0, 1)``, on the CPU. They are not used at temperature 0.
         synchronised: Whether to make as many forward passes as the rank that makes most. Limits may differ.
-        idle: Whether the rows are there for these passes alone: no other rank waits for their end.
         turn: Limits of single rows, what is known of them, and whether what is computed is kept, in `stored`.
 
     Attributes:
@@ -87,13 +87,15 @@ class Decoding:
         policy: Policy,
         rows: Sequence[Sequence[int]],
         sampling: Sampling,
-        noise: Tensor,
+        noise: list[Tensor],
         *,
         synchronised: bool = False,
-        idle: bool = False,
         turn: TurnOptions | None = None,
     ) -> None:
-        device = policy.device
+        device, idle = policy.device, not rows
+        if idle:
+            half = torch.full((sampling.max_response_length,), 0.5, dtype=torch.float64)
+            rows, noise, turn = [policy.encode(".")], [half], turn and turn._replace(limits=[1], keep=[False])
         self.policy, self.sampling, self.synchronised = policy, sampling, synchronised
         self.prompts, self.warpers = rows, warpers(sampling)
         self.ending = Ending(policy, sampling) if turn is None else turn.ending
@@ -101,7 +103,7 @@ class Decoding:
         self.limits = torch.tensor(turn.limits, device=device) if turn else None
         self.keep = torch.tensor(turn.keep, device=device) if turn else None
         self.stored: dict[int, Stored] = {}
-        self.noise = noise.to(device).T
+        self.noise = torch.stack(noise).to(device).T
         known = [stored.size for stored in self.begin] or [0] * len(rows)
         read = max(len(row) - size for row, size in zip(rows, known, strict=True))
         limit = max(known) + read + sampling.max_response_length

@@ -138,13 +138,11 @@ class HFEngine(RolloutEngine):
     def _decode(
         self, policy: Policy, rows: list[list[int]], sampling: Sampling, streams: Iterator[torch.Generator]
     ) -> Sampled:
-        """Sample with our own loop. Where there are no rows, a stand-in keeps this rank in step."""
+        """Sample with our own loop."""
         width = sampling.max_response_length
         # One stream for each row and no more: the rows of the next call go on with the next stream.
         noise = [torch.rand(width, dtype=torch.float64, generator=next(streams)) for _ in rows]
-        numbers = torch.stack(noise or [torch.full((width,), 0.5, dtype=torch.float64)])
-        call = rows or [policy.encode(".")]
-        return Decoding(policy, call, sampling, numbers, synchronised=self._synchronised, idle=not rows).run()
+        return Decoding(policy, rows, sampling, noise, synchronised=self._synchronised).run()
 
     def _generate(
         self, policy: Policy, rows: list[list[int]], sampling: Sampling, streams: Iterator[torch.Generator]

@@ -67,7 +67,7 @@ def decode(policy, texts, sampling, share=0.05, order=None):
     noise = torch.rand(len(texts), sampling.max_response_length, dtype=torch.float64, generator=random)[order]
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("grail_lightning.engines.decoding._MIN_FINISHED_SHARE", share)
-        decoding = Decoding(policy, [policy.encode(texts[k]) for k in order], sampling, noise)
+        decoding = Decoding(policy, [policy.encode(texts[k]) for k in order], sampling, list(noise))
         return decoding.run(), decoding
 
 
