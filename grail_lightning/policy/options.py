@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS
-from grail_lightning.runtime.checks import check_option
+from grail_lightning.runtime.checks import check_option, check_options
 from grail_lightning.tasks.import_path import GIVEN, refuse_given
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ class LoRA:
     target_modules: str | list[str] = "all-linear"
 
     def __post_init__(self) -> None:
-        for name, allowed in {"rank": "[1, inf)", "alpha": "(0, inf)", "dropout": "[0, 1)"}.items():
-            check_option(f"loading.lora.{name}", getattr(self, name), allowed)
+        check_options(self, "loading.lora", rank="[1, inf)", alpha="(0, inf)", dropout="[0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)
