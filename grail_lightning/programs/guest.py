@@ -34,7 +34,10 @@ Door = Callable[[bytes], bytes]
 
 
 def encode(value: object, depth: int = 0) -> Any:
-    """A literal as JSON data; TypeError if it is none. Subclasses of containers are taken as their contents."""
+    """A literal as JSON data; TypeError if it is none. Subclasses of containers are taken as their contents.
+
+    The members of a set stand in an order that does not depend on the process.
+    """
     if value is None or type(value) in (bool, str, float):
         return value
     if type(value) is complex:
@@ -49,6 +52,8 @@ def encode(value: object, depth: int = 0) -> Any:
     for base, key in kinds:
         if isinstance(value, base):
             items = [encode(item, depth + 1) for item in base.__iter__(value)]
+            if key == "s":
+                items.sort(key=repr)
             return {key: items} if key else items
     raise TypeError(f"{type(value).__name__} is no literal")
 
