@@ -188,17 +188,19 @@ def test_the_packaged_policy_is_small_sees_and_is_right_on_30_to_60_percent_of_i
     (asked,) = ChartsData(num_val=600, seed=1).load("val")
     prompts = list(asked.prompts)
     white = {"type": "image", "image": Picture(Image.new("RGB", (80, 80), "white"))}
-    blind = [replace(p, messages=[{"role": "user", "content": [white, p.messages[0]["content"][1]]}]) for p in prompts]
+    blind = [
+        replace(p, messages=[{"role": "user", "content": [white, p.messages[0]["content"][1]]}]) for p in prompts[:150]
+    ]
     right = []
     for shown in (prompts, blind):
-        batch = play(engine, policy, shown, 1, Sampling(max_response_length=48), range(600))
+        batch = play(engine, policy, shown, 1, Sampling(max_response_length=48), range(len(shown)))
         right.append(np.mean([p.task.answer(t) == p.reference for t, p in zip(batch.texts, shown, strict=True)]))
         if shown is prompts:
             calls = [call for episode in batch.episodes for call in episode.calls]
             assert sum(len(call.pictures) == 1 for call in calls) > 0.98 * len(calls)
             assert sum(episode.end == "answered" for episode in batch.episodes) > 570
-    # The standard error of 600 samples is 2 points.
-    assert right[1] + 0.07 < right[0]
+    # The standard error of 600 samples is 2 points, that of 150 is 4.
+    assert right[1] + 0.15 < right[0]
     assert 0.3 <= right[0] <= 0.6
 
 
