@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -134,3 +135,9 @@ def test_what_means_nothing_is_refused_by_name(make, given, message):
 
 def test_the_upper_clip_range_alone_may_be_infinite():
     assert Objective(clip_high=math.inf).clip_high == math.inf
+
+
+def test_a_number_of_numpy_is_a_number():
+    assert sampling(top_k=np.int64(3), top_p=np.float32(0.5)).top_k == 3
+    with pytest.raises(ValueError, match=r"`top_k` must lie in \[0, inf\), but got -1"):
+        sampling(top_k=np.int64(-1))

@@ -13,7 +13,7 @@ from grail_lightning.answers.judge import judge
 from grail_lightning.data.rows import RowPrompts
 from grail_lightning.data.sources import DatasetSpec, Table, check_path
 from grail_lightning.picture import has_pictures
-from grail_lightning.runtime.checks import check_option
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.problem import Messages, Prompt
 
@@ -41,8 +41,8 @@ class FewShot:
     template: str = "{problem}\n{solution}"
 
     def __post_init__(self) -> None:
-        check_option("few_shot.number", self.number, "[1, inf)")
-        check_option("few_shot.style", self.style, Literal["turns", "text"])  # Another one would be read as turns.
+        # Another style would be read as turns.
+        check_options(self, "few_shot", number="[1, inf)", style=Literal["turns", "text"])
         if self.dataset is not None:
             check_path(self.dataset if isinstance(self.dataset, DatasetSpec) else DatasetSpec(self.dataset))
         if re.findall(r"\{(?:problem|solution)\}", self.template) != ["{problem}", "{solution}"]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
-from grail_lightning.runtime.checks import check_option
+from grail_lightning.runtime.checks import check_option, check_options
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.problem import Prompt
 
@@ -40,8 +40,7 @@ class Curriculum:
     start: float = 0.2
 
     def __post_init__(self) -> None:
-        check_option("curriculum.batches", self.batches, "[1, inf)")
-        check_option("curriculum.start", self.start, "(0, 1]")
+        check_options(self, "curriculum", batches="[1, inf)", start="(0, 1]")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS
-from grail_lightning.runtime.checks import check_option, check_options
+from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.import_path import GIVEN, refuse_given
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Loading:
     reduce_once: bool = False
 
     def __post_init__(self) -> None:
-        check_option("chunk_tokens", self.chunk_tokens, "[1, inf)")
+        check_options(self, chunk_tokens="[1, inf)")
         if self.lora is not None and importlib.util.find_spec("peft") is None:
             raise ValueError(
                 "`loading.lora` needs peft, which is not installed. Run: pip install 'grail-lightning[lora]'."

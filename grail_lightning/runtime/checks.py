@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 Kind = Literal["floating-point", "integer", "bool"]
 
 
-def check_option(name: str, value: object, allowed: object) -> None:
+def check_option(name: str, value: Any, allowed: object) -> None:
     """Check an option: a number by an interval such as ``(0, 1]``, a choice by its `Literal`.
 
     The command line has checked choices already; from Python nothing else does. NaN lies in no interval.
@@ -20,7 +20,6 @@ def check_option(name: str, value: object, allowed: object) -> None:
         if value not in get_args(allowed):
             raise ValueError(f"`{name}` must be one of {', '.join(get_args(allowed))}, but got {value!r}.")
         return
-    assert isinstance(value, float | int)
     low, high = map(float, allowed[1:-1].split(","))
     ends = (allowed[0] == "[" and value == low) or (allowed[-1] == "]" and value == high)
     if not (low < value < high or ends):
@@ -28,7 +27,7 @@ def check_option(name: str, value: object, allowed: object) -> None:
 
 
 def check_options(owner: object, group: str = "", /, **allowed: object) -> None:
-    """`check_option` of attributes of `owner`, by their names, in a message behind that of their group of options."""
+    """Check attributes of `owner` by `check_option`. Messages name an option as `group.name` if `group` is given."""
     for name, kind in allowed.items():
         check_option(f"{group}.{name}" if group else name, getattr(owner, name), kind)
 
