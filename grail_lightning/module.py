@@ -50,7 +50,7 @@ from grail_lightning.step.collect import Ahead, check_engine, collect
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.outputs import SHOWN, EvaluationPlan, StepOutput, tag, test_seeds, validation_key
-from grail_lightning.step.report import batch_figures
+from grail_lightning.step.report import batch_figures, warn_of_limits
 from grail_lightning.step.sampler import Sampler
 from grail_lightning.step.update import Update
 from grail_lightning.tasks.problem import Messages, Prompt
@@ -257,29 +257,23 @@ class GrailModule(pl.LightningModule):
     def training_step(self, prompts: list[Prompt], batch_idx: int) -> dict[str, StepOutput]:
         """Sample once, and take the configured optimiser steps; `grail_lightning.step` shows the tree of calls."""
         clock, loader = PhaseClock(self.device), self.trainer.train_dataloader
-        sampler = self._sampler(clock, self.execution.group_size, self.sampling)
-        graded, sampling_figures = collect(prompts, sampler, self.ahead, loader, self.execution, self.global_step)
+        policy, objective, execution = self._policy, self.objective, self.execution
+        sampler = self._sampler(clock, execution.group_size, self.sampling)
+        graded, sampling_figures = collect(prompts, sampler, self.ahead, loader, execution, self.global_step)
         context = self.credit_context(self.credit)
         with clock.phase("credit"):  # The baseline `energy` needs forward passes.
-            batch = compute_advantages(graded, self.execution.group_size, self.objective, self._policy, context)
+            batch = compute_advantages(graded, execution.group_size, objective, policy, context)
         forward, first_weights = assign_credit(
-            self.credit,
-            self.control,
-            self._policy,
-            batch,
-            context,
-            self.objective,
-            clock,
-            share_prefixes=self.execution.share_prefixes,
+            self.credit, self.control, policy, batch, context, objective, clock, share_prefixes=execution.share_prefixes
         )
         # With `split_groups` all ranks deal the rows together, which needs one seed; else each deals groups of its own.
-        dealer = 0 if self.execution.split_groups else self.global_rank
+        dealer = 0 if execution.split_groups else self.global_rank
         with clock.phase("update"):
             update = Update(
                 forward,
                 first_weights,
-                objective=self.objective,
-                execution=self.execution,
+                objective=objective,
+                execution=execution,
                 max_response_length=self.sampling.max_response_length,
                 seed=derive_seed(run_seed(), "update", self.global_step, dealer),
                 refreshed=self.needs.refresh == "update",
@@ -290,8 +284,6 @@ class GrailModule(pl.LightningModule):
         figures = batch_figures(batch, weights, self.tokenizer) | sampling_figures | last_step
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
         if batch.episodes is not None:
-            from grail_lightning.step.episodes import warn_of_limits
-
             warn_of_limits(figures, self._limits_warned)
         self._log(figures)
         self.log_dict({tag(k): figures[k] for k in SHOWN}, prog_bar=True, logger=False, batch_size=1)

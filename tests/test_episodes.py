@@ -11,8 +11,8 @@ from grail_lightning.batch import Sampling
 from grail_lightning.environments.calculator import Calculator
 from grail_lightning.environments.dialogue import describe
 from grail_lightning.grading import grade_and_locate
-from grail_lightning.step.episodes import play, warn_of_limits
-from grail_lightning.step.report import Tally, add_episodes
+from grail_lightning.step.episodes import play
+from grail_lightning.step.report import Tally, add_episodes, warn_of_limits
 from grail_lightning.tasks import EnvironmentTask, EpisodeLimits, MathTask
 from tests.calling import END, calling_policy
 from tests.talking import WritingEngine

@@ -70,8 +70,8 @@ class Decoding:
 
     Args:
         policy: The policy, in evaluation mode.
-        rows: ``N`` lists of prompt ids; adjacent equal prompts start with one row of the cache. Without any, a prompt
-            that is nobody's keeps this rank in step, and no other rank waits for its end.
+        rows: ``N`` lists of prompt ids; adjacent equal prompts start with one row of the cache. Without rows, a
+            placeholder makes the forward passes that other ranks wait for, and no rank waits for its end.
         sampling: The sampling options.
         noise: ``N`` tensors ``[T]`` float64 in ``[0, 1)``, on the CPU. They are not used at temperature 0.
         synchronised: Whether to make as many forward passes as the rank that makes most. Limits may differ.

@@ -54,10 +54,10 @@ them perhaps without a request.
 
 
 def resend_turns(engine: RolloutEngine, sampling: Sampling, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
-    """Turns of any engine, a `TurnSampler`: a call of `generate_seeded` with all tokens so far as the prompt.
+    """Sample turns with any engine, by one call of `generate_seeded` whose prompts are all tokens so far.
 
-    It samples to the largest limit of its requests; longer turns are cut. Stop strings of one request end the turns of
-    all.
+    With the first two arguments bound it is a `TurnSampler`. The call samples to the largest limit of its requests, and
+    turns that exceed their own limit are cut. The stop strings of one request end the turns of all.
     """
     prompts = [replace(request.prompt, messages=TokenText("", request.ids)) for request in requests]
     longest = max((request.limit for request in requests), default=1)

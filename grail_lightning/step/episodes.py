@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from lightning.pytorch.utilities import rank_zero_warn
-
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import RolloutEngine, build_batch, decode
 from grail_lightning.engines.checks import check_takes_pictures
@@ -262,22 +260,3 @@ def _batch(policy: Policy, rollouts: Sequence[_Rollout], group_size: int) -> Sam
         ],
         episodes=[Episode(turns=tuple(r.turns), end=r.end or "answered", reward=r.reward) for r in rollouts],
     )
-
-
-_REMEDIES = {
-    "end_turns": "ended by the limit `turns`. Raise `task.limits.max_turns`",
-    "end_tokens": "ended by the limit `tokens`. Raise `sampling.max_response_length`",
-    "end_context": "ended by the limit `context`. Raise `task.limits.max_tokens`, or lower `result_characters`",
-    "end_failures": "ended by the limit `failures`. Look at the calls' results in the samples",
-    "no_call": "call no tool, so that little can be learned about calls. Show the policy how calls are written (worked "
-    "examples, `task.tool_instruction`), or warm it up",
-}
-
-
-def warn_of_limits(figures: dict[str, float], warned: set[str]) -> None:
-    """Warn once of each limit that ends more than a tenth of the rollouts; `warned` are the ones that were named."""
-    for name, text in _REMEDIES.items():
-        share = figures.get(f"episodes/{name}", 0.0)
-        if share > (0.9 if name == "no_call" else 0.1) and name not in warned:
-            warned.add(name)
-            rank_zero_warn(f"{share:.0%} of the rollouts {text} (`episodes/{name}`).")

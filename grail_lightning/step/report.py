@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from grail_lightning.answers.records import STATUSES
@@ -221,3 +222,22 @@ def _in_dead_group(batch: GradedBatch, values: Tensor) -> Tensor:
     _, place = torch.unique(batch.group, return_inverse=True)
     low, high = (values.scatter_reduce(0, place, values, how, include_self=False) for how in ("amin", "amax"))
     return (high - low <= EQUAL_REWARDS)[place]  # There are at most as many groups as rows.
+
+
+_REMEDIES = {
+    "end_turns": "ended by the limit `turns`. Raise `task.limits.max_turns`",
+    "end_tokens": "ended by the limit `tokens`. Raise `sampling.max_response_length`",
+    "end_context": "ended by the limit `context`. Raise `task.limits.max_tokens`, or lower `result_characters`",
+    "end_failures": "ended by the limit `failures`. Look at the calls' results in the samples",
+    "no_call": "call no tool, so that little can be learned about calls. Show the policy how calls are written (worked "
+    "examples, `task.tool_instruction`), or warm it up",
+}
+
+
+def warn_of_limits(figures: dict[str, float], warned: set[str]) -> None:
+    """Warn once of each limit that ends more than a tenth of the rollouts; `warned` are the ones that were named."""
+    for name, text in _REMEDIES.items():
+        share = figures.get(f"episodes/{name}", 0.0)
+        if share > (0.9 if name == "no_call" else 0.1) and name not in warned:
+            warned.add(name)
+            rank_zero_warn(f"{share:.0%} of the rollouts {text} (`episodes/{name}`).")

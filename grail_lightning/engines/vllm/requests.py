@@ -53,7 +53,10 @@ def sample(
 
 
 def sample_turns(policy: Policy, sampling: Sampling, send: Send, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
-    """Turns with a limit each, a `TurnSampler`; what the turns before have read is in vLLM's prefix cache."""
+    """Sample turns with vLLM, each up to a limit of its own; its prefix cache holds what earlier turns have read.
+
+    With the first three arguments bound it is a `TurnSampler`.
+    """
     limited = [replace(sampling, max_response_length=r.limit, stop=r.stop) for r in requests]
     rows, seeds = [request.ids for request in requests], [request.seed for request in requests]
     completions, finished = _complete(policy, rows, limited, seeds, send)
