@@ -1,14 +1,17 @@
 """Rows that begin alike, run as prefix trees: prompts, and what responses have in common.
 
-`flex_attention` has a kernel with a backward pass on CUDA alone. On a CPU its definition in torch operations takes the
-kernel's place here; layout and mask are the same. tests/test_gpu.py runs the kernel.
+`varlen_attn` has a kernel on CUDA alone, and `flex_attention` one with a backward pass. On a CPU their definitions in
+torch operations take their places here; layouts are the same. tests/test_gpu.py runs the kernels.
 """
+
+from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import flex_attention as torch_flex
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
     DogeConfig,
     Gemma3TextConfig,
@@ -106,9 +109,22 @@ def batch():
 
 @pytest.fixture
 def attend_by(monkeypatch):
-    """A function that makes a policy attend in trees by a kernel; it returns the calls of `flex_attention`."""
+    """A function that makes a policy attend in trees by a kernel; it returns the calls of one that CPUs do not have."""
     calls = []
     attend = torch_flex.flex_attention
+
+    def by_definition(query, key, value, begins, key_begins, longest, longest_path, *, scale, window_size, enable_gqa):
+        """`varlen_attn`: queries are the last tokens of a sequence, keys all of it."""
+        assert window_size == (-1, 0)
+        assert (longest, longest_path) == (begins.diff().max(), key_begins.diff().max())
+        calls.append(begins)
+        outputs = []
+        for (start, stop), (first, last) in zip(pairwise(begins.tolist()), pairwise(key_begins.tolist()), strict=True):
+            states = (s[None].transpose(1, 2) for s in (query[start:stop], key[first:last], value[first:last]))
+            mask = torch.ones(stop - start, last - first, dtype=torch.bool).tril(last - first - stop + start)
+            out = scaled_dot_product_attention(*states, attn_mask=mask, scale=scale, enable_gqa=enable_gqa)
+            outputs.append(out[0].transpose(0, 1))
+        return torch.cat(outputs)
 
     def counted(*tensors, **options):
         calls.append(options["block_mask"])
@@ -119,7 +135,9 @@ def attend_by(monkeypatch):
             # torch refuses gradients on a CPU, which has no kernel for them; the definition has them.
             monkeypatch.setattr(torch_flex, "_validate_device", lambda query, key, value: None)
             monkeypatch.setattr("grail_lightning.policy.trees._flex_attention", lambda device: counted)
-            policy.tree_kernel = "flex"
+        if kernel == "varlen":
+            monkeypatch.setattr("grail_lightning.policy.trees.varlen_attn", by_definition)
+        policy.tree_kernel = kernel
         return calls
 
     return take
@@ -206,6 +224,9 @@ def test_copies_of_keys_and_values_count_towards_the_budget():
         ("llama", "examples", 1000, "sdpa", False),
         ("qwen3", "responses", 60, "flex", True),
         ("gemma3", "several blocks", 4000, "flex", False),
+        ("qwen3", "responses", 60, "varlen", True),
+        ("llama", "examples", 1000, "varlen", False),
+        ("gemma3", "several blocks", 4000, "varlen", False),
     ],
 )
 def test_gradients_are_those_of_whole_rows(name, rows, budget, kernel, checkpointed, attend_by, tmp_path):
@@ -216,9 +237,9 @@ def test_gradients_are_those_of_whole_rows(name, rows, budget, kernel, checkpoin
     assert policy.tree_kernel == (kernel and "sdpa")
     made = ROWS[rows]()
     apart, whole = steps(policy, made, False, token_budget=budget)
-    by_flex = attend_by(policy, kernel)
+    calls = attend_by(policy, kernel)
     shared, embedded = steps(policy, made, True, token_budget=budget)
-    assert bool(by_flex) == (kernel == "flex")
+    assert bool(calls) == (kernel in ("flex", "varlen"))
     if kernel != "flex":  # Its layouts are padded to blocks.
         assert (embedded < whole) == (kernel is not None)
     if budget == 1000:  # Two passes; trees of 5 + 6 + 1 + 2 + 4, 1 + 4, 9 + 2 and 4 + 7 + 8 + 1 tokens.
@@ -265,16 +286,18 @@ def test_shared_tokens_are_those_that_are_not_run_again_and_adapters_train_on_th
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gradients_by_flex_attention_are_those_of_sdpa(dtype, batch):
+def test_gradients_by_cuda_s_kernels_are_those_of_sdpa(dtype, batch):
     exact, *_ = steps(load_policy("arithmetic").double(), batch, False, token_budget=1000)
     gaps = {}
     on_gpu = batch.to(torch.device("cuda"))
-    for kernel in ("flex", "sdpa"):
+    kernels = ("varlen", "flex", "sdpa") if dtype == torch.bfloat16 else ("flex", "sdpa")
+    for kernel in kernels:
         policy = load_policy("arithmetic").to("cuda", dtype)
+        assert policy.tree_kernel == kernels[0]
         policy.tree_kernel = kernel
         (found, _), *_ = steps(policy, on_gpu, True, token_budget=1000)[0]
         gaps[kernel] = gap({name: g.double().cpu() for name, g in found.items()}, exact[0][0])
-    assert gaps["flex"] <= 1.5 * gaps["sdpa"] + 1e-6
+    assert all(gaps[kernel] <= 1.5 * gaps["sdpa"] + 1e-6 for kernel in kernels)
 
 
 def test_gradients_of_many_rows_behind_one_token_add_up_in_full_precision():
@@ -291,6 +314,7 @@ def test_gradients_of_many_rows_behind_one_token_add_up_in_full_precision():
         ("examples", 1000, "sdpa", True),
         ("examples", 1000, "flex", False),
         ("responses", 60, "flex", True),
+        ("responses", 60, "varlen", True),
     ],
 )
 def test_saliency_keeps_rows_apart(rows, budget, kernel, checkpointed, attend_by):
@@ -310,9 +334,10 @@ def test_saliency_keeps_rows_apart(rows, budget, kernel, checkpointed, attend_by
     assert forward.pending[4:8].all()
     assert 4 < forward.pending.sum() < 16
     apart, whole, expected = steps(policy, located, False, credit=GRAIL(), token_budget=budget)
-    by_flex = attend_by(policy, kernel)
+    calls = attend_by(policy, kernel)
     shared, fewer, weights = steps(policy, located, True, credit=GRAIL(), token_budget=budget)
-    assert bool(by_flex) if kernel == "flex" else fewer < whole
+    assert bool(calls) == (kernel in ("flex", "varlen"))
+    assert kernel == "flex" or fewer < whole
     torch.testing.assert_close(weights.values, expected.values, rtol=1e-4, atol=1e-6)
     assert len(weights.values.unique(dim=0)) == len(expected.values.unique(dim=0)) > 4
     for (ours, metrics), (theirs, wanted) in zip(shared, apart, strict=True):

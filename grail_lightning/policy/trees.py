@@ -5,6 +5,9 @@ a tree, which is laid out as one sequence in preorder, so that the decoder's lin
 once. Attention is computed in *units*. A unit has some tokens as queries, and the tokens on their paths as keys. The
 cost of attention therefore depends on the lengths of the paths, not on the size of the tree.
 
+CUDA has three kernels: flash attention for sequences of different lengths (`varlen_attn`, half precision), where a unit
+is a row; `flex_attention`, which has no units but skips blocks of the whole sequence; and SDPA, as on a CPU.
+
 Shapes: ``b`` rows, ``P`` prompt tokens, ``T`` response tokens, ``W = P + T`` columns, ``N`` distinct tokens,
 ``U`` units of at most ``Q`` queries and ``K`` keys, ``M`` predictions, ``D`` width.
 """
@@ -17,17 +20,19 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy.layout import TokenLayout, aligned, first_rows, gather_rows, shared_columns
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-TreeKernel = Literal["sdpa", "flex"]
+TreeKernel = Literal["sdpa", "flex", "varlen"]
 
 _BLOCK_TOKENS = 128
 """Side of the blocks of `flex_attention`, which skips those of which no pair attends. Layouts are padded to a
@@ -46,6 +51,16 @@ class _AttentionUnits(NamedTuple):
     output_of: Tensor  # [N] long, the index into U · Q at which each token is a query
 
 
+class _Paths(NamedTuple):
+    """Rows for `varlen_attn`, path by path: queries are the tokens that a row adds, keys these and the path to them."""
+
+    keys: Tensor  # [sum of the paths] long, token numbers
+    own: Tensor  # [N] long, the places of `keys` at which a token is a key of the row that adds it
+    inherited: Tensor  # long, the other places
+    begins: tuple[Tensor, Tensor]  # [U + 1] int32 each, the first query and the first key of each row, and the numbers
+    longest: tuple[int, int]  # The largest numbers of queries and of keys of a row.
+
+
 def _tree_attention(
     module: nn.Module,
     query: Tensor,
@@ -53,14 +68,22 @@ def _tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     units: _AttentionUnits | None = None,
+    paths: _Paths | None = None,
     block_mask: BlockMask | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """Transformers' SDPA or, if `units` or a `block_mask` are given, attention ``[1, N, heads, d]`` in prefix trees."""
-    if block_mask is not None:
+    """Transformers' SDPA or, if one of the last three is given, attention ``[1, N, heads, d]`` in prefix trees."""
+    if paths is not None or block_mask is not None:
         # Under autocast rotary embeddings may leave queries and keys in float32 beside values in half precision.
         query, key = query.to(value.dtype), key.to(value.dtype)
-        scale, grouped = options.get("scaling"), query.shape[1] != key.shape[1]
+    scale, grouped = cast("float | None", options.get("scaling")), query.shape[1] != key.shape[1]
+    if paths is not None:
+        keys, values = (_along_paths(states[0].transpose(0, 1), paths) for states in (key, value))
+        asked, causal = query[0].transpose(0, 1), (-1, 0)
+        arguments = (asked, keys, values, *paths.begins, *paths.longest)
+        found = varlen_attn(*arguments, scale=scale, window_size=causal, enable_gqa=grouped)
+        return cast(Tensor, found)[None], None
+    if block_mask is not None:
         flex = _flex_attention(query.device.type)
         return flex(query, key, value, block_mask=block_mask, scale=scale, enable_gqa=grouped).transpose(1, 2), None
     if units is None:
@@ -70,8 +93,7 @@ def _tree_attention(
     keys, values = _gather(key, units.keys), _gather(value, units.keys)
     # Under autocast SDPA converts its arguments to the mask's dtype itself. Each layer would keep one more copy.
     mask = units.mask if torch.is_autocast_enabled(query.device.type) else units.mask.to(query.dtype)
-    scaling = options.get("scaling")
-    out, _ = sdpa_attention_forward(module, asked, keys, values, mask, scaling=scaling)
+    out, _ = sdpa_attention_forward(module, asked, keys, values, mask, scaling=scale)
     return out.flatten(0, 1)[units.output_of][None], None
 
 
@@ -127,7 +149,10 @@ def tree_layout(
     ids, positions = rows.ids[tree.run].long(), columns.expand_as(tree.run)[tree.run]
     pad = -len(ids) % _BLOCK_TOKENS if kernel == "flex" else 0
     ids, positions = (torch.nn.functional.pad(t, (0, pad)) for t in (ids, positions))
-    attention = _by_blocks(tree.end, pad, device) if kernel == "flex" else _by_units(_units(tree, starts), device)
+    if kernel == "varlen":
+        attention = _by_rows(tree, device)
+    else:
+        attention = _by_blocks(tree.end, pad, device) if kernel == "flex" else _by_units(_units(tree, starts), device)
     tensors = {
         "ids": ids[None],
         "positions": positions[None],
@@ -174,11 +199,8 @@ def _number_tokens(valid: Tensor, new: Tensor) -> _Tree:
 def _units(tree: _Tree, starts: Sequence[int]) -> _AttentionUnits:
     first, sizes = join_rows(tree.run.sum(1).tolist(), starts)
     counts = torch.tensor(sizes)
-    spans = [
-        torch.arange(int(tree.begin[row]), int(tree.begin[row]) + size) for row, size in zip(first, counts, strict=True)
-    ]
-    queries = pad_sequence(spans, batch_first=True)
-    paths = [torch.cat([tree.number[row][tree.inherited[row]], span]) for row, span in zip(first, spans, strict=True)]
+    spans = _spans(tree, first, sizes)
+    queries, paths = pad_sequence(spans, batch_first=True), _paths(tree, first, spans)
     keys = pad_sequence(paths, batch_first=True)
     asked = torch.arange(queries.shape[1]) < counts[:, None]
     is_key = torch.arange(keys.shape[1]) < torch.tensor([len(p) for p in paths])[:, None]
@@ -188,6 +210,17 @@ def _units(tree: _Tree, starts: Sequence[int]) -> _AttentionUnits:
     output_of = torch.zeros(len(tree.end), dtype=torch.long)
     output_of[queries[asked]] = asked.flatten().nonzero().squeeze(1)
     return _AttentionUnits(queries, keys, mask, output_of)
+
+
+def _spans(tree: _Tree, first: Sequence[int], sizes: Sequence[int]) -> list[Tensor]:
+    """The numbers of the tokens that units add, from their first rows and their numbers of queries."""
+    begins = (int(tree.begin[row]) for row in first)
+    return [torch.arange(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)]
+
+
+def _paths(tree: _Tree, first: Sequence[int], spans: Sequence[Tensor]) -> list[Tensor]:
+    """The numbers of the keys of units: the path to the first query, and the queries."""
+    return [torch.cat([tree.number[row][tree.inherited[row]], span]) for row, span in zip(first, spans, strict=True)]
 
 
 def join_rows(own: Sequence[int], starts: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -222,6 +255,44 @@ def _by_units(units: _AttentionUnits, device: torch.device) -> Callable[[torch.d
         return {"attention_mask": added.new_zeros(1, 1, 1, 1), "units": units_there}
 
     return attention
+
+
+# --- `varlen_attn`, whose cost is that of flash attention for whole rows ------------------------------------
+
+
+class _AlongPaths(torch.autograd.Function):
+    """``[N, heads, d] -> [sum of the paths, heads, d]``, the states of keys; gradients are summed in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, paths: _Paths) -> Tensor:
+        ctx.paths = paths
+        return states.index_select(0, paths.keys)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        paths: _Paths = ctx.paths
+        total, more = (full_precision(gradient.index_select(0, places)) for places in (paths.own, paths.inherited))
+        return total.index_add_(0, paths.keys[paths.inherited], more).to(gradient.dtype), None
+
+
+def _along_paths(states: Tensor, paths: _Paths) -> Tensor:
+    found: Tensor = _AlongPaths.apply(states, paths)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _by_rows(tree: _Tree, device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
+    """The decoder's arguments for `varlen_attn`."""
+    first = [row for row, added in enumerate(tree.run.sum(1).tolist()) if added]
+    sizes = [int(tree.run[row].sum()) for row in first]
+    paths = _paths(tree, first, _spans(tree, first, sizes))
+    counts = torch.tensor([sizes, [len(path) for path in paths]])
+    begins = torch.nn.functional.pad(counts.cumsum(1), (1, 0))
+    is_own = torch.cat([torch.arange(len(path)) >= len(path) - size for path, size in zip(paths, sizes, strict=True)])
+    own, inherited = (places.nonzero().squeeze(1).to(device) for places in (is_own, ~is_own))
+    queries_begin, keys_begin = begins.to(device, torch.int32)
+    most = int(counts[0].max()), int(counts[1].max())
+    rows = _Paths(torch.cat(paths).to(device), own, inherited, (queries_begin, keys_begin), most)
+    return lambda dtype: {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=dtype, device=device), "paths": rows}
 
 
 # --- `flex_attention`, whose cost follows the pairs of tokens that attend ------------------------------------
