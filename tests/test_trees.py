@@ -225,7 +225,7 @@ def test_copies_of_keys_and_values_count_towards_the_budget():
         ("qwen3", "responses", 60, "flex", True),
         ("gemma3", "several blocks", 4000, "flex", False),
         ("qwen3", "responses", 60, "varlen", True),
-        ("llama", "examples", 1000, "varlen", False),
+        ("llama", "responses", 1000, "varlen", False),
         ("gemma3", "several blocks", 4000, "varlen", False),
     ],
 )
@@ -282,6 +282,14 @@ def test_shared_tokens_are_those_that_are_not_run_again_and_adapters_train_on_th
     assert shared[0][1]["shared_tokens"] == pytest.approx(1 - (18 + 5 + 11 + 20) / asked)
     assert apart[0][1]["shared_tokens"] == 0
     assert max(gap(ours, theirs) for (ours, _), (theirs, _) in zip(shared, apart, strict=True)) <= 1e-5
+
+
+@pytest.mark.parametrize(("answer", "argument"), [(1, "units"), (40, "paths")])
+def test_short_rows_behind_a_long_prompt_are_joined(answer, argument):
+    """`varlen_attn` would copy the keys of the prompt for each row."""
+    rows = rollouts([[*range(5, 45)]], [[[k] * answer + [4] for k in range(5, 11)]])
+    tensors = rows.input_ids, rows.attention_mask, rows.response_mask
+    assert argument in tree_layout(*tensors, [0], kernel="varlen").attention(torch.float32)
 
 
 @pytest.mark.gpu

@@ -38,6 +38,10 @@ _BLOCK_TOKENS = 128
 """Side of the blocks of `flex_attention`, which skips those of which no pair attends. Layouts are padded to a
 multiple, so that few shapes are compiled."""
 
+_MOST_KEYS = 3
+"""`varlen_attn` has copies of the path's keys for each row. Where they exceed this multiple of the distinct tokens (many
+short rows behind a long prompt), SDPA computes, whose units are several rows."""
+
 TREE_ATTENTION = "prefix_tree_sdpa"
 """The attention implementation with which a policy is loaded in place of Transformers' `sdpa`."""
 
@@ -147,6 +151,8 @@ def tree_layout(
     prediction_of = (scored.flatten().cumsum(0) - 1)[cells]
     every, number = torch.arange(len(cells)), int(scored.sum())
     ids, positions = rows.ids[tree.run].long(), columns.expand_as(tree.run)[tree.run]
+    if kernel == "varlen" and int(_keys_of_rows(tree).sum()) > _MOST_KEYS * len(ids):
+        kernel = "sdpa"
     pad = -len(ids) % _BLOCK_TOKENS if kernel == "flex" else 0
     ids, positions = (torch.nn.functional.pad(t, (0, pad)) for t in (ids, positions))
     if kernel == "varlen":
@@ -273,6 +279,11 @@ class _AlongPaths(torch.autograd.Function):
         paths: _Paths = ctx.paths
         total, more = (full_precision(gradient.index_select(0, places)) for places in (paths.own, paths.inherited))
         return total.index_add_(0, paths.keys[paths.inherited], more).to(gradient.dtype), None
+
+
+def _keys_of_rows(tree: _Tree) -> Tensor:
+    """``[b]``: the number of keys of each row that adds tokens."""
+    return torch.where(tree.run.any(1), (tree.inherited | tree.run).sum(1), 0)
 
 
 def _along_paths(states: Tensor, paths: _Paths) -> Tensor:
