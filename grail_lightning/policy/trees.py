@@ -39,8 +39,8 @@ _BLOCK_TOKENS = 128
 multiple, so that few shapes are compiled."""
 
 _MOST_KEYS = 3
-"""`varlen_attn` has copies of the path's keys for each row. Where they exceed this multiple of the distinct tokens (many
-short rows behind a long prompt), SDPA computes, whose units are several rows."""
+"""`varlen_attn` has copies of the path's keys for each row. Where they exceed this multiple of the distinct tokens, as
+behind long prompts with short answers, SDPA computes, whose units join rows."""
 
 TREE_ATTENTION = "prefix_tree_sdpa"
 """The attention implementation with which a policy is loaded in place of Transformers' `sdpa`."""
