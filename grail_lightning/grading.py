@@ -178,7 +178,7 @@ def align_rows(
     special = special_ids(tokenizer)
     if batch.turn is None:
         return [align(row[:n], tokenizer, special) for row, n in zip(ids, lengths, strict=True)]
-    last = last_turns(batch)[some]
+    last = _last_turns(batch)[some]
     starts, sizes = last.long().argmax(1).tolist(), last.sum(1).tolist()
     return [
         _within(align(row[start : start + size], tokenizer, special), start, n)
@@ -186,7 +186,7 @@ def align_rows(
     ]
 
 
-def last_turns(batch: SampledBatch) -> Tensor:
+def _last_turns(batch: SampledBatch) -> Tensor:
     """``[B, T]`` bool: the tokens that the policy sampled in the last turn of each row, which are neighbours."""
     if batch.turn is None:
         return batch.response_mask

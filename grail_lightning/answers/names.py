@@ -43,13 +43,13 @@ _SYMBOL = (
 _SUM_OR_PRODUCT = re.compile(rf"{_SYMBOL}(?:(?:\s?[+-]\s?{_SYMBOL})++|(?:\s?\*?\s?{_SYMBOL})++)")
 
 
-def is_name(source: str) -> bool:
+def _is_name(source: str) -> bool:
     r"""Whether a side of an equation only names what the other is: `x`, `T_{4}`, `f(x)`, `\text{Volume}`, `(x,y)`."""
     source = source.strip()
     if _OF_ANGLE.fullmatch(source):
         return True
     if source.startswith("(") and source.endswith(")"):
-        return all(map(is_name, source[1:-1].split(",")))
+        return all(map(_is_name, source[1:-1].split(",")))
     return all(map(_is_one_name, source.split(":")))
 
 
@@ -85,7 +85,7 @@ def named_sides(relation: Chain, value: Answer | None = None) -> list[bool]:
     products where an equation is to say a number other than 0.
     """
     sums = isinstance(value, Leaf) and is_number(value) and value.node != number(0) and set(relation.signs) == {"="}
-    named = [is_name(source) for source in relation.sources]
+    named = [_is_name(source) for source in relation.sources]
     if not any(named):
         named = [_is_combined(source, sums) for source in relation.sources]
     if all(named):  # `x = y`: a formula that happens to look like a name

@@ -140,7 +140,7 @@ class PredictionWriter(Callback):
             batch = rollouts_of(output)
             answer = (output.weights and output.weights.answer) or batch.answer
             budget = module.execution.token_budget
-            columns["pictures"] = picture_column(policy, batch, answer.whole, budget)
+            columns["pictures"] = _picture_column(policy, batch, answer.whole, budget)
         if len(output.batch):
             columns |= _columns(output, module, self._names[0], compared)
             self._writer.write_table(arrow_table(columns, prediction_types([*compared]) | _OPTIONAL))
@@ -268,7 +268,7 @@ def _box(output: StepOutput, row: int, aligned: Alignment) -> tuple[int | None, 
 
 
 @torch.inference_mode(False)
-def picture_column(policy: Policy, batch: RolloutBatch, explained: Tensor, token_budget: int) -> list[str | None]:
+def _picture_column(policy: Policy, batch: RolloutBatch, explained: Tensor, token_budget: int) -> list[str | None]:
     """JSON of the pictures of each row, those of its prompt first; None for a row without any.
 
     Each has `src`, a data URL of the picture at most 256 pixels wide and high, `layers` of grids as

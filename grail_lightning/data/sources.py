@@ -169,7 +169,7 @@ def with_columns_of(spec: DatasetSpec, table: Table) -> DatasetSpec:
     )
 
 
-def chart_folder(spec: DatasetSpec) -> Path | None:
+def _chart_folder(spec: DatasetSpec) -> Path | None:
     """The folder of a split in ChartQA's form, with pictures in ``png``; None if the path has another form."""
     path = Path(spec.path).expanduser()
     if spec.rows is not None or not any(path.glob("*/png/")):
@@ -182,7 +182,7 @@ def chart_folder(spec: DatasetSpec) -> Path | None:
 
 def with_chart_columns(spec: DatasetSpec) -> DatasetSpec:
     """The dataset with ChartQA's columns if it has its form; another one unchanged."""
-    if chart_folder(spec) is None:
+    if _chart_folder(spec) is None:
         return spec
     return replace(spec, problem="query", answer="label", images="imgname")
 
@@ -221,7 +221,7 @@ def read_table(spec: DatasetSpec) -> Table:
     path = Path(spec.path).expanduser()
     if spec.rows is not None:
         table = _checked(Table(spec.path, _with_encoded(spec.rows, spec.images)))
-    elif (charts := chart_folder(spec)) is not None:
+    elif (charts := _chart_folder(spec)) is not None:
         table = _read_charts(charts)
     elif path.suffix in (".jsonl", ".json"):
         table = _checked(_read_json(spec.path, path))

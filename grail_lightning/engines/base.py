@@ -120,7 +120,7 @@ def build_batch(
     valid = lengths_to_mask(lengths, response_ids.shape[1])
     texts = responses
     if turn is not None and sampled is not None:
-        texts = [last_turn(*row) for row in zip(responses, sampled, turn, strict=True)]
+        texts = [_last_turn(*row) for row in zip(responses, sampled, turn, strict=True)]
     return SampledBatch(
         input_ids=torch.cat([prompt_ids.int(), response_ids], 1),
         attention_mask=torch.cat([prompt_mask, valid], 1),
@@ -184,7 +184,7 @@ def check_room(policy: Policy, encoded: Sequence[Sequence[int]], sampling: Sampl
         )
 
 
-def last_turn(ids: Sequence[int], sampled: Sequence[bool], turn: Sequence[int]) -> list[int]:
+def _last_turn(ids: Sequence[int], sampled: Sequence[bool], turn: Sequence[int]) -> list[int]:
     """The ids that the policy sampled in the last turn of a rollout."""
     last = max((number for own, number in zip(sampled, turn, strict=True) if own), default=None)
     return [token for token, own, number in zip(ids, sampled, turn, strict=True) if own and number == last]

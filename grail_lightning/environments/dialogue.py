@@ -46,7 +46,7 @@ class Dialect(ABC):
         tags: Iterable[str],
         pictures: PictureTokens | None,
     ) -> None:
-        self.tokenizer, self.encode, self.control = tokenizer, encode, control_tokens(tokenizer)
+        self.tokenizer, self.encode, self.control = tokenizer, encode, _control_tokens(tokenizer)
         self.pictures = pictures
         texts = {*self.control.values(), *tags, "" if pictures is None else pictures.place} - {""}
         first, whole = "".join(re.escape(text[0]) for text in texts), "|".join(map(re.escape, texts))
@@ -87,7 +87,7 @@ class Dialect(ABC):
         return cast(str, self.tokenizer.decode(list(ids), **keep))
 
 
-def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """The added tokens that are special or have a sign in them: words and blanks that were added are ordinary text."""
     added = tokenizer.added_tokens_decoder.items()
     words = (str.isalnum, str.isspace)
@@ -244,7 +244,7 @@ def find_dialect(
         )
     kwargs = {**({} if tokenizer.chat_template else {"chat_template": written}), **chat_template_kwargs}
     kwargs["tools"] = list(schemas)
-    control, in_parts = control_tokens(tokenizer).values(), pictures is not None
+    control, in_parts = _control_tokens(tokenizer).values(), pictures is not None
     template = ChatTemplate(tokenizer, kwargs, next(iter(_parameters(schemas))), control, in_parts)
     question = template.trial()[:1]
     if kind == "auto" and template.render(question) == template.render(question, tools=None):

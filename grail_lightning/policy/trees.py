@@ -203,7 +203,7 @@ def _number_tokens(valid: Tensor, new: Tensor) -> _Tree:
 
 
 def _units(tree: _Tree, starts: Sequence[int]) -> _AttentionUnits:
-    first, sizes = join_rows(tree.run.sum(1).tolist(), starts)
+    first, sizes = _join_rows(tree.run.sum(1).tolist(), starts)
     counts = torch.tensor(sizes)
     spans = _spans(tree, first, sizes)
     queries, paths = pad_sequence(spans, batch_first=True), _paths(tree, first, spans)
@@ -229,7 +229,7 @@ def _paths(tree: _Tree, first: Sequence[int], spans: Sequence[Tensor]) -> list[T
     return [torch.cat([tree.number[row][tree.inherited[row]], span]) for row, span in zip(first, spans, strict=True)]
 
 
-def join_rows(own: Sequence[int], starts: Sequence[int]) -> tuple[list[int], list[int]]:
+def _join_rows(own: Sequence[int], starts: Sequence[int]) -> tuple[list[int], list[int]]:
     """The first row of each attention unit, and its number of queries, from the tokens that each row adds to its tree.
 
     Rows that add few tokens are joined, which costs no padding up to the number of queries of the longest row.

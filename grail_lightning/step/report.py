@@ -109,7 +109,7 @@ def batch_figures(batch: RolloutBatch, weights: TokenWeights, tokenizer: PreTrai
     add_rollouts(tally, batch)
     add_credit(tally, batch, weights)
     if weights.scores is not None and (masks := step_masks(batch, tokenizer, batch.wrong)) is not None:
-        add_credit_at_steps(tally, batch, weights, masks)
+        _add_credit_at_steps(tally, batch, weights, masks)
     return tally.compute()
 
 
@@ -179,7 +179,7 @@ def add_credit(tally: Tally, batch: RolloutBatch, weights: TokenWeights) -> None
         tally.add_mean(f"credit/{name}", _as_mean(value, len(batch)))
 
 
-def add_credit_at_steps(
+def _add_credit_at_steps(
     tally: Tally, batch: RolloutBatch, weights: TokenWeights, masks: dict[StepKind, Tensor]
 ) -> None:
     """Add how often the flawed one of two tokens gets more credit, where two wrong rollouts of a group part at them.

@@ -185,7 +185,7 @@ def misconception(a: int, sign: str, b: int) -> int | None:
     return None
 
 
-def wrong_result(a: int, sign: str, b: int, c: int) -> StepKind | None:
+def _wrong_result(a: int, sign: str, b: int, c: int) -> StepKind | None:
     """The kind of error of ``a sign b = c``; None for a right result."""
     if c == calculate(a, sign, b):
         return None
@@ -314,7 +314,7 @@ class Chain:
         """The kind of the result of a line, and the name of the part that decides it."""
         if self.due < len(self.problem.terms) and b != self.problem.terms[self.due][1]:
             return "slip", "b"
-        if (wrong := wrong_result(a, sign, b, c)) is not None:
+        if (wrong := _wrong_result(a, sign, b, c)) is not None:
             return wrong, "c"
         return ("sound" if operation == "sound" else "inherited"), "c"
 

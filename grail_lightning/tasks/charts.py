@@ -55,7 +55,7 @@ class ChartProblem:
     @property
     def answer(self) -> str:
         """The right answer."""
-        return concluded(self, self.steps)
+        return _concluded(self, self.steps)
 
     def row(self) -> dict[str, Any]:
         """The columns of the question; see `ChartSpace.sample`."""
@@ -139,7 +139,7 @@ def _clear(chart: Chart, asks: Asks, about: tuple[str, ...]) -> bool:
     return len({values[chart.colours.index(colour)] for colour in about}) == 2
 
 
-def concluded(problem: ChartProblem, drawings: Sequence[Drawing]) -> str:
+def _concluded(problem: ChartProblem, drawings: Sequence[Drawing]) -> str:
     """The answer that follows from the drawings of a solution."""
     heights = [drawing.places[-1] for drawing in drawings]
     if problem.asks == "trend":
@@ -176,7 +176,7 @@ def chart_demonstration(
     for tool, places in drawings:
         text = " ".join(map(str, places))
         turns.append((f"<{tool}>{text}</{tool}>", getattr(environment, tool)(text)))
-    answer = concluded(problem, drawings)
+    answer = _concluded(problem, drawings)
     if rng.random() < slip:
         answer = _another(answer, problem.chart, rng)
     return [*turns, (f"{CHART_ANSWER.marker} {answer}", None)]
