@@ -38,21 +38,21 @@ NOTES = {
 
 
 class _ParserMadeError(Exception):
-    """Raised with the parsers of the subcommands before anything is parsed."""
+    """Raised with the parser of the subcommand before anything is parsed."""
 
 
 class _ParserOnly(GrailCLI):
     def parse_arguments(self, parser: Any, args: Any) -> None:
-        raise _ParserMadeError(self._subcommand_parsers)
+        raise _ParserMadeError(*self._subcommand_parsers.values())
 
 
-def parsers() -> dict[str, ArgumentParser]:
-    """The parsers of the subcommands of ``grail-lightning``."""
+def parser_of(subcommand: str) -> ArgumentParser:
+    """The parser of a subcommand of ``grail-lightning``."""
     try:
-        run(_ParserOnly, ["fit"])
+        run(_ParserOnly, [subcommand])
     except _ParserMadeError as made:
-        made_parsers: dict[str, ArgumentParser] = made.args[0]
-        return made_parsers
+        parser: ArgumentParser = made.args[0]
+        return parser
     raise AssertionError("LightningCLI no longer parses by `parse_arguments`")
 
 
@@ -69,7 +69,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def options_page() -> str:
     """The page of options as Markdown."""
-    parser = parsers()["fit"]
+    parser = parser_of("fit")
     groups = groups_of(parser)
     order = [*(name for name in FIRST if name in groups), *(name for name in groups if name not in (*FIRST, "trainer"))]
     records: dict[str, type] = {}

@@ -30,12 +30,12 @@ MADE = {}
 
 
 def _setup_parser(cli, *settings):
-    """Make the parser once: that takes longer than to use it, and it keeps nothing of what it has parsed."""
-    before = vars(cli).copy()
-    if not MADE:
+    """Make each subcommand's parser once: that takes longer than to use it, and it keeps nothing that it has parsed."""
+    before, (name,) = vars(cli).copy(), cli.subcommands()
+    if name not in MADE:
         LightningCLI.setup_parser(cli, *settings)
-        MADE.update({name: value for name, value in vars(cli).items() if name not in before})
-    vars(cli).update(MADE)
+        MADE[name] = {name: value for name, value in vars(cli).items() if name not in before}
+    vars(cli).update(MADE[name])
 
 
 def main(args):

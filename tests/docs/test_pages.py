@@ -18,6 +18,7 @@ from grail_lightning.answers.records import STATUSES
 from grail_lightning.callbacks.predictions import prediction_types
 from grail_lightning.callbacks.rollouts import TRAINING_COLUMNS, TURN_COLUMNS
 from grail_lightning.cli.config_files import expand_configs
+from grail_lightning.cli.help import SUBCOMMANDS
 from grail_lightning.cli.mistakes import choices
 from grail_lightning.evaluate import Sample
 from tests.shell import RUN, SHORT, main
@@ -52,7 +53,7 @@ def pages_script():
 @pytest.fixture(scope="module")
 def parsers(hook):
     """The parsers of the subcommands."""
-    return hook.parsers()
+    return {name: hook.parser_of(name) for name in SUBCOMMANDS}
 
 
 COMMAND = re.compile(
