@@ -24,7 +24,10 @@ from tests.vllm_servers import free_port
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
-    ["lightning.pytorch.cli", "transformers.models.qwen3.modeling_qwen3", "pandas", "torch.utils.tensorboard"]
+    [
+        *("grail_lightning.cli.app", "transformers.models.qwen3.modeling_qwen3", "pandas", "torch.utils.tensorboard"),
+        "tests.runs",
+    ]
 )
 
 

@@ -35,7 +35,7 @@ class Graded(torch.utils.data.Dataset):
         return verdict.correct, os.getpid(), pids
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])  # Processes of the latter begin as those by `spawn` do.
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_data_loader_workers_grade_with_workers_of_their_own_and_leave_none(method):
     with Verifier(num_workers=1, timeout_seconds=60.0) as verifier:
