@@ -2,6 +2,7 @@
 
 import importlib.util
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,15 @@ def test_a_tool_that_hangs_ends_its_rollout_alone_and_the_order_of_answers_chang
     assert prompt.tolist() == encoded(f"a{END[0]} {END[1:]}< wait>0< /wait>"), "the text of `reset` is no call"
 
 
+class Opening(Calculator):
+    """Its rules go to the end of the prompt."""
+
+    def reset(self, times: int = 1, **row):
+        """Begin."""
+        super().reset()
+        return " The rules." * times
+
+
 class Telling(Calculator):
     """Its result looks like an answer, and like the end of a turn."""
 
@@ -139,6 +149,41 @@ def test_an_answer_is_never_read_out_of_a_result_and_a_task_without_an_environme
     assert POLICY.tokenizer.eos_token_id not in graded.response_ids[graded.valid_mask & ~graded.response_mask]
     assert not (graded.answer.whole & ~graded.response_mask).any()
     assert graded.answer.whole[1:].any(1).all()
+
+
+def test_the_rollouts_of_a_group_play_the_same_problem():
+    """The number of the example is drawn by the seed, which is another for another prompt."""
+    engine, task = (
+        WritingEngine([[f"<guess>{k}</guess>", f"#### 5{END}"] for k in range(30, 70, 5)] * 2),
+        task_of(example()),
+    )
+    engine.update_weights(POLICY)
+    prompts, sampling = [task.prompt(ROW), task.prompt(ROW)], Sampling(max_response_length=200)
+    episodes = play(engine, POLICY, prompts, 8, sampling, range(16)).episodes
+    told = [[episode.calls[0].result for episode in episodes[k : k + 8]] for k in (0, 8)]
+    larger = [sum("larger" in text for text in group) for group in told]
+    assert all(group == sorted(group) for group in told), "one number divides the guesses of a group"
+    assert larger[0] != larger[1]
+
+
+def test_what_reset_returns_is_in_a_prompt_of_text_and_must_leave_room():
+    task = task_of(Opening)
+    plain = replace(task.prompt(ROW), messages="2+3?")
+    engine = WritingEngine([[f"#### 5{END}"]])
+    engine.update_weights(POLICY)
+    batch = play(engine, POLICY, [plain], 1, Sampling(max_response_length=200), [0])
+    assert POLICY.tokenizer.decode(batch.input_ids[0, : batch.prompt_width]) == "2+3? The rules."
+    with pytest.raises(ValueError, match=r"`reset` returned a text with which the prompt has .* tokens, more than"):
+        played([task], [[f"#### 5{END}"]], [ROW | {"times": 2000}])
+
+
+def test_a_row_without_a_column_of_reset_is_named():
+    class Priced(example()):
+        def reset(self, price, **row):
+            """Begin."""
+
+    with pytest.raises(ValueError, match=r"`Priced.reset` must take the columns `answer`, `problem` .*'price'"):
+        task_of(Priced).prompt(ROW)
 
 
 def test_the_mean_score_of_turns_counts_turns_that_have_one():

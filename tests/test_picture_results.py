@@ -27,7 +27,9 @@ from grail_lightning.data.kept import Kept
 from grail_lightning.engines.hf import HFEngine
 from grail_lightning.engines.turns import TurnRequest
 from grail_lightning.engines.vllm.server import VLLMServer
+from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.episode import episode_json, read_episode, transcript
+from grail_lightning.environments.tools import ToolSet, run_calls
 from grail_lightning.module import GrailModule
 from grail_lightning.picture import FIRST_PICTURE_ID, pictures_in
 from grail_lightning.step.episodes import play
@@ -191,6 +193,20 @@ def test_a_picture_that_cannot_be_used_is_an_observation(name, tmp_path):
     assert "16,777,216 pixels, but got 5000 x 5000" in calls[2].result
     assert calls[5].status in ("done", "failed"), "by the processor"
     assert all(i < FIRST_PICTURE_ID for i in told(batch)) is not calls[5].pictures
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda shown: ("look", shown),
+        lambda shown: [{"type": "text", "text": "look"}, {"type": "image", "image": shown}],  # TRL's form.
+    ],
+)
+def test_a_tuple_and_parts_of_a_message_are_a_text_and_a_picture(returned, monkeypatch):
+    monkeypatch.setitem(SHOWN, "this", lambda: returned(image(3)))
+    ((call,),) = run_calls([(ToolSet(Showing), Showing(), [ParsedCall("draw", {"what": "this"})])], [EpisodeLimits()])
+    text, shown = call.parts
+    assert (text, shown.open().tobytes()) == ("look", image(3).tobytes())
 
 
 class Album(Sketch):

@@ -111,11 +111,11 @@ def broken(text, tool):
 
 
 @torch.no_grad()
-def by_hand(policy, name, seed):
+def by_hand(policy, name, seed, first_of_group):
     """A rollout whose tokens are each the outcome of a pass over all that precede it."""
     tokenizer, environment, tool = policy.tokenizer, made(name), TOOLS[name][0]
     encode = lambda text: tokenizer(text)["input_ids"]  # noqa: E731
-    drawn = derive_seed(seed, "environment")
+    drawn = derive_seed(first_of_group, "environment")
     row = {"problem": PROBLEM[name], "answer": "7"}
     opening = environment.reset(**row) if name == "Calculator" else environment.reset(seed=drawn, **row)
     prompt, ids, mask, turn, turns, end = encode(PROBLEM[name] + (opening or "")), [], [], [], [], None
@@ -164,7 +164,8 @@ def by_hand(policy, name, seed):
 def test_rollouts_are_those_of_a_loop_that_reads_every_token_again(policy, batch):
     ends, calls, redone = [], [], 0
     for row, seed in enumerate(SEEDS):
-        prompt, ids, mask, turn, turns, end, reward = by_hand(policy, list(TOOLS)[row // GROUP], seed)
+        group = row // GROUP
+        prompt, ids, mask, turn, turns, end, reward = by_hand(policy, list(TOOLS)[group], seed, SEEDS[group * GROUP])
         valid, episode = batch.valid_mask[row], batch.episodes[row]
         assert batch.input_ids[row, : batch.prompt_width][batch.attention_mask[row, : batch.prompt_width]].tolist() == (
             prompt

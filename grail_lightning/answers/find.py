@@ -15,7 +15,7 @@ import regex
 from grail_lightning.answers.records import AnswerSpan
 
 # Digits inside a word, an index, an exponent or a version (`x2`, `a_1`, `10^6`, `v1.2`) are no number of their own.
-_NUMBER = re.compile(r"(?<![\w.^])(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?|\.\d+)")
+_NUMBER = re.compile(r"(?<![\w.^])(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+|/\d+)?|\.\d+)")
 # A minus sign is an operator directly behind an operand (`5-3`), or with spaces on both sides (`5 - 3`).
 _SIGN = re.compile(r"(?<![\w)\]}])[-\u2212][$\u20ac\u00a3]?\Z|(?<![\w)\]}] )(?<![\w)\]}])[-\u2212] \Z")
 _PATTERN_SECONDS = 1.0
@@ -154,11 +154,11 @@ def _warn_slow(pattern: str) -> None:
     )
 
 
-_FENCE = re.compile(r"^[ \t]*```[^\n`]*$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*(`{3,})[^\n`]*$", re.MULTILINE)
 
 
 class Fenced(AnswerForm):
-    """The content of the last complete block between two lines that begin with three backticks, such as a program."""
+    """The content of the last complete block between two lines of backticks, three or more, such as a program."""
 
     instruction = " Please reason step by step, and put the answer into one last block between ```python and ```."
 
@@ -166,7 +166,7 @@ class Fenced(AnswerForm):
         """See `AnswerForm`."""
         answers, opening = [], None
         for fence in _FENCE.finditer(text):
-            if opening is not None and fence[0].strip() == "```":
+            if opening is not None and fence[0].strip() == fence[1] >= opening[1]:
                 first = min(opening.end() + 1, fence.start())
                 inside = {"content_start": first, "content_stop": max(first, fence.start() - 1)}
                 answers.append(AnswerSpan(start=opening.start(), stop=fence.end(), **inside))

@@ -9,6 +9,7 @@ from typing import Any, overload
 
 from grail_lightning.data.sources import DatasetSpec, Table, answers_in
 from grail_lightning.picture import has_pictures, pictures_in, with_pictures
+from grail_lightning.tasks.answered import AnswerTask
 from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.problem import Prompt
 
@@ -49,7 +50,10 @@ class RowPrompts(Sequence[Prompt]):
             row["problem"] = str(problem)
         if (answer := row.get(self.spec.answer)) is not None:
             # Several ones are one list, whose order does not matter.
-            row["answer"] = ", ".join(map(str, answers_in(answer)))
+            several = [*map(str, answers_in(answer))]
+            if len(several) > 1 and isinstance(self.task, AnswerTask):
+                several = [self.task.form.bare(worked).strip() for worked in several]
+            row["answer"] = ", ".join(several)
         try:
             cells = self._pictures(row)
             made = prompt_of(self.task, row)

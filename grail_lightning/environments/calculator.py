@@ -19,7 +19,10 @@ _MAX_CHARACTERS = 100  # So few that neither a nested expression nor a long numb
 
 
 class Calculator:
-    """An environment whose one tool computes an expression exactly. It has no reward of its own."""
+    """An environment whose one tool computes an expression with fractions. It has no reward of its own.
+
+    Results that are not whole are written with up to twelve digits.
+    """
 
     def __init__(self) -> None:
         self.reset()
@@ -64,7 +67,7 @@ class Calculator:
             raise ValueError("an expression has numbers, + - * / and parentheses alone") from None
         except ZeroDivisionError:
             raise ValueError("division by zero") from None
-        result = str(value) if value.denominator == 1 else f"{float(value):.6g}"
+        result = str(value) if value.denominator == 1 else f"{float(value):.12g}"
         if result in self._due:
             self._due.remove(result)
             self._gain = True
@@ -77,8 +80,8 @@ def _value(node: ast.expr, text: str) -> Fraction:
     match node:
         case ast.Constant():
             return Fraction(ast.get_source_segment(text, node) or "0")  # Its digits, so that 0.1 is a tenth.
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand, text)
+        case ast.UnaryOp(op=ast.UAdd() | ast.USub() as sign, operand=operand):
+            return _value(operand, text) * (-1 if isinstance(sign, ast.USub) else 1)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             return _OPERATORS[type(op)](_value(left, text), _value(right, text))
     raise ValueError("an expression has numbers, + - * / and parentheses alone")

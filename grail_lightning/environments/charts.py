@@ -28,7 +28,7 @@ COLOURS = {
 }
 """The elements' colours from left to right, as plotting libraries take them in turn."""
 _NEAR = 0.5  # How far a coordinate may be from where it should be, in units.
-_NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d+)?|\.\d+)")
 _HOW = f"each from 0 to {UNITS}, x from the left and y from the bottom."
 
 

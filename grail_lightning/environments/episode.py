@@ -125,7 +125,10 @@ def episode_json(episode: Episode) -> str:
 
 
 def _written(episode: Episode) -> str:
-    record = asdict(episode)
+    plain = (
+        t if isinstance(t.state, str | float | int | None) else replace(t, state=repr(t.state)) for t in episode.turns
+    )
+    record = asdict(replace(episode, turns=tuple(plain)))  # Which copies, and not every state can be copied.
     for call in (call for turn in record["turns"] for call in turn["calls"]):
         del call["pictures"]
     return json.dumps(record, default=repr)

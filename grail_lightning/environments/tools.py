@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from types import MethodType
 from typing import Any, Literal
 
@@ -105,7 +105,8 @@ def _message(error: BaseException) -> str:
 
 def _result(value: object, max_characters: int) -> tuple[str, tuple[Picture, ...]]:
     """A tool's result as text, with `PLACE` for each of its pictures, and copies of these: a tool may draw on them."""
-    parts, pictures, texts, left = value if isinstance(value, list) else [value], [], [], max_characters
+    parts = [_unwrapped(part) for part in (value if isinstance(value, list | tuple) else [value])]
+    pictures, texts, left = [], [], max_characters
     number = sum(map(is_image, parts))
     if not number:
         return result_text(value, max_characters), ()
@@ -121,6 +122,11 @@ def _result(value: object, max_characters: int) -> tuple[str, tuple[Picture, ...
             texts.append(result_text(part, left).replace(PLACE, f"{PLACE[0]} {PLACE[1:]}"))
             left -= len(texts[-1])
     return "".join(texts), tuple(pictures)
+
+
+def _unwrapped(part: Any) -> Any:
+    """The content of a text or an image in the form of messages, as TRL's tools may return it."""
+    return part.get(part["type"], part) if isinstance(part, dict) and part.get("type") in ("image", "text") else part
 
 
 def result_text(value: object, max_characters: int) -> str:
@@ -149,6 +155,8 @@ def _schema(environment: type, name: str) -> dict[str, Any]:
 
     bound = _bound(environment, name)
     try:
+        if inspect.isgeneratorfunction(bound) or inspect.isasyncgenfunction(bound):
+            raise ValueError("It yields, but a result is returned as a whole.")
         kinds = {p.kind for p in inspect.signature(bound).parameters.values()}
         if not kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
             raise ValueError("A parameter cannot be given by its name.")
@@ -163,9 +171,14 @@ def _schema(environment: type, name: str) -> dict[str, Any]:
     return schema
 
 
+@cache
+def _reset_signature(environment_class: type) -> inspect.Signature:
+    return inspect.signature(_bound(environment_class, "reset"))
+
+
 def check_columns(environment_class: type, columns: Iterable[str]) -> None:
-    """Check that `reset` takes the columns of a dataset, beside `seed` and `images`."""
-    signature, there = inspect.signature(_bound(environment_class, "reset")), dict.fromkeys(columns)
+    """Check that `reset` takes the columns of a row, beside `seed` and `images`."""
+    signature, there = _reset_signature(environment_class), dict.fromkeys(columns)
     try:
         signature.bind(**dict.fromkeys({"seed", "images"} & signature.parameters.keys()) | there)
     except TypeError as error:

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
@@ -146,7 +146,13 @@ class Executor:
 
     def printed(self, program: str) -> str:
         """What a program without tests prints, and the end of its traceback; nothing of it is kept."""
-        return self._submit(lambda: self._attempt(lambda solver, _: printed(solver, program))).result()
+        future = self._submit(lambda: self._attempt(lambda solver, _: printed(solver, program)))
+        try:
+            while not wait([future], timeout=0.1).done:  # Between two waits a thread that was abandoned ends.
+                pass
+            return future.result()
+        finally:
+            future.cancel()  # A program that nobody waits for must not run before those of others.
 
     def close(self) -> None:
         """End all processes. The next program would start new ones."""

@@ -44,8 +44,17 @@ class _Rollout:
     reward: float | None = None
     end: EndReason | None = None
 
-    def __init__(self, policy: Policy, prompt: Prompt, dialect: Dialect | None, seed: int, sampling: Sampling) -> None:
-        self.policy, self.prompt, self.dialect, self.seed, self.sampling = policy, prompt, dialect, seed, sampling
+    def __init__(
+        self,
+        policy: Policy,
+        prompt: Prompt,
+        dialect: Dialect | None,
+        sampling: Sampling,
+        seed: int,
+        environment_seed: int,
+    ) -> None:
+        self.policy, self.prompt, self.dialect, self.sampling = policy, prompt, dialect, sampling
+        self.seed, self.environment_seed = seed, environment_seed
         self.task = prompt.task if isinstance(prompt.task, EnvironmentTask) else None
         self.prompt_ids: list[int] = []
         self.ids: list[int] = []  # After the prompt.
@@ -117,8 +126,8 @@ class _Rollout:
     def begin(self) -> None:
         assert self.task is not None
         self.environment = self.task.environment()
-        seed, shown = derive_seed(self.seed, "environment"), pictures_in(self.prompt.messages)
-        self.opening = call_reset(self.environment, self.prompt.columns, seed, shown)
+        shown = pictures_in(self.prompt.messages)
+        self.opening = call_reset(self.environment, self.prompt.columns, self.environment_seed, shown)
         self.state = call_state(self.environment)
 
     def judge_turn(self) -> None:
@@ -140,15 +149,22 @@ def play(
     """Rollouts in which the tasks' environments answer after each turn; a task without one has rollouts of one turn.
 
     `sampling.max_response_length` limits the sampled tokens of all turns together. The `seeds` of the rows, 63 bits
-    each, are those of their turns and of their environments' random numbers.
+    each, are those of their turns. The environments of a group have one seed, that of its first row: advantages and
+    states are compared between rollouts of the same problem.
     """
     dialects = _dialects(policy, prompts)
-    rows = zip([prompt for prompt in prompts for _ in range(group_size)], seeds, strict=True)
-    rollouts = [_Rollout(policy, prompt, dialects.get(id(prompt.task)), seed, sampling) for prompt, seed in rows]
+    first = [derive_seed(seed, "environment") for seed in seeds[::group_size]]
+    rows = zip(*([of for of in given for _ in range(group_size)] for given in (prompts, first)), seeds, strict=True)
+    rollouts = [_Rollout(policy, p, dialects.get(id(p.task)), sampling, seed, own) for p, own, seed in rows]
     _each(rollouts, "begin")
     for rollout in rollouts:
         encode = rollout.dialect.prompt_ids if rollout.dialect else policy.encode
         rollout.prompt_ids = encode(_messages(rollout))
+        if rollout.opening and rollout.left()[1] < 1:
+            raise ValueError(
+                f"`reset` returned a text with which the prompt has {len(rollout.prompt_ids)} tokens, more than the "
+                f"model's positions: {rollout.opening[:80]!a}. Let it return less."
+            )
     number = 0
     with engine.turns(sampling) as sample:
         while on_any_rank(any(rollout.end is None for rollout in rollouts), engine, policy.device):
@@ -232,10 +248,13 @@ def _shown(call: Call, policy: Policy, engine: RolloutEngine) -> Call:
 def _messages(rollout: _Rollout) -> Any:
     """The prompt's messages, with what `reset` returned at the end."""
     messages: Any = rollout.prompt.messages
-    if not rollout.dialect or not rollout.opening or not isinstance(messages, list):
+    if not rollout.dialect or not rollout.opening or isinstance(messages, TokenText):
         return messages
+    opening = rollout.dialect.escaped(rollout.opening)
+    if isinstance(messages, str):
+        return messages + opening
     *before, last = messages
-    return [*before, {**last, "content": add_text(last["content"], rollout.dialect.escaped(rollout.opening))}]
+    return [*before, {**last, "content": add_text(last["content"], opening)}]
 
 
 def _batch(policy: Policy, rollouts: Sequence[_Rollout], group_size: int) -> SampledBatch:

@@ -7,6 +7,7 @@ import builtins
 import keyword
 import random
 import re
+import textwrap
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -126,9 +127,9 @@ class CodeTask(MathTask):
         return (program, spans[-1].content_start) if program.strip() else None
 
     def answer(self, text: str) -> str | None:
-        """The program of a response."""
+        """The program of a response, without what all of its lines are indented by, as in a list."""
         found = self.program(text)
-        return found and found[0]
+        return found and textwrap.dedent(found[0])
 
     def answer_spans(self, text: str) -> list[AnswerSpan]:
         """The part of each program that credit methods explain; see `explained`."""
@@ -301,15 +302,17 @@ def _human_eval(row: Mapping[str, Any]) -> CodeProblem:
 def _asserted(tests: Sequence[Any], reference: str, preamble: str, entry: str = "") -> Tests:
     """Assertions as tests of the function that they call: one of the reference, or the first that is no built-in."""
     trees = [_parsed(test, "an assertion") for test in tests]
-    if any(len(tree.body) != 1 for tree in trees):
-        raise ValueError(f"Tests must be assertions, one statement each, but got {list(tests)!r:.80}.")
+    helpers = {node.name for node in _parsed(preamble, "setup").body if isinstance(node, ast.FunctionDef)}
+    for test, tree in zip(tests, trees, strict=True):
+        asserts = any(isinstance(node, ast.Assert) for node in ast.walk(tree)) or _reads(tree, *helpers)
+        if len(tree.body) != 1 or not asserts:  # `f(1) == 2` alone would be passed by every program.
+            raise ValueError(f"Tests must be assertions, one statement each, but got {test!r:.80}.")
     if not entry:
         defined = {node.name for node in _parsed(reference, "code").body if isinstance(node, ast.FunctionDef)}
         calls = [node.func for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
         names = [name.id for name in calls if isinstance(name, ast.Name)]
         own = [name for name in names if not hasattr(builtins, name)]
         entry = next((name for name in names if name in defined), own[0] if own else "")
-    helpers = {node.name for node in _parsed(preamble, "setup").body if isinstance(node, ast.FunctionDef)}
     idle = next((test for test, tree in zip(tests, trees, strict=True) if not _reads(tree, entry, *helpers)), None)
     if idle is not None:
         raise ValueError(f"Each test must call the same function ({entry or 'none was found'}), but got {idle!r:.80}.")

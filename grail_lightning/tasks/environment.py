@@ -29,7 +29,8 @@ class Environment(ABC):  # noqa: B024  (a class is one by what it has)
 
     - ``reset(**row)`` begins a rollout with the columns of the dataset's row. A text that it returns is appended to
       the last message of the prompt. If its signature names ``seed``, it is given 63 bits for its random numbers, keyed
-      by the run's seed, the step and the row; if it names ``images``, the pictures of the prompt as Pillow's images.
+      by the run's seed, the step and the prompt: all rollouts of a group are given the same, so that they play the same
+      problem. If it names ``images``, it is given the pictures of the prompt as Pillow's images.
     - Every other public method is a tool. It has type hints and a docstring in Google's style, from which the policy is
       told what it does. What it returns is the text that the policy is told; an exception becomes a text, too. An image
       of Pillow, or a list of texts and images, is shown to a policy that takes pictures.
@@ -37,8 +38,8 @@ class Environment(ABC):  # noqa: B024  (a class is one by what it has)
     - ``score_turn()`` (optional, ours) is called after the tools of a turn, and returns the score of that turn or None.
     - ``state_key()`` (optional, ours) returns a hashable key of the present state, which `GiGPO` compares.
 
-    Each rollout has an instance of its own, which is made for it. What is costly to make belongs to the module, behind
-    `functools.cache`.
+    Each rollout has an instance of its own, which is made for it. What is costly to make belongs to the module, and is
+    made by its import: many rollouts begin side by side.
     """
 
     @classmethod
@@ -120,6 +121,7 @@ class EnvironmentTask(MathTask):
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The prompt of a row; `problem` and `answer` may be missing where the environment has a reward."""
+        check_columns(self.environment_class, row)
         if not self.gives_reward and not {"problem", "answer"} <= row.keys():
             raise ValueError(
                 f"A row must have the columns `problem` and `answer`, but got only {sorted(row)}. `answer` may be "

@@ -18,7 +18,7 @@ import asyncio
 import inspect
 import math
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -184,7 +184,7 @@ class Reward:
         self, responses: Sequence[str], references: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> Callable[[], Values]:
         """Call the function. What is returned waits for its values, if it is ``async``, and checks them."""
-        given = {key: column for key, column in columns.items() if self._columns is None or key in self._columns}
+        given = {key: [*column] for key, column in columns.items() if self._columns is None or key in self._columns}
         with self._explained(given, len(responses)):
             returned = self.function(list(responses), list(references), **(given | self.arguments))
             if inspect.isawaitable(returned):
@@ -210,8 +210,10 @@ class Reward:
     def _checked(self, returned: Any, responses: Sequence[str]) -> Values:
         wanted = f"The reward `{self.path}` must return {len(responses)} finite numbers or None, one a response,"
         try:
+            if isinstance(returned, str | Mapping | Set):
+                raise TypeError(f"a {type(returned).__name__} has no order of responses")
             values = [None if value is None else float(value) for value in returned]
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # It may be a generator, which raises anything.
             raise ValueError(f"{wanted} but got {str(returned)[:200]} ({error}). Return a list of floats.") from error
         if len(values) != len(responses):
             raise ValueError(f"{wanted} but got {len(values)}. It is called with a whole batch, not with one response.")

@@ -30,6 +30,7 @@ def contents(form, text):
         ("x = -3", ["-3"]),
         ("x=-3", ["-3"]),
         ("(-4)", ["-4"]),
+        ("It is 1.5e3, or 5E-3.", ["1.5e3", "5E-3"]),
         ("a) -3", ["-3"]),
         ("the loss is \u22127.5 dollars", ["\u22127.5"]),
         ("It costs $1,250.50.", ["1,250.50"]),
@@ -74,6 +75,7 @@ def test_what_follows_a_marker_on_its_line_is_an_answer(text, answers):
         ("```\n```", [""]),
         ("```python\nx = 1", []),  # It was cut.
         ("x ``` y ```", []),
+        ("````md\n```python\nx = 1\n```\n````", ["```python\nx = 1\n```"]),
     ],
 )
 def test_blocks_between_backticks_are_answers(text, answers):

@@ -204,10 +204,11 @@ def test_answers_are_what_each_benchmark_keeps(tmp_path):
         {"problem": "b", "answer": r"First \boxed{1}, then \boxed{\frac{1}{2}} cm."},
         {"problem": "c", "answer": ["3", "5"]},
         {"problem": "d", "answer": ["$69$,$84$"]},
+        {"problem": "e", "answer": [r"So \boxed{1}", r"or \boxed{2}."]},
     ]
     prompts = load(val=write(tmp_path, table))
-    assert [prompt.reference for prompt in prompts] == ["27.0", r"\frac{1}{2}", "3, 5", "$69$,$84$"]
-    answers = ["27", r"0.5", "5,3", "84, 69"]
+    assert [prompt.reference for prompt in prompts] == ["27.0", r"\frac{1}{2}", "3, 5", "$69$,$84$", "1, 2"]
+    answers = ["27", r"0.5", "5,3", "84, 69", "2, 1"]
     with Verifier() as verifier:
         verdicts = verifier.grade([(p.reference, answer) for p, answer in zip(prompts, answers, strict=True)])
     assert all(verdict.correct for verdict in verdicts), verdicts

@@ -39,3 +39,14 @@ def test_without_a_worked_solution_turns_have_no_score():
     assert environment.score_turn() is None
     environment.reset()
     assert environment.state_key() == ()
+
+
+def test_results_keep_their_digits():
+    environment = begun()
+    asked = ("+1000000.1 + 0", "123456.78+0.01", "1/3", "-(+2)*2000000.25")
+    assert [environment.calculator(text) for text in asked] == [
+        "1000000.1",
+        "123456.79",
+        "0.333333333333",
+        "-4000000.5",
+    ]

@@ -1,6 +1,7 @@
 """The environment whose tool runs programs, in the sandbox of this machine and in a run of the command line."""
 
 import re
+import time
 
 import pytest
 
@@ -84,6 +85,16 @@ def test_programs_of_many_rollouts_run_side_by_side(python):
     calls = [[ParsedCall("run", {"code": f"print({k} ** 2)"})] for k in range(40)]
     made = run_calls([(ToolSet(Python), python, some) for some in calls], [EpisodeLimits(tool_seconds=60)] * 40)
     assert [call.result for (call,) in made] == [str(k * k) for k in range(40)]
+
+
+def test_programs_that_nobody_waits_for_hold_up_no_others():
+    python = Python(limits=Limits(seconds=0.5), workers=1)
+    endless = [[ParsedCall("run", {"code": f"while {k}: pass"})] for k in range(1, 9)]
+    lost = run_calls([(ToolSet(Python), python, some) for some in endless], [EpisodeLimits(tool_seconds=0.2)] * 8)
+    assert {call.status for (call,) in lost} == {"timeout"}
+    begun = time.monotonic()
+    assert python.run("print('next')") == "next"
+    assert time.monotonic() - begun < 4, "eight programs take four seconds of a processor, and longer by the clock"
 
 
 def test_the_worked_examples_of_word_problems_are_programs_with_their_results(python):

@@ -215,6 +215,15 @@ def undocumented(self, number: int):
     """A tool."""
 
 
+def yielding(self, number: int):
+    """A tool.
+
+    Args:
+        number: A number.
+    """
+    yield number
+
+
 def many(self, *numbers: int):
     """A tool."""
 
@@ -226,6 +235,10 @@ def many(self, *numbers: int):
         ({"reset": Desk.reset, "get_reward": bare}, "has no public method but `get_reward`, `reset`. Write one with"),
         ({"reset": Desk.reset, "tool": bare}, "`World.tool` cannot be described to the policy: .* has no docstring"),
         ({"reset": Desk.reset, "tool": undocumented}, "`World.tool` .* no description for the argument 'number'"),
+        (
+            {"reset": Desk.reset, "tool": yielding},
+            "`World.tool` cannot be described .* a result is returned as a whole",
+        ),
         ({"reset": Desk.reset, "tool": many}, "`World.tool` .* cannot be given by its name. Write them, or"),
     ],
 )

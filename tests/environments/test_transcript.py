@@ -1,6 +1,7 @@
 """Rollouts of several turns as text and as JSON: nothing that a policy or a tool says can pass for a heading."""
 
 import json
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -60,8 +61,9 @@ def test_no_text_passes_for_a_heading(text, name, result):
 
 def test_an_episode_is_read_as_it_was_written():
     assert read_episode(episode_json(GAME)) == GAME
-    odd = Episode(turns=(Turn(text="\ud800\x00", state=(1, frozenset({2}))),), end="tokens")
-    (turn,), (same,) = (read_episode(episode_json(odd)).turns for _ in range(2))
+    locked = Turn(text="", state=threading.Lock())  # It cannot be copied.
+    odd = Episode(turns=(Turn(text="\ud800\x00", state=(1, frozenset({2}))), locked), end="tokens")
+    (turn, _), (same, _) = (read_episode(episode_json(odd)).turns for _ in range(2))
     assert turn.text == "\ud800\x00"
     assert hash(turn.state) == hash(same.state), "equal states stay equal"
 

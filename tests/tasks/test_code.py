@@ -125,6 +125,10 @@ def test_rows_of_three_forms_are_read(row, tests):
         ),
         ({"problem": "p", "tests": ["assert f("]}, r"`an assertion` must be Python, but got 'assert f\('"),
         ({"problem": "p", "tests": ["a = 1; assert f(a)"]}, "Tests must be assertions, one statement each"),
+        (
+            {"problem": "p", "tests": ["assert f(1)", "f(1) == 2"]},
+            r"Tests must be assertions, .* but got 'f\(1\) == 2'",
+        ),
         ({"problem": "p", "entry": "f", "tests": math.nan}, "`tests` must be a list that is not empty, but got nan"),
         ({"problem": "p", "entry": "def", "tests": [[[1], 2]]}, "`entry` must name the function .*, but got 'def'"),
         ({"problem": "p", "entry": "f", "tests": [[[1], 2]], "reference": 5}, "`reference` must be text, but got 5"),
@@ -191,6 +195,7 @@ def test_the_program_is_the_last_block_and_its_offset_is_exact(task):
     program, offset = task.program(text)
     assert program == text[offset : offset + len(program)] == "def f():\n    pass"
     assert (task.program("```\n\n```"), task.program("def f(): pass")) == (None, None)
+    assert task.answer("1. So:\n\n   ```python\n   def f():\n       pass\n   ```") == program
     marked = CodeTask(answer=Marker("[BEGIN]", to_end=True))
     assert marked.program("[BEGIN]\nx = 1\ny = 2\n") == ("x = 1\ny = 2", 8)
 

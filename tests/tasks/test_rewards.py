@@ -35,6 +35,15 @@ SOURCE = """
     def one_number(responses, references):
         return 1.0
 
+    def by_row(responses, references):
+        return {k: 1.0 for k, _ in enumerate(responses)}
+
+    def generates(responses, references):
+        return (1 / len(text) for text in responses)
+
+    def huge(responses, references):
+        return [10**400 for _ in responses]
+
     def words(responses, references):
         return ["good" for _ in responses]
 
@@ -165,6 +174,9 @@ def test_a_reward_that_cannot_be_is_found_before_anything_runs(spec, message):
         ("not_a_number", r"`userrewards.not_a_number` must return .* but got nan for the response 'b'"),
         ("one_number", r"`userrewards.one_number` must return .* but got 1.0 .*Return a list of floats"),
         ("words", r"`userrewards.words` must return .* but got \['good'"),
+        ("by_row", r"`userrewards.by_row` must return .* \(a dict has no order of responses\)"),
+        ("generates", r"`userrewards.generates` must return .* \(division by zero\)"),
+        ("huge", r"`userrewards.huge` must return .* too large"),
     ],
 )
 def test_a_reward_that_fails_is_named(name, message):
