@@ -1,5 +1,6 @@
 """Small real things that many tests share. Nothing here is a double."""
 
+import gc
 import os
 import signal
 
@@ -21,6 +22,7 @@ from tests.batches import rollouts
 
 # The packaged policy's matrices are too small for threads, and workers of pytest-xdist share the cores.
 torch.set_num_threads(1)
+gc.freeze()  # Each full collection would look at all that libraries keep for ever, twice as long as at the rest.
 
 GOLDEN = Path(__file__).parent / "golden"
 
