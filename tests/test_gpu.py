@@ -63,7 +63,7 @@ def test_gradients_are_those_of_float64(dtype, share, rollouts):
 @pytest.mark.parametrize("dtype", ERRORS)
 def test_all_kernels_of_prefix_trees_have_these_gradients(dtype, rollouts):
     expected = exact(rollouts)
-    kernels = ("flex", "sdpa") if dtype == torch.float32 else ("varlen", "flex", "sdpa")
+    kernels = ("sdpa",) if dtype == torch.float32 else ("varlen", "sdpa")
     for kernel in kernels:
         policy = on_device(dtype)
         assert policy.tree_kernel == kernels[0]

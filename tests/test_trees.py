@@ -1,7 +1,7 @@
 """Rows that begin alike, run as prefix trees: prompts, and what responses have in common.
 
-`varlen_attn` has a kernel on CUDA alone, and `flex_attention` one with a backward pass. On a CPU their definitions in
-torch operations take their places here; layouts are the same. tests/test_gpu.py runs the kernels.
+`varlen_attn` has a kernel on CUDA alone. On a CPU its definition in torch operations takes its place here; layouts are
+the same. tests/test_gpu.py runs the kernel.
 """
 
 from itertools import pairwise
@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention import flex_attention as torch_flex
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
     DogeConfig,
@@ -31,8 +30,6 @@ from grail_lightning.step.fused import SaliencyForward
 from tests import batches
 from tests.architectures import ARCHITECTURES, SIZES, live, tiny
 from tests.steps import FEWER, gap, steps, update_of
-
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 
 
 def rollouts(prompts, responses):
@@ -111,7 +108,6 @@ def batch():
 def attend_by(monkeypatch):
     """A function that makes a policy attend in trees by a kernel; it returns the calls of one that CPUs do not have."""
     calls = []
-    attend = torch_flex.flex_attention
 
     def by_definition(query, key, value, begins, key_begins, longest, longest_path, *, scale, window_size, enable_gqa):
         """`varlen_attn`: queries are the last tokens of a sequence, keys all of it."""
@@ -126,15 +122,7 @@ def attend_by(monkeypatch):
             outputs.append(out[0].transpose(0, 1))
         return torch.cat(outputs)
 
-    def counted(*tensors, **options):
-        calls.append(options["block_mask"])
-        return attend(*tensors, **options)
-
     def take(policy, kernel):
-        if kernel == "flex":
-            # torch refuses gradients on a CPU, which has no kernel for them; the definition has them.
-            monkeypatch.setattr(torch_flex, "_validate_device", lambda query, key, value: None)
-            monkeypatch.setattr("grail_lightning.policy.trees._flex_attention", lambda device: counted)
         if kernel == "varlen":
             monkeypatch.setattr("grail_lightning.policy.trees.varlen_attn", by_definition)
         policy.tree_kernel = kernel
@@ -222,8 +210,6 @@ def test_copies_of_keys_and_values_count_towards_the_budget():
         ("gemma3", "prompts", 12, "sdpa", False),
         ("qwen3", "examples", 60, "sdpa", False),
         ("llama", "examples", 1000, "sdpa", False),
-        ("qwen3", "responses", 60, "flex", True),
-        ("gemma3", "several blocks", 4000, "flex", False),
         ("qwen3", "responses", 60, "varlen", True),
         ("llama", "responses", 1000, "varlen", False),
         ("gemma3", "several blocks", 4000, "varlen", False),
@@ -239,9 +225,8 @@ def test_gradients_are_those_of_whole_rows(name, rows, budget, kernel, checkpoin
     apart, whole = steps(policy, made, False, token_budget=budget)
     calls = attend_by(policy, kernel)
     shared, embedded = steps(policy, made, True, token_budget=budget)
-    assert bool(calls) == (kernel in ("flex", "varlen"))
-    if kernel != "flex":  # Its layouts are padded to blocks.
-        assert (embedded < whole) == (kernel is not None)
+    assert bool(calls) == (kernel == "varlen")
+    assert (embedded < whole) == (kernel is not None)
     if budget == 1000:  # Two passes; trees of 5 + 6 + 1 + 2 + 4, 1 + 4, 9 + 2 and 4 + 7 + 8 + 1 tokens.
         assert embedded == 2 * (18 + 5 + 11 + 20 + (len(EXAMPLES) if rows == "examples" else 0))
     for (ours, metrics), (theirs, expected) in zip(shared, apart, strict=True):
@@ -298,7 +283,7 @@ def test_gradients_by_cuda_s_kernels_are_those_of_sdpa(dtype, batch):
     exact, *_ = steps(load_policy("arithmetic").double(), batch, False, token_budget=1000)
     gaps = {}
     on_gpu = batch.to(torch.device("cuda"))
-    kernels = ("varlen", "flex", "sdpa") if dtype == torch.bfloat16 else ("flex", "sdpa")
+    kernels = ("varlen", "sdpa") if dtype == torch.bfloat16 else ("sdpa",)
     for kernel in kernels:
         policy = load_policy("arithmetic").to("cuda", dtype)
         assert policy.tree_kernel == kernels[0]
@@ -320,8 +305,6 @@ def test_gradients_of_many_rows_behind_one_token_add_up_in_full_precision():
     [
         ("responses", 40, "sdpa", False),
         ("examples", 1000, "sdpa", True),
-        ("examples", 1000, "flex", False),
-        ("responses", 60, "flex", True),
         ("responses", 60, "varlen", True),
     ],
 )
@@ -344,8 +327,8 @@ def test_saliency_keeps_rows_apart(rows, budget, kernel, checkpointed, attend_by
     apart, whole, expected = steps(policy, located, False, credit=GRAIL(), token_budget=budget)
     calls = attend_by(policy, kernel)
     shared, fewer, weights = steps(policy, located, True, credit=GRAIL(), token_budget=budget)
-    assert bool(calls) == (kernel in ("flex", "varlen"))
-    assert kernel == "flex" or fewer < whole
+    assert bool(calls) == (kernel == "varlen")
+    assert fewer < whole
     torch.testing.assert_close(weights.values, expected.values, rtol=1e-4, atol=1e-6)
     assert len(weights.values.unique(dim=0)) == len(expected.values.unique(dim=0)) > 4
     for (ours, metrics), (theirs, wanted) in zip(shared, apart, strict=True):

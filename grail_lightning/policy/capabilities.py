@@ -29,7 +29,7 @@ def find_tree_kernel(policy: Policy) -> TreeKernel | None:
     if policy.model.config._attn_implementation != TREE_ATTENTION:
         return None
     on_cuda = policy.device.type == "cuda"
-    kernels: tuple[TreeKernel, ...] = ("varlen", "flex", "sdpa") if on_cuda else ("sdpa",)
+    kernels: tuple[TreeKernel, ...] = ("varlen", "sdpa") if on_cuda else ("sdpa",)
     kernel = next((kernel for kernel in kernels if _supports_prefix_trees(policy, kernel)), None)
     if on_cuda:
         rank_zero_info(f"Attention in prefix trees is computed by {kernel or 'nothing: every row is run separately'}.")

@@ -5,8 +5,8 @@ a tree, which is laid out as one sequence in preorder, so that the decoder's lin
 once. Attention is computed in *units*. A unit has some tokens as queries, and the tokens on their paths as keys. The
 cost of attention therefore depends on the lengths of the paths, not on the size of the tree.
 
-CUDA has three kernels: flash attention for sequences of different lengths (`varlen_attn`, half precision), where a unit
-is a row; `flex_attention`, which has no units but skips blocks of the whole sequence; and SDPA, as on a CPU.
+CUDA has two kernels: flash attention for sequences of different lengths (`varlen_attn`, half precision), where a unit
+is a row, and SDPA, as on a CPU.
 
 Shapes: ``b`` rows, ``P`` prompt tokens, ``T`` response tokens, ``W = P + T`` columns, ``N`` distinct tokens,
 ``U`` units of at most ``Q`` queries and ``K`` keys, ``M`` predictions, ``D`` width.
@@ -15,8 +15,7 @@ Shapes: ``b`` rows, ``P`` prompt tokens, ``T`` response tokens, ``W = P + T`` co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +28,7 @@ from transformers.masking_utils import sdpa_mask
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy.layout import TokenLayout, aligned, first_rows, gather_rows, shared_columns
 
-if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
-
-TreeKernel = Literal["sdpa", "flex", "varlen"]
-
-_BLOCK_TOKENS = 128
-"""Side of the blocks of `flex_attention`, which skips those of which no pair attends. Layouts are padded to a
-multiple, so that few shapes are compiled."""
+TreeKernel = Literal["sdpa", "varlen"]
 
 _MOST_KEYS = 3
 """`varlen_attn` has copies of the path's keys for each row. Where they exceed this multiple of the distinct tokens, as
@@ -61,6 +53,7 @@ class _Paths(NamedTuple):
     keys: Tensor  # [sum of the paths] long, token numbers
     own: Tensor  # [N] long, the places of `keys` at which a token is a key of the row that adds it
     inherited: Tensor  # long, the other places
+    inherited_keys: Tensor  # long, the token numbers there
     begins: tuple[Tensor, Tensor]  # [U + 1] int32 each, the first query and the first key of each row, and the numbers
     longest: tuple[int, int]  # The largest numbers of queries and of keys of a row.
 
@@ -73,23 +66,17 @@ def _tree_attention(
     attention_mask: Tensor | None,
     units: _AttentionUnits | None = None,
     paths: _Paths | None = None,
-    block_mask: BlockMask | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """Transformers' SDPA or, if one of the last three is given, attention ``[1, N, heads, d]`` in prefix trees."""
-    if paths is not None or block_mask is not None:
-        # Under autocast rotary embeddings may leave queries and keys in float32 beside values in half precision.
-        query, key = query.to(value.dtype), key.to(value.dtype)
-    scale, grouped = cast("float | None", options.get("scaling")), query.shape[1] != key.shape[1]
+    """Transformers' SDPA or, if `units` or `paths` are given, attention ``[1, N, heads, d]`` in prefix trees."""
+    scale = cast("float | None", options.get("scaling"))
     if paths is not None:
-        keys, values = (_along_paths(states[0].transpose(0, 1), paths) for states in (key, value))
-        asked, causal = query[0].transpose(0, 1), (-1, 0)
-        arguments = (asked, keys, values, *paths.begins, *paths.longest)
+        # Under autocast rotary embeddings may leave queries and keys in float32 beside values in half precision.
+        asked, *states = (s[0].transpose(0, 1).to(value.dtype) for s in (query, key, value))
+        arguments = (asked, *_AlongPaths.apply(*states, paths), *paths.begins, *paths.longest)  # type: ignore[no-untyped-call]
+        grouped, causal = query.shape[1] != key.shape[1], (-1, 0)
         found = varlen_attn(*arguments, scale=scale, window_size=causal, enable_gqa=grouped)
         return cast(Tensor, found)[None], None
-    if block_mask is not None:
-        flex = _flex_attention(query.device.type)
-        return flex(query, key, value, block_mask=block_mask, scale=scale, enable_gqa=grouped).transpose(1, 2), None
     if units is None:
         whole: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return whole
@@ -130,7 +117,7 @@ def tree_layout(
 
     Rows with a common beginning must be neighbours, and `starts` are those at which a tree begins. Without
     `share_responses` rows share their prompt without its last token, and equal rows are run once: every position that
-    predicts a response token then belongs to one response. For flex the layout is padded to whole blocks.
+    predicts a response token then belongs to one response.
     """
     device = input_ids.device
     prompt_width = input_ids.shape[1] - response_mask.shape[1]
@@ -153,12 +140,7 @@ def tree_layout(
     ids, positions = rows.ids[tree.run].long(), columns.expand_as(tree.run)[tree.run]
     if kernel == "varlen" and int(_keys_of_rows(tree).sum()) > _MOST_KEYS * len(ids):
         kernel = "sdpa"
-    pad = -len(ids) % _BLOCK_TOKENS if kernel == "flex" else 0
-    ids, positions = (torch.nn.functional.pad(t, (0, pad)) for t in (ids, positions))
-    if kernel == "varlen":
-        attention = _by_rows(tree, device)
-    else:
-        attention = _by_blocks(tree.end, pad, device) if kernel == "flex" else _by_units(_units(tree, starts), device)
+    attention = _by_rows(tree, device) if kernel == "varlen" else _by_units(_units(tree, starts), device)
     tensors = {
         "ids": ids[None],
         "positions": positions[None],
@@ -267,28 +249,29 @@ def _by_units(units: _AttentionUnits, device: torch.device) -> Callable[[torch.d
 
 
 class _AlongPaths(torch.autograd.Function):
-    """``[N, heads, d] -> [sum of the paths, heads, d]``, the states of keys; gradients are summed in float32."""
+    """``[N, heads, d] -> [sum of the paths, heads, d]``, keys and values; gradients are summed in float32.
+
+    One function for both, because a small model on a GPU waits for Python.
+    """
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, paths: _Paths) -> Tensor:
+    def forward(ctx: Any, keys: Tensor, values: Tensor, paths: _Paths) -> tuple[Tensor, Tensor]:
         ctx.paths = paths
-        return states.index_select(0, paths.keys)
+        return keys.index_select(0, paths.keys), values.index_select(0, paths.keys)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         paths: _Paths = ctx.paths
-        total, more = (full_precision(gradient.index_select(0, places)) for places in (paths.own, paths.inherited))
-        return total.index_add_(0, paths.keys[paths.inherited], more).to(gradient.dtype), None
+        sums = []
+        for gradient in gradients:
+            total, more = (full_precision(gradient.index_select(0, places)) for places in (paths.own, paths.inherited))
+            sums.append(total.index_add_(0, paths.inherited_keys, more).to(gradient.dtype))
+        return *sums, None
 
 
 def _keys_of_rows(tree: _Tree) -> Tensor:
     """``[b]``: the number of keys of each row that adds tokens."""
     return torch.where(tree.run.any(1), (tree.inherited | tree.run).sum(1), 0)
-
-
-def _along_paths(states: Tensor, paths: _Paths) -> Tensor:
-    found: Tensor = _AlongPaths.apply(states, paths)  # type: ignore[no-untyped-call]
-    return found
 
 
 def _by_rows(tree: _Tree, device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
@@ -299,41 +282,9 @@ def _by_rows(tree: _Tree, device: torch.device) -> Callable[[torch.dtype], Mappi
     counts = torch.tensor([sizes, [len(path) for path in paths]])
     begins = torch.nn.functional.pad(counts.cumsum(1), (1, 0))
     is_own = torch.cat([torch.arange(len(path)) >= len(path) - size for path, size in zip(paths, sizes, strict=True)])
+    keys = torch.cat(paths).to(device)
     own, inherited = (places.nonzero().squeeze(1).to(device) for places in (is_own, ~is_own))
     queries_begin, keys_begin = begins.to(device, torch.int32)
     most = int(counts[0].max()), int(counts[1].max())
-    rows = _Paths(torch.cat(paths).to(device), own, inherited, (queries_begin, keys_begin), most)
+    rows = _Paths(keys, own, inherited, keys[inherited], (queries_begin, keys_begin), most)
     return lambda dtype: {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=dtype, device=device), "paths": rows}
-
-
-# --- `flex_attention`, whose cost follows the pairs of tokens that attend ------------------------------------
-
-
-def _by_blocks(end: Tensor, pad: int, device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
-    """The decoder's arguments for `flex_attention`. Each of the `pad` places after the tokens attends to itself."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    number = len(end) + pad
-    until = torch.cat([end, torch.arange(len(end), number) + 1]).to(device)
-
-    def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (query < until[key])
-
-    mask = create_block_mask(attends, None, None, number, number, device=device, BLOCK_SIZE=_BLOCK_TOKENS)
-    return lambda dtype: {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=dtype, device=device), "block_mask": mask}
-
-
-@cache
-def _flex_attention(device_type: str) -> Callable[..., Tensor]:
-    """The compiled kernel. A CPU has none with a backward pass, so `flex_attention` itself computes there."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    if device_type != "cuda":
-        return cast(Callable[..., Tensor], flex_attention)
-    import torch._functorch.config as compiled_backward
-
-    # By default a compiled backward pass overwrites what the forward pass has saved, and then refuses `retain_graph`,
-    # with which saliency takes its gradient before the update does. The backward pass is compiled when it first runs,
-    # so that the option must still hold then.
-    compiled_backward.donated_buffer = False
-    return cast(Callable[..., Tensor], torch.compile(flex_attention))
