@@ -148,6 +148,9 @@ def test_every_response_token_is_predicted_behind_its_own_row(data):
     groups = data.draw(st.integers(1, 3))
     prompts = data.draw(st.lists(TOKENS, min_size=groups, max_size=groups))
     made = rollouts(prompts, [data.draw(st.lists(TOKENS, min_size=1, max_size=5)) for _ in prompts])
+    cells = made.response_mask.numel()
+    put_in = data.draw(st.lists(st.booleans(), min_size=cells, max_size=cells))
+    made = made.replace(response_mask=made.response_mask & ~torch.tensor(put_in).view_as(made.response_mask))
     budget, share_responses = data.draw(st.integers(1, 40)), data.draw(st.booleans())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(micro_batch, "MIN_COMMON_TOKENS", data.draw(st.sampled_from([1, 16])))
@@ -157,22 +160,24 @@ def test_every_response_token_is_predicted_behind_its_own_row(data):
         layout, piece = laid_out(made, part, share_responses)
         ids = layout.ids[0]
         assert layout.num_tokens == len(ids)
-        assert len(ids) <= budget or len(part.rows) == 1
+        # Equal rows of which other tokens were sampled are cut as one, but run apart.
+        assert len(ids) <= budget or len(part.rows) == 1 or (any(put_in) and not share_responses)
         rows = [
-            (ids[mask].tolist(), int(mask.sum() - answer.sum()))
-            for ids, mask, answer in zip(piece.input_ids, piece.attention_mask, piece.response_mask, strict=True)
+            (ids[mask].tolist(), torch.nn.functional.pad(sampled, (piece.prompt_width, 0))[mask].tolist())
+            for ids, mask, sampled in zip(piece.input_ids, piece.attention_mask, piece.response_mask, strict=True)
         ]
-        expected = [(row[: k + 1], row[k + 1]) for row, prompt in rows for k in range(prompt - 1, len(row) - 1)]
+        expected = [(row[:k], row[k]) for row, sampled in rows for k in range(len(row)) if sampled[k]]
         found = []
         for which in layout.prediction_of.tolist():
             seen = _seen(layout, int(layout.predictors[which]))
             assert layout.positions[0, seen].tolist() == list(range(len(seen)))
             found.append((ids[seen].tolist(), int(layout.targets[which])))
         assert found == expected
+        numbers = layout.to_rows(torch.arange(len(layout.targets)))
+        assert torch.equal(numbers[piece.response_mask], layout.prediction_of)
         run = layout.places >= 0
         assert torch.equal(ids[layout.places[run]], layout.targets[run])
-        flat = [row.tolist() for row in torch.nn.functional.one_hot(layout.prediction_of[layout.source_of])]
-        assert flat == torch.nn.functional.one_hot(torch.arange(len(layout.targets))).tolist()
+        assert torch.equal(layout.prediction_of[layout.source_of], torch.arange(len(layout.targets)))
 
 
 @pytest.mark.parametrize(

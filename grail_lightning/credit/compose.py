@@ -175,7 +175,7 @@ class PermutedRewards(_Around):
         for rows in (rows.cpu() for rows in rows_by_group(batch)):
             generator = context.row_generator(int(batch.row[rows[0]]))
             order[rows] = rows[torch.randperm(len(rows), generator=generator)]
-            if self.mirrored and torch.rand(1, generator=generator) < 0.5:
+            if self.mirrored and torch.rand(1, generator=generator, dtype=torch.float32) < 0.5:
                 rewards[rows] = rewards[rows].max() + rewards[rows].min() - rewards[rows]
                 correct[rows] = ~correct[rows]
         permuted = {"rewards": rewards[order].to(batch.rewards.device), "correct": correct[order].to(batch.correct)}

@@ -157,7 +157,7 @@ class RandomSubset(TokenCredit):
         """Weight 1 on the tokens that are kept, and 0 on the others."""
         values = torch.zeros_like(batch.response_mask, dtype=batch.advantages.dtype)
         for mask, kept, row in zip(batch.response_mask, values, batch.row.tolist(), strict=True):
-            drawn = torch.rand(int(mask.sum()), generator=context.row_generator(row))
+            drawn = torch.rand(int(mask.sum()), generator=context.row_generator(row), dtype=torch.float32)
             kept[mask] = (drawn < self.share).to(kept)
         return TokenWeights(values=values)
 

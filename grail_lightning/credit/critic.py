@@ -192,7 +192,8 @@ class CriticSearch(TokenCredit):
             sums = torch.stack([labels.nansum(), labelled.sum().double()]).to(batch.response_mask.device)
             good, number = all_reduce(sums, "sum").tolist()
             for k in order.tolist():
-                drawn = torch.rand(int(labelled[k].sum()), generator=context.row_generator(int(batch.row[k])))
+                generator = context.row_generator(int(batch.row[k]))
+                drawn = torch.rand(int(labelled[k].sum()), generator=generator, dtype=torch.float32)
                 changed[k, labelled[k]] = (drawn < good / max(number, 1)).double()
         elif self.labels == "permuted":
             for group in sorted({*batch.group.tolist()}):

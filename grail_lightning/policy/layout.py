@@ -53,11 +53,7 @@ class TokenLayout:
     response_mask: Tensor  # [b, T] bool, the sampled tokens of the rows, which are meant by response tokens here
     attention: Callable[[torch.dtype], Mapping[str, Any]] = field(repr=False)  # The decoder's arguments, by its dtype.
     num_tokens: int  # Without padding.
-
-    @property
-    def shares(self) -> bool:
-        """Whether several rows use the same prediction."""
-        return len(self.prediction_of) != len(self.targets)
+    shares: bool  # Whether `prediction_of` is not the identity: rows use the same prediction, or in another order.
 
     def at_predictors(self, states: Tensor) -> Tensor:
         """``[R, N, D] -> [M, D]``: the states from which the targets are predicted."""
@@ -153,6 +149,7 @@ def _separate_rows(
         response_mask=response_mask,
         attention=lambda _: attention,
         num_tokens=num_tokens,
+        shares=False,
     )
 
 

@@ -155,6 +155,7 @@ def tree_layout(
         response_mask=response_mask,
         attention=attention,
         num_tokens=int(tree.run.sum()),
+        shares=not torch.equal(prediction_of, every),
     )
 
 
