@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import lightning.pytorch as pl
 import torch
@@ -38,7 +38,7 @@ from grail_lightning.policy.options import (
     context_length,
 )
 from grail_lightning.policy.pictures import PictureTokens, load_pictures
-from grail_lightning.policy.reference import Reference
+from grail_lightning.policy.reference import Reference, computed_buffers_kept
 from grail_lightning.policy.tokenizer import encode_prompt, load_tokenizer
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce, world_size
@@ -210,6 +210,11 @@ class GrailModule(pl.LightningModule):
         # Prompts contain no tensors, and Lightning's conversion (FSDP, double) refuses the frozen records in a batch.
         # Lightning has no hook for this.
         self.trainer.precision_plugin.convert_input = lambda data: data  # type: ignore[method-assign]
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """See `torch.nn.Module.to`, by which Lightning converts to bf16-true; rotary frequencies keep their dtype."""
+        with computed_buffers_kept(self):
+            return super().to(*args, **kwargs)
 
     def teardown(self, stage: str) -> None:
         """Close the verifiers, and give the embeddings dense gradients again."""

@@ -8,11 +8,11 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from grail_lightning.batch import Sampling
-from grail_lightning.credit import GRAIL, Needs, Shuffled, TokenCredit
+from grail_lightning.credit import GRAIL, PRIME, Needs, Shuffled, TokenCredit
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.engines import HFEngine
-from grail_lightning.policy import load_policy
+from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.outputs import GROUP_OF, GROUPS, tag
@@ -162,6 +162,22 @@ def test_half_precision_weights_train_and_round_nothing_else(credit, control):
     assert watch.outputs[-1].batch.rewards.dtype == torch.float32
     assert watch.outputs[0].metrics["kl"] == near(0, 16, torch.float32, scale=1.0)
     assert watch.outputs[0].metrics.get("credit/third", 1 / 3) == 1 / 3
+
+
+def test_half_precision_of_the_trainer_is_that_of_loading_and_leaves_rotary_frequencies_alone():
+    """Rounded frequencies turn by other angles: a reference beside an unrounded policy would differ from the start."""
+    first = []
+    for precision, dtype in (("bf16-true", "float32"), ("32-true", "bfloat16")):
+        watch, ours = Watch(), module({"kl_coefficient": 0.1}, loading=Loading(dtype=dtype), credit=PRIME())
+        trainer(1, watch, precision=precision).fit(ours, batches(1))
+        for policy in (ours.policy, ours.reference.policy, ours.second.policy):
+            assert policy.model.dtype == torch.bfloat16
+            assert {buffer.dtype for buffer in policy.buffers()} == {torch.float32}
+        first.append(watch.outputs[0])
+    assert [out.metrics["kl"] for out in first] == [0, 0]
+    one, other = (out.batch for out in first)
+    assert torch.equal(one.input_ids, other.input_ids)
+    assert torch.equal(one.sampling_logprobs, other.sampling_logprobs)
 
 
 def test_a_policy_that_does_not_move_is_told():

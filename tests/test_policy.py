@@ -12,6 +12,7 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     T5Config,
 )
 
@@ -249,6 +250,20 @@ def test_half_floats_are_not_trained_but_predict(dtype, tmp_path):
         check_dtype(str(tmp_path), loading)
     check_policy(str(tmp_path), loading)
     check_dtype("arithmetic", Loading(dtype="auto"))
+
+
+def test_rows_fit_below_the_extension_of_longrope_beyond_which_they_depend_on_their_neighbours(tmp_path):
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 10_000.0}
+    config = Phi3Config(**TINY, rope_parameters=rope, original_max_position_embeddings=32)
+    config.save_pretrained(tmp_path)
+    load_tokenizer("arithmetic").save_pretrained(tmp_path)
+    check_policy(str(tmp_path), loading := Loading(from_scratch=True), 31)
+    with pytest.raises(ValueError, match="must leave room for a prompt in the 32 positions"):
+        check_policy(str(tmp_path), loading, 32)
+    policy, ids = load_policy(str(tmp_path), loading), torch.arange(3, 3 + 40)[None]
+    short, long = torch.arange(40)[None] < 20, torch.arange(40)[None] < 40
+    alone, within = policy.hidden(short[:, :20], ids[:, :20]), policy.hidden(torch.cat([short, long]), ids.repeat(2, 1))
+    assert (alone - within[:1, :20]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _MOST_TIMEOUTS = 0.01  # The largest accepted share of the verdicts of a batch that time out or crash.
 _MOST_STUCK = 0.5  # That of the weights that a step as large as the learning rate cannot change.
 _MOST_SAMPLER_GAP = 0.1  # The largest accepted mean difference between sampler and trainer, in nats a token.
+_BEYOND_ROUNDING = 0.5  # The same, for a sampler with the trainer's own weights: rounding does not reach it.
 
 
 class Preflight(Callback):
@@ -136,6 +137,13 @@ class Preflight(Callback):
         if objective.scale_rewards == "bnpo":
             self._check_range(output.batch.rewards)
         gap = figures.get(SAMPLER_GAP, 0.0)
+        if gap > _BEYOND_ROUNDING and module.policy is not None and not module.engine.own_weights:
+            raise ValueError(
+                f"Sampler and trainer differ by {gap:.2g} nats a token in the log-probability of the same tokens "
+                f"(`{SAMPLER_GAP}`), with the same weights. {type(module.policy.model).__name__} computes otherwise "
+                "from its cache than in one pass, so the run trains on what it did not sample. Take another model, "
+                "or an engine with a copy of the weights (vLLM)."
+            )
         if gap > _MOST_SAMPLER_GAP:
             correct = "" if module.execution.decided_cap else ", or set `execution.sampler_cap: 2`"
             self._warn(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from grail_lightning.policy.adapters import merge_adapters
 from grail_lightning.policy.layout import Rows, TokenLayout, packed_layout, padded_layout, token_positions
 from grail_lightning.policy.options import Loading
 from grail_lightning.policy.pictures import PictureTokens, Vision
+from grail_lightning.policy.reference import computed_buffers_kept
 from grail_lightning.policy.tokenizer import encode_prompt, end_token_ids
 from grail_lightning.policy.trees import TREE_ATTENTION, TreeKernel, tree_layout
 from grail_lightning.runtime.seeds import preserved
@@ -72,6 +73,11 @@ class Policy(nn.Module):
         model.generation_config = type(model.generation_config)(
             eos_token_id=list(self.end_token_ids) or None, pad_token_id=tokenizer.pad_token_id
         )
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """See `torch.nn.Module.to`; rotary frequencies keep their dtype."""
+        with computed_buffers_kept(self):
+            return super().to(*args, **kwargs)
 
     @property
     def device(self) -> torch.device:

@@ -49,6 +49,20 @@ class Reference:
 
 
 @contextmanager
+def computed_buffers_kept(module: nn.Module) -> Iterator[None]:
+    """A conversion to another dtype inside the context leaves the buffers alone that are in no checkpoint.
+
+    A model that is loaded in bfloat16 has rotary frequencies in float32. Rounded to bfloat16 they turn by other angles.
+    """
+    saved = module.state_dict()
+    before = {name: buffer for name, buffer in module.named_buffers() if name not in saved}
+    yield
+    for name, buffer in module.named_buffers():
+        if name in before and buffer.dtype != before[name].dtype:
+            buffer.data = before[name].to(buffer.device)
+
+
+@contextmanager
 def requiring_grad(parameters: list[nn.Parameter], value: bool) -> Iterator[None]:
     """Set `requires_grad` of parameters to `value` inside the context; all must have the opposite value before."""
     for parameter in parameters:
