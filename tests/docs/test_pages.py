@@ -21,7 +21,7 @@ from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.cli.help import SUBCOMMANDS
 from grail_lightning.cli.mistakes import choices
 from grail_lightning.evaluate import Sample
-from tests.shell import RUN, SHORT, main
+from tests.shell import SHORT, main
 
 ROOT = Path(__file__).parents[2]
 DOCS, EXAMPLES = ROOT / "docs", ROOT / "docs" / "examples"
@@ -173,16 +173,18 @@ def test_every_option_of_the_parser_stands_on_the_page_of_options(hook, parsers)
     assert "SUPPRESS" not in page
 
 
-def test_every_logged_figure_stands_on_the_page_of_metrics(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("world", "dataset"), [("quickstart", "arithmetic"), ("quickstart_search", "search")])
+def test_every_logged_figure_stands_on_the_page_of_metrics(world, dataset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     more = ["--model.objective.kl_coefficient=0.01", "--model.execution.refill_rounds=1", "--evaluation.num_samples=2"]
-    main(["fit", *SHORT, *more, "--evaluation.pass_at=[1,2]", "--evaluation.maj_at=[2]", "--trainer.max_steps=1"])
-    tags = EventAccumulator(str(RUN)).Reload().Tags()["scalars"]
+    more += ["--evaluation.pass_at=[1,2]", "--evaluation.maj_at=[2]", "--trainer.max_steps=1"]
+    main(["fit", f"--config=configs/{world}.yaml", *SHORT[1:], *more])
+    tags = EventAccumulator(f"runs/{world}").Reload().Tags()["scalars"]
     assert len(tags) > 60
     for tag in tags:
         name = re.sub(rf"verdict/({'|'.join(STATUSES)})$", "verdict/<status>", tag)
         name = re.sub(r"(pass|maj)_at_\d+", r"\1_at_<k>", name)
-        name = re.sub(r"rewards/\w+/mean", "rewards/<name>/mean", name).replace("val/arithmetic/", "val/<dataset>/")
+        name = re.sub(r"rewards/\w+/mean", "rewards/<name>/mean", name).replace(f"val/{dataset}/", "val/<dataset>/")
         assert f"`{name}`" in PAGES["metrics.md"], f"{tag} as `{name}`"
 
 
