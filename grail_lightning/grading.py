@@ -1,6 +1,6 @@
 """Grading of responses: verdicts, rewards, and masks of the sampled tokens that hold answers and labelled steps.
 
-The response of a rollout of several turns is its last turn.
+The response of a rollout of several turns is its last turn. A last turn that calls a tool has no answer.
 
 The task extracts the answer, the verifier compares it, and the task computes the reward. What a task returns is
 checked, because it may be the user's own class. Shapes: ``B`` rows, ``T`` response tokens.
@@ -65,7 +65,7 @@ def grade_and_locate(
     # Grading runs on this thread, so that an interrupt reaches it and ends its workers.
     with ThreadPoolExecutor(1, "answer-masks") as thread:
         masks = thread.submit(lambda: answer_masks(batch, align_rows(batch, tokenizer)))
-        verdicts = grade_answers(batch.texts, batch.prompts, verifier)
+        verdicts = grade_answers(_without_calls(batch), batch.prompts, verifier)
         rewards, values = _rewards(batch, verdicts)
         answer = masks.result()
     device = batch.input_ids.device
@@ -78,6 +78,14 @@ def grade_and_locate(
         verdicts=verdicts,
         reward_values={name: part.to(device) for name, part in values.items()},
     )
+
+
+def _without_calls(batch: SampledBatch) -> list[str]:
+    """The responses in which answers are looked for: those of rollouts that ended with a call are empty."""
+    if batch.episodes is None:
+        return batch.texts
+    calling = [bool(episode.turns and episode.turns[-1].calls) for episode in batch.episodes]
+    return ["" if calls else text for text, calls in zip(batch.texts, calling, strict=True)]
 
 
 def grade_answers(texts: list[str], prompts: list[Prompt], verifier: AnswerVerifier | TaskVerifiers) -> list[Verdict]:
@@ -209,9 +217,10 @@ def answer_masks(batch: SampledBatch, alignments: list[Alignment], which: WhichB
     """
     device = batch.response_mask.device
     whole, content, marker, after = (torch.zeros(batch.response_mask.shape, dtype=torch.bool) for _ in range(4))
+    texts = _without_calls(batch)
     for row, aligned in enumerate(alignments):
         text = aligned.text
-        if not (answers := _answers(text, batch.prompts[row])):
+        if not texts[row] or not (answers := _answers(text, batch.prompts[row])):
             continue
         span = answers[-1 if which == "last" else 0]
         if not (tokens := aligned.overlapping(span.start, span.stop)):

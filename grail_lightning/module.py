@@ -161,7 +161,7 @@ class GrailModule(pl.LightningModule):
     @property
     def context_length(self) -> int | None:
         """The tokens that model and engine have room for, prompt and response together; None if that is not known."""
-        rooms = context_length(self.policy_name, self.loading), getattr(self.engine, "max_model_len", None)
+        rooms = context_length(self.policy_name, self.loading), self.engine.room
         return min((room for room in rooms if room is not None), default=None)
 
     @property

@@ -30,12 +30,13 @@ class WeightReceiver:
     grail_reports: bool = False
 
     def grail_status(self) -> dict[str, Any]:
-        """The instance of this process and its dtype, and the version of its weights: None before the first push."""
-        dtype = self.vllm_config.model_config.dtype  # type: ignore[attr-defined]  # The worker's.
+        """The instance of this process, its dtype and room, and the version of its weights: None before a push."""
+        config = self.vllm_config.model_config  # type: ignore[attr-defined]  # The worker's.
         return {
             "instance": self.grail_instance,
             "version": self.grail_version,
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": str(config.dtype).removeprefix("torch."),
+            "max_model_len": config.max_model_len,
         }
 
     def grail_load(self, path: str, version: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grail_lightning.answers import Marker, Verifier
+from grail_lightning.answers import LastNumber, Marker, Verifier
 from grail_lightning.batch import Sampling
 from grail_lightning.environments.calculator import Calculator
 from grail_lightning.environments.dialogue import describe
@@ -38,12 +38,12 @@ def task_of(environment, limits=None, **options):
     return EnvironmentTask(environment, limits=EpisodeLimits(**(limits or {})), **(bare | options))
 
 
-def played(tasks, texts, rows=(ROW,), length=200):
+def played(tasks, texts, rows=(ROW,), length=200, make=WritingEngine, stop=()):
     """The rollouts of the tasks whose turns are these texts, graded."""
-    engine = WritingEngine(texts)
+    engine = make(texts)
     engine.update_weights(POLICY)
     prompts = [task.prompt(row) for task, row in zip(tasks, [*rows] * (len(tasks) // len(rows)), strict=True)]
-    batch = play(engine, POLICY, prompts, 1, Sampling(max_response_length=length), list(range(len(texts))))
+    batch = play(engine, POLICY, prompts, 1, Sampling(max_response_length=length, stop=stop), list(range(len(texts))))
     with Verifier() as verifier:
         return grade_and_locate(batch, verifier, POLICY.tokenizer)
 
@@ -74,6 +74,32 @@ def test_a_rollout_ends_by_the_limit_that_it_hits(limits, length, turns, end, fi
     tally = Tally()
     add_episodes(tally, batch)
     assert tally.compute()[f"episodes/end_{end}"] == 1.0
+
+
+@pytest.mark.parametrize("last", ["<calculator>0+5</calculator>", "#### 5 <calculator>1+1</calculator>"])
+def test_a_last_turn_that_calls_a_tool_has_no_answer(last):
+    """Else calls without end would be paid for by an argument that happens to be the answer."""
+    batch = played([task_of(Calculator, {"max_turns": 2}, answer=LastNumber())], [[CALL, last]])
+    assert (batch.episodes[0].end, batch.verdicts[0].status, batch.rewards.tolist()) == ("turns", "missing", [0.0])
+    assert not batch.answer.whole.any()
+
+
+def test_a_turn_has_no_more_tokens_than_the_engine_has_room_for():
+    class Small(WritingEngine):
+        """Has room for a few tokens behind the first call."""
+
+        room = len(encoded("2+3?")) + len(encoded(CALL)) + 4
+
+    batch = played([task_of(Calculator)], [[CALL, "unread"]], make=Small)
+    assert (batch.episodes[0].end, len(batch.episodes[0].turns)) == ("context", 1)
+    assert not batch.finished[0]
+
+
+@pytest.mark.parametrize("stop", [(), ("stop",)])
+def test_a_stop_string_of_the_run_ends_a_rollout_as_an_end_token_does(stop):
+    text = "<calculator>1+1stop" if stop else f"<calculator>1+1{END}"
+    batch = played([task_of(Calculator)], [[text, "unread"]], stop=stop)
+    assert (batch.episodes[0].end, len(batch.episodes[0].turns)) == ("answered", 1)
 
 
 class Slow:

@@ -26,7 +26,9 @@ class Worker(WeightReceiver):
 
     def __init__(self):
         self.policy = load_policy("arithmetic", trainable=False)
-        self.vllm_config = types.SimpleNamespace(model_config=types.SimpleNamespace(dtype=torch.float32))
+        self.vllm_config = types.SimpleNamespace(
+            model_config=types.SimpleNamespace(dtype=torch.float32, max_model_len=1024)
+        )
         sampler = types.SimpleNamespace(topk_topp_sampler=torch.nn.Identity())
         self.model_runner = types.SimpleNamespace(sampler=sampler, get_model=lambda: self.policy.model)
         self.loads, self.grail_instance = 0, uuid.uuid4().hex

@@ -5,6 +5,7 @@ Shapes: ``B = prompts × group_size`` rows, ``P`` prompt tokens, ``T`` response 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +21,7 @@ from grail_lightning.batch import SampledBatch, Sampling, lengths_to_mask, pad_l
 from grail_lightning.engines.turns import TurnSampler, resend_turns
 from grail_lightning.environments.episode import one_turn, read_episode
 from grail_lightning.policy import Loading, Policy
-from grail_lightning.policy.options import PolicySource
+from grail_lightning.policy.options import PolicySource, positions
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.problem import Prompt, TokenText
 
@@ -49,6 +50,11 @@ class RolloutEngine(ABC):
     reports_logprobs: ClassVar[bool] = True
     samples_elsewhere: ClassVar[bool] = False
     takes_pictures: ClassVar[bool] = False
+
+    @property
+    def room(self) -> int | None:
+        """The tokens of a prompt and all that follows for which there is room; None if the model alone limits them."""
+        return None
 
     def check(self, policy: PolicySource, loading: Loading) -> None:  # noqa: B027  (most engines need nothing)
         """Raise now for what would fail later: called at the start of a run, before the policy is loaded."""
@@ -173,9 +179,15 @@ def given_batch(policy: Policy, prompts: Sequence[Prompt]) -> SampledBatch:
     return batch.replace(prompts=list(prompts), episodes=episodes)
 
 
+def longest_row(engine: RolloutEngine, policy: Policy) -> float:
+    """The tokens of a row for which model and engine have room; infinite if neither limits them."""
+    rooms = positions(policy.model.config), engine.room
+    return min((room for room in rooms if room is not None), default=math.inf)
+
+
 def check_room(policy: Policy, encoded: Sequence[Sequence[int]], sampling: Sampling) -> None:
     """Check that the longest prompt and the response limit fit into the model's positions; for use by engines."""
-    limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    limit = positions(policy.model.config)
     longest = max((len(ids) for ids in encoded), default=0)
     if limit is not None and longest + sampling.max_response_length > limit:
         raise ValueError(

@@ -180,15 +180,20 @@ def first_line(error: BaseException) -> str:
 
 
 def context_length(name: PolicySource, loading: Loading) -> int | None:
-    """The number of positions of the model; None if it has no limit.
+    """The number of positions of a policy's model; see `positions`."""
+    return positions(read_config(name, loading.trust_remote_code))
+
+
+def positions(config: Any) -> int | None:
+    """The number of positions of a model; None if it has no limit.
 
     With LongRoPE (Phi-3, Phi-4-mini) it is that before the extension. Beyond, Transformers takes other frequencies for
     all rows of a forward pass, so that log-probabilities of a row would depend on the longest one beside it.
     """
-    config = read_config(name, loading.trust_remote_code).get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    longest = rope["original_max_position_embeddings"] if rope.get("rope_type") == "longrope" else None
-    return cast(int | None, longest or getattr(config, "max_position_embeddings", None))
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    before = rope["original_max_position_embeddings"] if rope.get("rope_type") == "longrope" else None
+    return cast(int | None, before or getattr(text, "max_position_embeddings", None))
 
 
 def check_policy(name: PolicySource, loading: Loading, response_length: int = 0) -> None:

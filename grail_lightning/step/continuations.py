@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ import torch
 
 from grail_lightning.batch import GradedBatch, RolloutBatch
 from grail_lightning.credit.base import Continuations, Place, check_one_turn
-from grail_lightning.engines.base import build_batch
+from grail_lightning.engines.base import build_batch, longest_row
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.seeds import derive_seed, run_seed
@@ -51,8 +50,7 @@ class SampledContinuations(Continuations):
         if not places:
             return 0
         longest = self._limit(places)
-        config = self.sampler.policy.model.config.get_text_config()
-        room = getattr(config, "max_position_embeddings", None) or math.inf
+        room = longest_row(self.sampler.engine, self.sampler.policy)
         prompts = batch.prompt_lengths.tolist()
         affordable = places[: max(0, budget) // (number * longest)]
         for k, (row, length) in enumerate(affordable):

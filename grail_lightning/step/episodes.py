@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from grail_lightning.batch import SampledBatch, Sampling
-from grail_lightning.engines.base import RolloutEngine, build_batch, decode
+from grail_lightning.engines.base import RolloutEngine, build_batch, decode, longest_row
 from grail_lightning.engines.checks import check_takes_pictures
 from grail_lightning.engines.turns import SampledTurn, TurnRequest, on_any_rank
 from grail_lightning.environments.calls import ParsedCall
@@ -50,10 +50,12 @@ class _Rollout:
         prompt: Prompt,
         dialect: Dialect | None,
         sampling: Sampling,
+        most: float,
         seed: int,
         environment_seed: int,
     ) -> None:
         self.policy, self.prompt, self.dialect, self.sampling = policy, prompt, dialect, sampling
+        self.most = most  # The tokens of all that policy and engine have room for.
         self.seed, self.environment_seed = seed, environment_seed
         self.task = prompt.task if isinstance(prompt.task, EnvironmentTask) else None
         self.prompt_ids: list[int] = []
@@ -68,9 +70,8 @@ class _Rollout:
 
     def left(self) -> tuple[float, float]:
         """How many tokens may still be sampled, and for how many there is room."""
-        positions = getattr(self.policy.model.config.get_text_config(), "max_position_embeddings", None) or math.inf
         most = (self.task.limits.max_tokens if self.task else None) or math.inf
-        room = min(most, positions - len(self.prompt_ids)) - len(self.ids)
+        room = min(most, self.most - len(self.prompt_ids)) - len(self.ids)
         return self.sampling.max_response_length - sum(self.sampled), room
 
     def append(self, ids: Sequence[int], logprobs: Sequence[float] | None, *, sampled: bool) -> None:
@@ -83,14 +84,19 @@ class _Rollout:
         """Append a sampled turn, and read its calls; without one the rollout ends."""
         self.append(turn.ids, turn.logprobs, sampled=True)
         self.last, self.asked, self.calls, self.score = turn.ids, [], (), None
-        # Calls in plain tags end with their closing tag: an end token in their place ends the message, and the rollout.
-        ended = turn.finished and turn.ids[-1] in self.policy.end_token_ids
-        if turn.finished and self.dialect and (self.dialect.end_token_id or not ended):
+        # Calls in plain tags end with their closing tag: an end token or a stop string in its place ends the rollout.
+        if turn.finished and self.dialect and (self.dialect.end_token_id or not self._stopped(self.dialect)):
             self.asked = self.dialect.calls(turn.ids)
         if not turn.finished:
             self.end = "tokens" if self.left()[0] <= 0 else "context"
         elif not self.asked:
             self.end = "answered"
+
+    def _stopped(self, dialect: Dialect) -> bool:
+        """Whether an end token or a stop string of the run, rather than a closing tag, ended the newest turn."""
+        text = decode(self.policy, self.last)
+        stops = set(self.sampling.stop) - set(dialect.stop)
+        return self.last[-1] in self.policy.end_token_ids or any(stop in text for stop in stops)
 
     def close_turn(self) -> None:
         """Record the turn, whose calls were run, and append what the environment answered if the rollout goes on."""
@@ -155,7 +161,8 @@ def play(
     dialects = _dialects(policy, prompts)
     first = [derive_seed(seed, "environment") for seed in seeds[::group_size]]
     rows = zip(*([of for of in given for _ in range(group_size)] for given in (prompts, first)), seeds, strict=True)
-    rollouts = [_Rollout(policy, p, dialects.get(id(p.task)), sampling, seed, own) for p, own, seed in rows]
+    most = longest_row(engine, policy)
+    rollouts = [_Rollout(policy, p, dialects.get(id(p.task)), sampling, most, seed, own) for p, own, seed in rows]
     _each(rollouts, "begin")
     for rollout in rollouts:
         encode = rollout.dialect.prompt_ids if rollout.dialect else policy.encode
@@ -163,7 +170,7 @@ def play(
         if rollout.opening and rollout.left()[1] < 1:
             raise ValueError(
                 f"`reset` returned a text with which the prompt has {len(rollout.prompt_ids)} tokens, more than the "
-                f"model's positions: {rollout.opening[:80]!a}. Let it return less."
+                f"{most} for which there is room: {rollout.opening[:80]!a}. Let it return less."
             )
     number = 0
     with engine.turns(sampling) as sample:

@@ -89,6 +89,11 @@ class VLLMEngine(RolloutEngine):
         self._prints: Tensor | None = None
         self._asleep = False
 
+    @property
+    def room(self) -> int | None:
+        """See `RolloutEngine.room`. What the KV cache holds is known once vLLM has started."""
+        return self.max_model_len if self._llm is None else int(self._llm.llm_engine.model_config.max_model_len)
+
     def update_weights(self, policy: Policy) -> None:
         """Push the weights if they have changed since the last push, and compare log-probabilities."""
         self._policy, first = policy, self._llm is None
@@ -205,7 +210,7 @@ class VLLMEngine(RolloutEngine):
         if self.tensor_parallel_size > 1:
             everyone = all_gather_objects(list(requests))[rank() - place :][: self.tensor_parallel_size]
         rows = [request for part in everyone for request in part]
-        room = self._llm.llm_engine.model_config.max_model_len
+        room = self.room or 0
         longest = max((len(row.prompt) + row.parameters["max_tokens"] for row in rows), default=0)
         if longest > room:
             raise ValueError(

@@ -92,6 +92,7 @@ class VLLMServer(RolloutEngine):
         self._policy: Policy | None = None
         self._weights: Weights | None = None
         self._prints: Tensor | None = None
+        self._room: int | None = None
         self._name, self._pushes = uuid.uuid4().hex, 0
         self._calls: set[Future[Any]] = set()
 
@@ -113,6 +114,11 @@ class VLLMServer(RolloutEngine):
         finally:
             future.cancel()  # After an interrupt; nothing happens to one that has ended.
             self._calls.discard(future)
+
+    @property
+    def room(self) -> int | None:
+        """See `RolloutEngine.room`: that of the smallest server, which is known from the first push on."""
+        return self._room
 
     def check(self, policy: PolicySource, loading: Loading) -> None:
         """See `RolloutEngine.check`: every server answers, and has the extension that takes weights."""
@@ -170,8 +176,9 @@ class VLLMServer(RolloutEngine):
 
     def _publish(self, policy: Policy) -> Weights:
         """Write the weights. Every rank gathers in step with the first, which writes."""
-        (first, *_) = self._servers
-        dtype = on_first_rank(lambda: self._await(first.patiently(first.workers))[0]["dtype"])
+        of_servers = on_first_rank(lambda: self._await(all_of(s.patiently(s.workers) for s in self._servers)))
+        dtype = of_servers[0][0]["dtype"]
+        self._room = min(workers[0]["max_model_len"] for workers in of_servers)
         self._pushes += 1
         version, path, failed = f"{self._name}-{self._pushes}", "", ""
         tensors = checkpoint_weights(policy)
