@@ -28,7 +28,8 @@ from grail_lightning.tasks.problem import Prompt
 
 Mode = Literal["syntax", "constraint", "correct", "logic"]
 Blamed = Literal["divergent", "random", "last", "permuted"]
-_UNTRACED = ("ExceptHandler", "match_case", "Global", "Nonlocal")  # Traces have a visit of `try`, `match`, or none.
+# Traces have a visit of `try`, of `match`, or none.
+_UNTRACED = ("ExceptHandler", "match_case", "Global", "Nonlocal", "AnnAssign")
 
 
 class _Row:

@@ -69,8 +69,9 @@ def read_program(text: str) -> Program | None:
             at_line |= dict.fromkeys(range(first, last + 1), number)
         statements = []
         for node, depth, part, function in _walk(tree):
-            # `x += 1` and `x: int = 1` are assignments.
-            kind = "Assign" if isinstance(node, ast.AugAssign | ast.AnnAssign) else type(node).__name__
+            # `x += 1` and `x: int = 1` are assignments; `x: int` is not, and runs nothing in a function.
+            assigns = isinstance(node, ast.AugAssign) or (isinstance(node, ast.AnnAssign) and node.value is not None)
+            kind = "Assign" if assigns else type(node).__name__
             statements.append(Statement(*places.of_statement(node), (depth, part, kind), function))
         return Program(text, tuple(statements), _first_bindings(tree), plain, at_line)
     return None

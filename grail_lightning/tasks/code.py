@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from grail_lightning.answers import AnswerForm, AnswerSpan, Fenced
 from grail_lightning.answers.records import Verdict
-from grail_lightning.programs.alignment import Edit, ProgramLine, edits, program_lines, repairs
+from grail_lightning.programs.alignment import Edit, ProgramLine, edits, program_lines, read_program, repairs
 from grail_lightning.programs.executor import Executor
 from grail_lightning.programs.guest import encode
 from grail_lightning.programs.outcome import Call, Job, Limits, Outcome, Tests
@@ -121,25 +121,30 @@ class CodeTask(MathTask):
         return said
 
     def program(self, text: str) -> tuple[str, int] | None:
-        """The program of a response and the offset of its first character; None if there is none."""
-        spans = self.form.find(text)
-        program = text[spans[-1].content_start : spans[-1].content_stop] if spans else ""
-        return (program, spans[-1].content_start) if program.strip() else None
+        """The program of a response whose statements can be labelled, and the offset of its first character.
+
+        None if there is no program, or if all of its lines are indented, as in a list: other text is run.
+        """
+        program, offset = self._found(text)
+        lines = [line for line in program.splitlines() if line.strip()]
+        return (program, offset) if any(not line[0].isspace() for line in lines) else None
 
     def answer(self, text: str) -> str | None:
         """The program of a response, without what all of its lines are indented by, as in a list."""
-        found = self.program(text)
-        return found and textwrap.dedent(found[0])
+        program, _ = self._found(text)
+        return textwrap.dedent(program) if program.strip() else None
+
+    def _found(self, text: str) -> tuple[str, int]:
+        spans = self.form.find(text)
+        return (text[spans[-1].content_start : spans[-1].content_stop], spans[-1].content_start) if spans else ("", 0)
 
     def answer_spans(self, text: str) -> list[AnswerSpan]:
         """The part of each program that credit methods explain; see `explained`."""
         spans = self.form.find(text)
         if self.explained == "return":
             for number, span in enumerate(spans):
-                lines = program_lines(text[span.content_start : span.content_stop])
-                for line in [line for line in lines if line.text.startswith("return")][-1:]:
-                    first = span.content_start + line.start
-                    last = first + len(line.text)
+                for start, stop in _returns(text[span.content_start : span.content_stop])[-1:]:
+                    first, last = span.content_start + start, span.content_start + stop
                     spans[number] = replace(span, start=first, content_start=first, content_stop=last)
         return spans
 
@@ -209,6 +214,14 @@ class CodeTask(MathTask):
             if passed:
                 return passed[0]
         return places or None
+
+
+def _returns(text: str) -> list[tuple[int, int]]:
+    """The ranges of the `return` statements of a program; of one that cannot be parsed, of lines that begin with it."""
+    if (program := read_program(text)) is not None:
+        return [(its.start, its.stop) for its in program.statements if its.shape[2] == "Return"]
+    lines = [line for line in program_lines(text) if re.match(r"return\b", line.text)]
+    return [(line.start, line.start + len(line.text)) for line in lines]
 
 
 def _verdict(outcome: Outcome, program: str, reference: str) -> ProgramVerdict:

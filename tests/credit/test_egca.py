@@ -200,7 +200,9 @@ def test_controls_blame_other_statements_of_the_same_rollouts(golden_policy, gro
 
 
 def test_statements_that_no_test_executes_get_no_weight(golden_policy, grouped):
-    dead = changed("return result", "if result == 99:\n            result = 1\n        return result")
+    dead = changed(
+        "return result", "later: int\n        if result == 99:\n            result = 1\n        return result"
+    )
     odd = "import math\ndef never(x):\n    return x; x = 1\n" + textwrap.dedent(OTHER_SHAPE)
     caught = "def total(values, limit):\n  try:\n    return values[9]\n  except IndexError:\n    return sum(values)"
     batch = grouped([RIGHT, dead, odd, NO_SYNTAX, caught])

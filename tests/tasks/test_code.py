@@ -195,7 +195,9 @@ def test_the_program_is_the_last_block_and_its_offset_is_exact(task):
     program, offset = task.program(text)
     assert program == text[offset : offset + len(program)] == "def f():\n    pass"
     assert (task.program("```\n\n```"), task.program("def f(): pass")) == (None, None)
-    assert task.answer("1. So:\n\n   ```python\n   def f():\n       pass\n   ```") == program
+    indented = "1. So:\n\n   ```python\n   def f():\n       pass\n   ```"
+    assert (task.answer(indented), task.program(indented)) == (program, None)
+    assert task.label_steps(indented, task.prompt(ROW)) is None
     marked = CodeTask(answer=Marker("[BEGIN]", to_end=True))
     assert marked.program("[BEGIN]\nx = 1\ny = 2\n") == ("x = 1\ny = 2", 8)
 
@@ -211,6 +213,22 @@ def test_credit_methods_explain_the_last_return_statement_or_the_whole_program(t
     (whole,) = task.answer_spans(fenced("x = 1"))
     assert text[whole.start :].startswith("```python")
     assert task.answer_spans("return 1") == []
+
+
+@pytest.mark.parametrize(
+    ("program", "explained"),
+    [
+        ("def f(xs):\n    return sum(\n        x for x in xs\n    )", "return sum(\n        x for x in xs\n    )"),
+        ("def f(x):\n    if x: return x\n    returned = -x\n    print(returned)", "return x"),
+        ("def f(x): return x + 1", "return x + 1"),
+        ('def f(x):\n    return 1\n\ndef g():\n    """\n    return nothing\n    """', "return 1"),
+        ("def f(x):\n    return x +\n    returns = 1 (", "return x +"),
+    ],
+)
+def test_a_return_statement_is_one_by_python_s_grammar(task, program, explained):
+    text = fenced(program)
+    (span,) = task.answer_spans(text)
+    assert text[span.content_start : span.content_stop] == explained
 
 
 def test_programs_are_graded_beside_other_tasks_and_their_order_is_kept(task):
