@@ -129,6 +129,7 @@ class GrailModule(pl.LightningModule):
         self.steps_cut = 0  # The number of the last batch's steps that exceed `max_steps`.
         self._configured: ConfiguredOptions | None = None
         self._restored: dict[str, torch.Tensor] = {}  # Weights of the checkpoint of a resumed fit, for exact masters.
+        self._steps_loaded = 0  # The optimiser steps behind the weights of a checkpoint, which only a fit counts on.
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -162,7 +163,7 @@ class GrailModule(pl.LightningModule):
     def context_length(self) -> int | None:
         """The tokens that model and engine have room for, prompt and response together; None if that is not known."""
         rooms = context_length(self.policy_name, self.loading), self.engine.room
-        return min((room for room in rooms if room is not None), default=None)
+        return min(filter(None, rooms), default=None)
 
     @property
     def needs(self) -> Needs:
@@ -249,7 +250,7 @@ class GrailModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore them. An evaluation drops the master weights of an earlier fit, which belong to other parameters."""
         self.credit.load_state_dict(checkpoint.get("credit", {}))
-        fits = self.trainer.state.fn == "fit"
+        fits, self._steps_loaded = self.trainer.state.fn == "fit", checkpoint.get("global_step", 0)
         self.ahead.load_state_dict(checkpoint.get("ahead", {}) if fits else {})
         if self.second is not None and fits:
             self.second.load_state_dict(checkpoint.get("second", {}))
@@ -360,8 +361,7 @@ class GrailModule(pl.LightningModule):
             verifier=self.verifiers,
             clock=clock,
             rank=self.global_rank,
-            # In a fit also for validation, which runs before the first step: so an engine that reports none is refused
-            # before rollouts are spent.
+            # In a fit also for validation, before the first step: an engine that reports none is then refused at once.
             sampler_cap=self.execution.decided_cap if self.trainer.state.fn == "fit" else None,
         )
 
@@ -372,16 +372,17 @@ class GrailModule(pl.LightningModule):
 
     def credit_context(self, credit: TokenCredit) -> CreditContext:
         """What a credit method is told beside the batch, with a fresh generator."""
+        step = self.global_step if self.trainer.state.fn == "fit" else self._steps_loaded
         continuations: Continuations | None = None
         if credit.needs().continuations:
             from grail_lightning.step.continuations import SampledContinuations
 
             # A sampler of its own, whose seconds belong to the credit method.
             sampler = self._sampler(PhaseClock(self.device), self.execution.group_size, self.sampling)
-            continuations = SampledContinuations(sampler, self.global_step)
+            continuations = SampledContinuations(sampler, step)
         return CreditContext(
-            step=self.global_step,
-            generator=torch.Generator().manual_seed(derive_seed(run_seed(), "credit", self.global_step)),
+            step=step,
+            generator=torch.Generator().manual_seed(derive_seed(run_seed(), "credit", step)),
             token_budget=self.execution.token_budget,
             temperature=self.sampling.logprob_temperature,
             reference=self.reference,

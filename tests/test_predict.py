@@ -78,6 +78,16 @@ def test_predict_shows_the_newest_rollouts_of_a_run(tmp_path, monkeypatch, capsy
     for column in ("prompt", "reference", "response", "token_ids", "correct", "finished", "dataset"):
         assert predicted[column].to_pylist() == kept[column].to_pylist()[:8], column
     assert data_of((RUN / "predictions.html").read_text(encoding="utf-8"))["groups"][0]["rollouts"][0]["steps"]
+    warm = [
+        "--model.credit=WarmUp",
+        "--model.credit.steps=2",
+        "--model.credit.inner=GRAIL",
+        "--model.credit.inner.gate=all",
+    ]
+    main(["predict", *EVALUATED, "--ckpt_path=last", "--data.kept.newest=9", *warm])
+    after = pq.read_table(RUN / "predictions.parquet")["weights"].to_pylist()
+    assert after == predicted["weights"].to_pylist(), "the checkpoint has taken as many steps as the warm-up lasts"
+    assert any(weight != 1 for weights in after for weight in weights)
     (tmp_path / "empty").mkdir()
     said = fails(capsys, "predict", *EVALUATED, f"--data.kept.folder={tmp_path / 'empty'}")
     assert "`data.kept` needs rollouts that a training run kept" in said

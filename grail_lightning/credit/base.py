@@ -60,6 +60,8 @@ class TokenWeights:
         fallback: ``[B]`` bool, rows to which the method applies but which lack what it needs (a complete box): their
             weight is 1. If it is not given, there are none.
         answer: The answer's tokens as the method located them; None if it used those of the batch.
+        unscaled: ``[B, T]``, what `values` were before the method scaled each row to the mean 1; None if it has not.
+            Controls that replace weights do so there, and scale again.
         metrics: Further figures to log under ``credit/``. A number is a mean over this rank's rows, or a figure that is
             equal on all ranks; a mean over anything else, such as tokens, is a `Mean`. NaN is left out.
     """
@@ -69,6 +71,7 @@ class TokenWeights:
     scores: Tensor | None = None
     additive: Tensor | None = None
     answer: AnswerMasks | None = None
+    unscaled: Tensor | None = None
     metrics: Mapping[str, float | Mean] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -131,6 +131,13 @@ class Product(TokenCredit):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The product of both methods' weights."""
         one, two = (weigh(method, policy, batch, context) for method in (self.first, self.second))
+        live = batch.response_mask & (batch.advantages != 0)[:, None]
+        for method, part in ((self.first, one), (self.second, two)):
+            if part.additive is not None and live.any() and not (part.values * live).any():
+                raise ValueError(
+                    f"`Product` multiplies the weights of two methods, but `{type(method).__name__}` has none: all of "
+                    "its advantage is added. The other method would have no effect. Set `model.credit` to one of them."
+                )
         added = [part.additive for part in (one, two) if part.additive is not None]
         metrics = {f"first/{name}": value for name, value in one.metrics.items()}
         metrics |= {f"second/{name}": value for name, value in two.metrics.items()}

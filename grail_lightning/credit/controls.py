@@ -15,6 +15,7 @@ from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, CreditControl, TokenCredit, TokenWeights, token_advantages
+from grail_lightning.functional import mean_one
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce
@@ -43,7 +44,8 @@ class Shuffled(CreditControl):
 class Random(CreditControl):
     """Draws weights from the clipped normal of GRAIL's map: the same mean, deviation and clips, without saliency.
 
-    Rows that the method left uniform outside the answer stay uniform. An additive stage is 0 there.
+    Rows that the method left uniform outside the answer stay uniform. An additive stage is 0 there. If the method
+    scales its rows to the mean 1, so does the control.
 
     Args:
         mean: Mean of the normal.
@@ -66,26 +68,26 @@ class Random(CreditControl):
         treated = _varies(weights.values, free)
         if weights.additive is not None:
             treated = treated | _varies(weights.additive, free)
-        values = weights.values.clone()
+        values = _unscaled(weights).clone()
         for k in treated.nonzero().flatten().tolist():
             places = free[k].nonzero().flatten()
             generator = context.row_generator(int(batch.row[k]))
             drawn = torch.randn(len(places), generator=generator, dtype=torch.float32)
             clamped = (self.mean + self.std * drawn).clamp(self.w_min, self.w_max)
             values[k, places] = clamped.to(values)
-        return replace(weights, values=values, additive=_outside(weights.additive, free))
+        return _replaced(weights, values, batch, free)
 
 
 class AnswerOnly(CreditControl):
     """Sets the weights outside the answer to 1: the method's answer overwrite remains, its scores have no effect.
 
-    An additive stage is 0 there.
+    An additive stage is 0 there. If the method scales its rows to the mean 1, so does the control.
     """
 
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The overwritten weights."""
         free = _reasoning(weights, batch)
-        return replace(weights, values=weights.values.masked_fill(free, 1), additive=_outside(weights.additive, free))
+        return _replaced(weights, _unscaled(weights).masked_fill(free, 1), batch, free)
 
 
 class SameMagnitude(CreditControl):
@@ -166,6 +168,17 @@ def _reasoning(weights: TokenWeights, batch: RolloutBatch) -> Tensor:
     """``[B, T]`` bool: valid tokens before the answer that the method located."""
     answer = weights.answer or batch.answer
     return batch.response_mask & ~answer.whole & ~answer.after
+
+
+def _unscaled(weights: TokenWeights) -> Tensor:
+    """``[B, T]``: the method's weights before it scaled rows to the mean 1, if it has."""
+    return weights.values if weights.unscaled is None else weights.unscaled
+
+
+def _replaced(weights: TokenWeights, values: Tensor, batch: RolloutBatch, free: Tensor) -> TokenWeights:
+    """Weights with other values, scaled as the method's are, and no additive stage on the tokens that are free."""
+    scaled = values if weights.unscaled is None else mean_one(values, batch.response_mask)
+    return replace(weights, values=scaled, additive=_outside(weights.additive, free))
 
 
 def _outside(additive: Tensor | None, free: Tensor) -> Tensor | None:

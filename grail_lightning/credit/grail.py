@@ -48,6 +48,11 @@ class SaliencyOptions:
     refresh: Refresh = "rollout"
     fuse: bool = True
 
+    def __post_init__(self) -> None:
+        check_options(self, alignment=Alignment, box=WhichBox, refresh=Refresh)
+        if not isinstance(self.leaf, int):
+            check_options(self, leaf=Leaf)
+
 
 @dataclass(eq=False)
 class GRAIL(SaliencyCredit):
@@ -87,7 +92,7 @@ class GRAIL(SaliencyCredit):
         low, high = self.w_min, self.w_max
         if not 0 <= low <= high:
             raise ValueError(f"`w_min` and `w_max` must satisfy 0 ≤ w_min ≤ w_max, but got {low} and {high}.")
-        check_options(self, gate=Gate, std="[0, inf)", answer_overwrite=Overwrite, normalise=Normalise)
+        check_options(self, gate=Gate, mean="[0, inf)", std="[0, inf)", answer_overwrite=Overwrite, normalise=Normalise)
 
     def needs(self) -> Needs:
         """Saliency, as often as `saliency.refresh` says."""
@@ -113,10 +118,10 @@ class GRAIL(SaliencyCredit):
             written = answer_overwrite(values, answer, mask, content=self.w_max, rest=self.mean)
             everywhere = self.answer_overwrite == "always"
             values = written if everywhere else torch.where((gated & boxed)[:, None], written, values)
-        if self.normalise == "mean_one":
-            values = mean_one(values, mask)
+        scales = self.normalise == "mean_one"
         return TokenWeights(
-            values=values,
+            values=mean_one(values, mask) if scales else values,
+            unscaled=values if scales else None,
             scores=scores,
             fallback=gated & ~boxed,
             answer=answer,

@@ -10,6 +10,7 @@ from grail_lightning.credit import (
     UCAS,
     AdvantageReweighting,
     Needs,
+    OptimalBaseline,
     PermutedRewards,
     Product,
     Resampled,
@@ -97,3 +98,5 @@ def test_a_product_multiplies_weights_and_adds_what_is_additive(golden_policy, g
     assert torch.equal(found.fallback, one.fallback)
     assert found.fallback.any()
     assert found.metrics["first/first/eligible"] == one.metrics["eligible"]
+    with pytest.raises(ValueError, match=r"`OptimalBaseline` has none: all of its advantage is added"):
+        Product(grail, OptimalBaseline())(golden_policy, batch, context())

@@ -6,6 +6,7 @@ import torch
 
 from grail_lightning.batch import AnswerMasks
 from grail_lightning.credit import GRAIL, AnswerOnly, Random, SameMagnitude, Shuffled
+from grail_lightning.functional import mean_one
 from tests.credit.rollouts import context
 
 _context = partial(context, seed=3)
@@ -46,6 +47,17 @@ def test_an_additive_stage_is_permuted_with_the_weights_or_taken_away(treated, g
     uniform = replace(added, values=golden_batch.response_mask.to(added.values))
     drawn = Random()(uniform, golden_batch, _context()).values
     assert torch.equal(drawn, Random()(treated, golden_batch, _context()).values.where(free, uniform.values))
+
+
+@pytest.mark.parametrize("control", [AnswerOnly(), Random(), Shuffled()])
+def test_controls_of_weights_of_mean_one_have_the_mean_one(control, golden_policy, golden_batch):
+    """They are those of the method without the scale, scaled alike: the answer keeps its weight beside the others."""
+    scaled = control(
+        GRAIL(gate="all", normalise="mean_one")(golden_policy, golden_batch, _context()), golden_batch, _context()
+    )
+    plain = control(GRAIL(gate="all")(golden_policy, golden_batch, _context()), golden_batch, _context())
+    torch.testing.assert_close(scaled.values, mean_one(plain.values, golden_batch.response_mask))
+    assert not torch.equal(scaled.values, plain.values)
 
 
 def test_random_weights_have_grails_clamps_and_no_memory_of_the_scores(treated, golden_batch):

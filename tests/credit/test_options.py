@@ -21,16 +21,16 @@ from grail_lightning.credit import (
     SpanScores,
     Uniform,
 )
+from grail_lightning.credit.oar import BilevelOptions
 from tests.credit.rollouts import context
 
 ARGUMENTS = {"Product": [Uniform(), Uniform()], "WarmUp": [Uniform()], "PermutedRewards": [Uniform()]}
-# The middle of a scale may be any number; options of saliency and of OAR's map are checked where they are used.
-UNCHECKED = {"GRAIL.mean", "Random.mean"}
+UNCHECKED = {"Random.mean"}  # The middle of a scale may be any number.
 CLASSES = {
     name: kind
     for name, kind in vars(credits).items()
     if dataclasses.is_dataclass(kind) and issubclass(kind, credits.TokenCredit | credits.CreditControl)
-} | {"AttentionOptions": credits.AttentionOptions}
+} | {kind.__name__: kind for kind in (credits.AttentionOptions, BilevelOptions, SaliencyOptions)}
 
 
 def _wrong_options():
