@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from grail_lightning.environments.side_by_side import restart_clock
 from grail_lightning.programs.executor import Executor
 from grail_lightning.programs.outcome import Limits
 
@@ -19,8 +20,8 @@ class Python:
     Args:
         backend: How programs are isolated; see `Executor`.
         limits: The limits of one program.
-        workers: The number of programs that run side by side, of all rollouts together. A call that waits for others
-            spends its `tool_seconds`.
+        workers: The number of programs that run side by side, of all rollouts together. The `tool_seconds` of a call
+            begin when its program does.
     """
 
     def __init__(self, backend: str = "auto", limits: Limits = Limits(seconds=1.0), workers: int = 2) -> None:  # noqa: B008
@@ -38,4 +39,4 @@ class Python:
         Returns:
             What it prints, and the end of its traceback.
         """
-        return self._executor.printed(code).rstrip()
+        return self._executor.printed(code, restart_clock).rstrip()

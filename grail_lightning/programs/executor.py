@@ -144,12 +144,16 @@ class Executor:
                 del self._kept[next(iter(self._kept))]
         return [outcomes[key] for key in keys]
 
-    def printed(self, program: str) -> str:
-        """What a program without tests prints, and the end of its traceback; nothing of it is kept."""
+    def printed(self, program: str, queued: Callable[[], object] = lambda: None) -> str:
+        """What a program without tests prints, and the end of its traceback; nothing of it is kept.
+
+        While it has to wait for others `queued` is called ten times a second.
+        """
         future = self._submit(lambda: self._attempt(lambda solver, _: printed(solver, program)))
         try:
             while not wait([future], timeout=0.1).done:  # Between two waits a thread that was abandoned ends.
-                pass
+                if not future.running():
+                    queued()
             return future.result()
         finally:
             future.cancel()  # A program that nobody waits for must not run before those of others.

@@ -87,6 +87,15 @@ def test_programs_of_many_rollouts_run_side_by_side(python):
     assert [call.result for (call,) in made] == [str(k * k) for k in range(40)]
 
 
+def test_programs_that_loop_do_not_use_up_the_seconds_of_others():
+    python = Python(limits=Limits(seconds=0.5), workers=1)
+    codes = [f"while {k}: pass" for k in range(1, 5)] + ["print('mine')"]
+    calls = [[ParsedCall("run", {"code": code})] for code in codes]
+    made = run_calls([(ToolSet(Python), python, some) for some in calls], [EpisodeLimits(tool_seconds=1.5)] * 5)
+    assert [call.status for (call,) in made] == ["done"] * 5
+    assert made[-1][0].result == "mine"
+
+
 def test_programs_that_nobody_waits_for_hold_up_no_others():
     python = Python(limits=Limits(seconds=0.5), workers=1)
     endless = [[ParsedCall("run", {"code": f"while {k}: pass"})] for k in range(1, 9)]
