@@ -29,7 +29,7 @@ from grail_lightning.callbacks import (
 )
 from grail_lightning.callbacks.export import check_steps_left
 from grail_lightning.callbacks.preflight import check_folders
-from grail_lightning.cli.config_files import expand_configs, replace_lists
+from grail_lightning.cli.config_files import expand_configs, not_followed, replace_lists
 from grail_lightning.cli.help import answer
 from grail_lightning.cli.mistakes import mistakes_in_one_line, option_error
 from grail_lightning.cli.run_files import SaveRunConfig, keep_tables
@@ -66,6 +66,10 @@ class _Parser(LightningArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)
+
+    def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
+        """Parse a config file; `expand_configs` has put those on which it builds before it, each of them once."""
+        return super().parse_string(not_followed(content), *args, **kwargs)
 
 
 class GrailCLI(LightningCLI):

@@ -17,8 +17,7 @@ _MERGE = "tag:yaml.org,2002:merge"  # The key `<<`, with which a mapping takes o
 def expand_configs(args: Sequence[str]) -> list[str]:
     """The arguments, with each ``--config FILE`` preceded by the files on which it builds.
 
-    The key ``config`` of a file names the file on which it builds, or a list of files, relative to its own folder.
-    jsonargparse follows that key only without subcommands. A file that is not there, or not in the working folder for
+    The key ``config`` of a file names the file on which it builds, or a list of files, relative to its own folder. A file that is not there, or not in the working folder for
     ``--config``, is looked up among the configs of the package. A file on which several of them build is read once.
 
     Raises:
@@ -37,6 +36,20 @@ def expand_configs(args: Sequence[str]) -> list[str]:
             expanded += ["--config", str(file)]
             read.add(file.resolve())
     return expanded
+
+
+def not_followed(content: str) -> str:
+    """The text of a config file in which the key ``config`` holds a list, which jsonargparse keeps but does not follow.
+
+    It would read a base again, over the options of a file that came after it, and it looks in the file's folder alone.
+    """
+    if "config" not in content or not isinstance(root := yaml.compose(content, yaml.SafeLoader), yaml.MappingNode):
+        return content
+    for key, value in root.value:
+        if key.value == "config" and isinstance(value, yaml.ScalarNode):
+            start, stop = value.start_mark.index, value.end_mark.index
+            return f"{content[:start]}[{content[start:stop]}]{content[stop:]}"
+    return content
 
 
 def replace_lists(arguments: Sequence[str]) -> Iterator[str]:
