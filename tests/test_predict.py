@@ -75,6 +75,7 @@ def test_predict_shows_the_newest_rollouts_of_a_run(tmp_path, monkeypatch, capsy
     main(["predict", *EVALUATED, "--ckpt_path=last", "--data.kept.newest=9", "--model.credit.gate=all"])
     predicted = pq.read_table(RUN / "predictions.parquet")
     assert len(predicted) == 8, "two groups of four; a third would be cut"
+    assert predicted["group"].to_pylist() == [0] * 4 + [1] * 4
     for column in ("prompt", "reference", "response", "token_ids", "correct", "finished", "dataset"):
         assert predicted[column].to_pylist() == kept[column].to_pylist()[:8], column
     assert data_of((RUN / "predictions.html").read_text(encoding="utf-8"))["groups"][0]["rollouts"][0]["steps"]

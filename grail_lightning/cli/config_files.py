@@ -17,8 +17,9 @@ _MERGE = "tag:yaml.org,2002:merge"  # The key `<<`, with which a mapping takes o
 def expand_configs(args: Sequence[str]) -> list[str]:
     """The arguments, with each ``--config FILE`` preceded by the files on which it builds.
 
-    The key ``config`` of a file names the file on which it builds, or a list of files, relative to its own folder. A file that is not there, or not in the working folder for
-    ``--config``, is looked up among the configs of the package. A file on which several of them build is read once.
+    The key ``config`` of a file names the file on which it builds, or a list of files, relative to its own folder. A
+    file that is not there, or not in the working folder for ``--config``, is looked up among the configs of the
+    package. A file on which several of them build is read once.
 
     Raises:
         ValueError: If a file is missing, holds no options, or builds on itself.

@@ -39,8 +39,8 @@ class Kept:
 def kept_rollouts(kept: Kept, task: Task, trainer: Trainer | None) -> list[PromptSet]:
     """The newest kept rollouts of each dataset, which the task grades again.
 
-    Each is a prompt with the columns `response`, `response_ids`, `finished` and, with an environment, `response_turns`,
-    `prompt_ids` and `episode`, which `predict` takes instead of sampling.
+    Each is a prompt with the columns `response`, `response_ids`, `finished`, `response_group` and, with an environment,
+    `response_turns`, `prompt_ids` and `episode`, which `predict` takes instead of sampling.
     """
     folder = Path(kept.folder or "rollouts")
     if kept.folder is None and trainer is not None:
@@ -56,6 +56,7 @@ def kept_rollouts(kept: Kept, task: Task, trainer: Trainer | None) -> list[Promp
     by_dataset: dict[str, list[Prompt]] = {}
     for row in _newest(files, kept.newest):
         response = {"response": row["response"], "response_ids": row["token_ids"], "finished": row["finished"]}
+        response["response_group"] = row["file"], row["group"]
         if row.get("turns") is not None:
             response |= {"response_turns": row["turns"], "prompt_ids": row["prompt_ids"], "episode": row["episode"]}
         messages = json.loads(row["messages"])
@@ -97,4 +98,4 @@ def _rows(file: Path) -> list[dict[str, Any]]:
             f"{file} must be a whole Parquet file with the columns that `KeepRollouts` writes, but got: {error} Leave "
             "it out of the folder."
         ) from None
-    return rows
+    return [row | {"file": file.name} for row in rows]

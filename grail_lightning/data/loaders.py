@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from grail_lightning.runtime.checks import check_option, check_options
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.tasks.problem import Prompt
+from grail_lightning.tasks.problem import Prompt, response_group
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,26 @@ class EvaluationLoader:
         for start in range(0, len(self.prompts), self.prompts_per_batch):
             stop = min(start + self.prompts_per_batch, len(self.prompts))
             yield [self.prompts[index] for index in range(start + self.rank, stop, self.world_size)]
+
+
+class GivenLoader(EvaluationLoader):
+    """The same for given responses: those of one group, which are neighbours, stay in one batch and on one rank."""
+
+    def __init__(self, prompts: Sequence[Prompt], prompts_per_batch: int, rank: int = 0, world_size: int = 1) -> None:
+        super().__init__(prompts, prompts_per_batch, rank, world_size)
+        self._batches: list[list[list[int]]] = []
+        numbers = groupby(range(len(prompts)), key=lambda number: response_group(prompts[number]))
+        for group in (list(own) for _, own in numbers):
+            if not self._batches or sum(map(len, self._batches[-1])) + len(group) > prompts_per_batch:
+                self._batches.append([])
+            self._batches[-1].append(group)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[list[Prompt]]:
+        for batch in self._batches:
+            yield [self.prompts[number] for group in batch[self.rank :: self.world_size] for number in group]
 
 
 class TrainingLoader:

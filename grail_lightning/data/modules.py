@@ -10,7 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
 from grail_lightning.data.lengths import Encode, PromptLimit, leave_out_long
-from grail_lightning.data.loaders import Curriculum, EvaluationLoader, PromptSet, TrainingLoader
+from grail_lightning.data.loaders import Curriculum, EvaluationLoader, GivenLoader, PromptSet, TrainingLoader
 from grail_lightning.data.rows import check_pictures
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import rank, world_size
@@ -74,7 +74,8 @@ class PromptData(pl.LightningDataModule, ABC):
                 self._training = TrainingLoader(sets, self.prompts_per_batch, seed, number, ranks, self.curriculum)
             else:
                 size = self.eval_prompts_per_batch
-                self._evaluation[split] = [EvaluationLoader(s.prompts, size, number, ranks) for s in sets]
+                kind = GivenLoader if split == "predict" else EvaluationLoader
+                self._evaluation[split] = [kind(s.prompts, size, number, ranks) for s in sets]
 
     def _fitting(self, prompts: PromptSet) -> PromptSet:
         """The training prompts that are not too long."""

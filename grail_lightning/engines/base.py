@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import ClassVar
 
 import torch
@@ -23,7 +23,7 @@ from grail_lightning.environments.episode import one_turn, read_episode
 from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.options import PolicySource, positions
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.tasks.problem import Prompt, TokenText
+from grail_lightning.tasks.problem import Prompt, TokenText, response_group
 
 
 class RolloutEngine(ABC):
@@ -145,6 +145,8 @@ def build_batch(
 def given_batch(policy: Policy, prompts: Sequence[Prompt]) -> SampledBatch:
     """A batch of existing responses, from the column `response` of each prompt; one response for each prompt.
 
+    Neighbours with the same `response_group`, without this column with the same messages, are a group.
+
     The columns `response_ids` and `finished` give the sampled tokens, and whether the response ended by itself. Without
     them the text is tokenised, and counts as finished. Rollouts of several turns also have `response_turns`, the number
     of the turn in which each of these tokens was sampled (−1 if an environment put it in), `prompt_ids`, and `episode`.
@@ -162,8 +164,10 @@ def given_batch(policy: Policy, prompts: Sequence[Prompt]) -> SampledBatch:
         for prompt in prompts
     ]
     finished = [bool(prompt.columns.get("finished", True)) for prompt in prompts]
+    numbered = enumerate(groupby(prompts, key=response_group))
+    group = torch.tensor([k for k, (_, own) in numbered for _ in own], dtype=torch.long, device=policy.device)
     if not any("response_turns" in prompt.columns for prompt in prompts):
-        return build_batch(policy, prompts, 1, ids, finished)
+        return build_batch(policy, prompts, 1, ids, finished).replace(group=group)
     turns = [prompt.columns.get("response_turns", [0] * len(row)) for prompt, row in zip(prompts, ids, strict=True)]
     sampled = [[number >= 0 for number in row] for row in turns]
     # What an environment answers to a turn counts as part of it.
@@ -176,7 +180,7 @@ def given_batch(policy: Policy, prompts: Sequence[Prompt]) -> SampledBatch:
         read_episode(p.columns["episode"]) if "episode" in p.columns else one_turn(text, whole)
         for p, text, whole in zip(prompts, batch.texts, finished, strict=True)
     ]
-    return batch.replace(prompts=list(prompts), episodes=episodes)
+    return batch.replace(prompts=list(prompts), episodes=episodes, group=group)
 
 
 def longest_row(engine: RolloutEngine, policy: Policy) -> float:

@@ -75,6 +75,11 @@ class Prompt:
         return self
 
 
+def response_group(prompt: Prompt) -> object:
+    """What neighbours with given responses have in common if they are one group; a prompt without is its own."""
+    return prompt.columns.get("response_group", prompt.messages) if "response" in prompt.columns else object()
+
+
 def problem_id(prompt: Prompt) -> str:
     """The identity of a problem: 16 hexadecimal digits of a hash of dataset, messages and reference."""
     text = repr((prompt.dataset, prompt.messages, prompt.reference))

@@ -5,7 +5,10 @@ from collections import Counter
 import pytest
 
 from grail_lightning.data import EvaluationLoader, PromptSet, TrainingLoader, draws_per_epoch
+from grail_lightning.data.loaders import GivenLoader
+from grail_lightning.tasks.problem import Prompt
 from tests.data.recorder import flat, names, prompts
+from tests.runs import TASK
 
 
 def _loader(num_prompts=10, prompts_per_batch=4, **options):
@@ -150,3 +153,21 @@ def test_further_prompts_are_the_next_ones_also_beyond_an_epoch_and_batches_stay
             assert sorted(flat(names(parts))) == sorted(order[place : place + size])
             place += size
     assert place == 5 * 14
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_given_responses_of_one_group_stay_in_one_batch_on_one_rank(world_size):
+    """Those of one prompt, unless a column says which; prompts without a response are groups of one."""
+
+    def given(name, group=None):
+        columns = {"response": "1"} | ({} if group is None else {"response_group": group})
+        return Prompt(messages=name, reference="1", task=TASK, columns=columns)
+
+    rows = [given("a")] * 3 + [given("b")] * 2 + [given("c", 0)] * 2 + [given("c", 1)] * 2 + [given("d")]
+    loaders = [GivenLoader(rows, 5, rank, world_size) for rank in range(world_size)]
+    whole = [["a", "a", "a", "b", "b"], ["c", "c", "c", "c", "d"]]
+    parts = [[["a", "a", "a"], ["c", "c", "d"]], [["b", "b"], ["c", "c"]]]
+    found = [[[prompt.messages for prompt in batch] for batch in loader] for loader in loaders]
+    assert found == ([whole] if world_size == 1 else parts)
+    assert {len(loader) for loader in loaders} == {2}
+    assert [len(batch) for batch in GivenLoader(prompts(9), 4)] == [4, 4, 1]
