@@ -77,6 +77,15 @@ class Run:
         ours = (f"--seed_everything={self.seed}", f"--trainer.logger={logger}", "--trainer.enable_progress_bar=false")
         return [*self.given, *ours]
 
+    def check(self, file: Path) -> None:
+        """Check that the folder, or the row, is that of a run with these options."""
+        there = self.row["options"] if self.row else shlex.join(self.record().get("arguments", self.arguments))
+        if there != shlex.join(self.given if self.row else self.arguments):
+            raise ValueError(
+                f"{self.folder} must hold a run with the options of {file}, but there is one with others, or a row of "
+                "one in `results.file`. Give the sweep another folder (`--output`) or table, or remove that run or row."
+            )
+
     def keep(self) -> None:
         """Add the run, which is finished, to the table. Several sweeps may add to one, and git can merge its lines."""
         if self.table is None or self.row:
@@ -132,6 +141,11 @@ def _file_name(*parts: str) -> str:
     return "__".join(re.sub(r"[^\w.,=+-]+", "_", part) for part in parts)
 
 
+_CHOOSE = (
+    "`choose` must hold `seeds`, a list of integers, and beside it only `by`, a tag, and `statistic`, last or mean"
+)
+
+
 def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], Mapping[str, Any]]:
     """The runs of a YAML file, those that choose first, then seed by seed, and the options of the choice.
 
@@ -141,11 +155,14 @@ def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], Mappi
     for key in content.keys() - set(_KEYS):
         hint = did_you_mean(f"`{key}`", [f"`{known}`" for known in _KEYS]) or f" It has {', '.join(_KEYS)}."
         raise ValueError(f"There is no key `{key}` in the file of a sweep, but {file} has it.{hint}")
-    for key in ("methods", "tasks"):
-        if not content.get(key) or not isinstance(content[key], dict):
-            raise ValueError(
-                f"`{key}` in {file} must hold at least one name with its options, but got {content.get(key)!r}."
-            )
+    choose, groups = content.get("choose") or {}, {name: content.get(name) or {} for name in ("methods", "tasks")}
+    for key, group in groups.items():
+        _must(bool(group) and isinstance(group, dict), file, f"`{key}` must hold a name with its options", group)
+    for key, part in [*groups["methods"].items(), *groups["tasks"].items(), ("options", content.get("options"))]:
+        _must(isinstance(part, dict | None), file, f"`{key}` must hold options with their values", part)
+    _must(isinstance(choose, dict) and not choose.keys() - {"seeds", "by", "statistic"}, file, _CHOOSE, choose)
+    statistic, seeds = choose.get("statistic", "last"), choose.get("seeds", [] if choose else [0])
+    _must(statistic in ("last", "mean") and _are_seeds(seeds), file, _CHOOSE, choose)
     if output is None and not content.get("folder"):
         raise ValueError(f"`folder` in {file} must be the folder of the runs, as `runs/study`.")
     runs = list(_runs(content, output or Path(content["folder"]), file))
@@ -154,7 +171,16 @@ def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], Mappi
     # Seed by seed, so that a sweep that is cut short has compared all methods on the same seeds.
     order = list(dict.fromkeys(run.seed for run in runs))
     runs.sort(key=lambda run: (not run.choosing, not run.choosing and order.index(run.seed)))
-    return runs, content.get("choose") or {}
+    return runs, choose
+
+
+def _must(holds: bool, file: Path, what: str, got: object) -> None:
+    if not holds:
+        raise ValueError(f"In {file}, {what}, but got {got!r}.")
+
+
+def _are_seeds(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(seed, int) for seed in value)
 
 
 def _runs(content: Mapping[str, Any], folder: Path, file: Path) -> Iterator[Run]:
@@ -163,8 +189,9 @@ def _runs(content: Mapping[str, Any], folder: Path, file: Path) -> Iterator[Run]
     for (method, of_method), (task, of_task) in itertools.product(content["methods"].items(), content["tasks"].items()):
         own, of_task = dict(of_method or {}), of_task or {}
         grid, seeds = own.pop("grid", content.get("grid") or {}), own.pop("seeds", content.get("seeds"))
-        if not isinstance(seeds, list) or not all(isinstance(seed, int) for seed in seeds) or not seeds:
-            raise ValueError(f"`seeds` of {method!r} in {file} must be a list of integers, but got {seeds!r}.")
+        lists = isinstance(grid, dict) and all(isinstance(values, list) and values for values in grid.values())
+        _must(lists, file, f"`grid` of {method!r} must hold a list of values for each option", grid)
+        _must(_are_seeds(seeds), file, f"`seeds` of {method!r} must be a list of integers", seeds)
         for name in {*common, *of_task, *own, *grid}:
             if _OURS.fullmatch(name):
                 raise ValueError(f"`{name}` must not be set in {file}: the sweep sets it for each run.")
@@ -176,10 +203,8 @@ def _runs(content: Mapping[str, Any], folder: Path, file: Path) -> Iterator[Run]
         given = (*(f"--config={name}" for name in files), *(f"--{n}={_shown(v)}" for n, v in options.items()))
         points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
         choosing = bool(choose) and len(points) > 1
-        if choosing and (shared := set(seeds) & set(choose["seeds"])):
-            raise ValueError(
-                f"`choose.seeds` in {file} must be other seeds than those of {method!r}, but share {shared}."
-            )
+        shared = choosing and set(seeds) & set(choose["seeds"])
+        _must(not shared, file, f"`choose.seeds` must be other seeds than those of {method!r}", shared)
         place = folder.with_name(f"{folder.name}_choosing") if choosing else folder
         known: dict[str, Any] = {"method": method, "task": task, "options": given, "table": table, "curves": curves}
         for point, seed in itertools.product(points, choose["seeds"] if choosing else seeds):
@@ -194,8 +219,9 @@ def _table(options: Any, choose: Mapping[str, Any], file: Path) -> tuple[Path | 
     """The table of finished runs, the tags of its curves, and its rows by the names of runs."""
     if options is None:
         return None, [], {}
-    if not isinstance(options, dict) or options.keys() - {"file", "curves"} or "file" not in options:
-        raise ValueError(f"`results` in {file} must hold `file`, and `curves` beside it, but got {options!r}.")
+    keys = isinstance(options, dict) and not options.keys() - {"file", "curves"} and "file" in options
+    lists = keys and isinstance(options.get("curves", []), list)
+    _must(lists, file, "`results` must hold `file`, and beside it only `curves`, a list", options)
     by = [choose.get("by", CURVE)]
     curves = list(dict.fromkeys([*options.get("curves", by), *(by if choose else [])]))
     table, columns = Path(options["file"]), [*_FACTS, *curves]
@@ -216,12 +242,8 @@ def _check(runs: Sequence[Run], every: Sequence[Run], file: Path) -> int:
     parser, devices, seen = FitOptions(), 1, set()
     first = {run.group: run.point for run in reversed(every) if run.choosing}
     for run in runs:
-        there = run.row["options"] if run.row else shlex.join(run.record().get("arguments", run.arguments))
-        if run.point is not None and there != shlex.join(run.given if run.row else run.arguments):
-            raise ValueError(
-                f"{run.folder} must hold a run with the options of {file}, but there is one with others, or a row of "
-                "one in `results.file`. Give the sweep another folder (`--output`) or table, or remove that run or row."
-            )
+        if run.point is not None:
+            run.check(file)
         known = replace(run, point=first[run.group]) if run.point is None else run
         if (key := (run.group, _described(known.point or {}))) not in seen:
             seen.add(key)
@@ -323,15 +345,21 @@ def _environments(jobs: int | None, devices: int) -> list[dict[str, str]]:
     return [threads] * number
 
 
-def _run(runs: Sequence[Run], every: Sequence[Run], choose: Mapping[str, Any], runner: _Runner) -> bool:
-    """Run those that choose, choose, and run the others at the chosen points. True if all are finished then."""
+def _run(runs: Sequence[Run], every: Sequence[Run], choose: Mapping[str, Any], runner: _Runner, file: Path) -> bool:
+    """Run those that choose, choose, and run the others at the chosen points. True if all are finished then.
+
+    A ValueError if one of these was begun at another point, which an earlier choice, with another grid say, made best.
+    """
     if not runner.run([run for run in runs if run.choosing]):
         return False
     for group in {run.group: None for run in runs if run.point is None}:
         point = _best([run for run in every if run.choosing and run.group == group], choose)
         print(f"{', '.join(group)}: {_described(point)} is best on the choosing seeds", flush=True)
         runs = [replace(run, point=point) if run.group == group and run.point is None else run for run in runs]
-    return runner.run([run for run in runs if not run.choosing])
+    reported = [run for run in runs if not run.choosing]
+    for run in reported:
+        run.check(file)
+    return runner.run(reported)
 
 
 def _best(choosing: Sequence[Run], choose: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -389,7 +417,7 @@ def main(arguments: list[str] | None = None) -> None:
         runner = _Runner(_environments(options.jobs, devices))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, runner.stop)
-        done = _run(runs, every, choose, runner)
+        done = _run(runs, every, choose, runner, options.file)
         print("All runs are finished." if done else "Not all runs are finished. The same command goes on.")
     raise SystemExit(not done)
 

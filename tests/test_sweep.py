@@ -7,6 +7,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -102,6 +103,13 @@ def test_a_choice_runs_each_point_on_seeds_of_its_own_first(tmp_path):
         ({"grid": {"model.optimizer.lr": [1, 2]}, "choose": {"seeds": [0]}}, "other seeds"),
         ({"methods": {"a b": {}, "a/b": {}}}, "folders of their own"),
         ({"results": "table.csv"}, "must hold `file`"),
+        ({"results": {"file": "table.csv", "curves": "val/accuracy"}}, "`curves`, a list"),
+        ({"methods": {"GRPO": "Uniform"}}, "`GRPO` must hold options with their values"),
+        ({"tasks": {"sums": ["a"]}}, "`sums` must hold options with their values"),
+        ({"grid": {"model.optimizer.lr": 1e-5}}, "must hold a list of values for each option"),
+        ({"choose": {"by": "val/accuracy"}}, "`choose` must hold `seeds`"),
+        ({"choose": {"seeds": [5], "statistic": "max"}}, "`statistic`, last or mean"),
+        ({"choose": {"seeds": [5], "metric": "a"}}, "`choose` must hold `seeds`"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line(tmp_path, capsys, changes, said):
@@ -201,6 +209,13 @@ def test_the_point_that_is_best_on_other_seeds_is_reported(tmp_path, capsys):
     assert not (tmp_path / "study").exists()
     assert table.read_text() == kept
     assert "GRPO, sums: lr=0.0001 is best" in capsys.readouterr().out
+    # Another point is best now than the one that the reported run has, as after a change of the grid.
+    swapped = pd.read_csv(table)
+    swapped.loc[swapped["choosing"], "val/accuracy"] = swapped.loc[swapped["choosing"], "val/accuracy"].to_numpy()[::-1]
+    swapped.to_csv(table, index=False)
+    assert call(file) == 2
+    assert "a row of one" in capsys.readouterr().err
+    table.write_text(kept)
     changed = write(tmp_path, methods={"GRPO": {"model.credit": "GRAIL"}}, grid=grid, choose=choose, results=results)
     assert "a row of one" in refusal(capsys, main, str(changed))
     other = results | {"curves": ["val/accuracy"]}
