@@ -16,8 +16,10 @@ from grail_lightning.answers.records import AnswerSpan
 
 # Digits inside a word, an index, an exponent or a version (`x2`, `a_1`, `10^6`, `v1.2`) are no number of their own.
 _NUMBER = re.compile(r"(?<![\w.^])(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+|/\d+)?|\.\d+)")
-# A minus sign is an operator directly behind an operand (`5-3`), or with spaces on both sides (`5 - 3`).
-_SIGN = re.compile(r"(?<![\w)\]}])[-\u2212][$\u20ac\u00a3]?\Z|(?<![\w)\]}] )(?<![\w)\]}])[-\u2212] \Z")
+# A minus sign is an operator directly behind an operand (`5-3`). Before a space it is a sign behind `=`, `:` and such
+# alone (`x = - 3`): elsewhere an operator (`5 - 3`), a bullet or a dash.
+_OPENS = r"[=:(\[{<>\u2248\u2264\u2265]"
+_SIGN = re.compile(rf"(?<![\w)\]}}])[-\u2212][$\u20ac\u00a3]?\Z|(?:(?<={_OPENS})|(?<={_OPENS} ))[-\u2212] \Z")
 _PATTERN_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
@@ -47,7 +49,8 @@ class AnswerForm(ABC):
 class LastNumber(AnswerForm):
     """The last number of a response, such as `7`, `-3`, `1,250.5` or `3/4`.
 
-    A minus sign may be an operator: the last number of `5-3` and of `5 - 3` is 3, that of `x = -3` is -3.
+    A minus sign may be an operator, a bullet or a dash: the last number of `5-3`, of `5 - 3` and of a line `- 3` is 3,
+    that of `x = -3` and of `x = - 3` is -3.
     """
 
     instruction = " Please reason step by step, and end with the answer as a number."

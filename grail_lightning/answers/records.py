@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
+ALTERNATIVE = " ‖ "
+"""Stands between references of which each is right, where answers are compared as text."""
+
 STATUSES = ("right", "wrong", "missing", "capped", "unparseable", "timeout", "crashed")
 
 
@@ -57,12 +60,13 @@ class Verdict:
     def of_text(cls, gold: str, prediction: str, *, ignore_case: bool, relaxed: bool = False) -> Self:
         """The verdict on an answer that is plain text: Unicode's compatible forms and runs of white space are equal.
 
-        If `relaxed`, a number is right that differs from the reference by at most 5 % of it.
+        Any of the references between which `ALTERNATIVE` stands is right. If `relaxed`, a number is right that differs
+        from one by at most 5 % of it.
         """
-        left, right = (text_key(text, ignore_case=ignore_case) for text in (gold, prediction))
+        right, *known = (text_key(text, ignore_case=ignore_case) for text in (prediction, *gold.split(ALTERNATIVE)))
         if not right:
             return cls.missing(gold)
-        correct = left == right or (relaxed and _nearly(left, right))
+        correct = right in known or (relaxed and any(_nearly(reference, right) for reference in known))
         status = "right" if correct else "wrong"
         return cls(correct=correct, status=status, layer="string", gold=gold, prediction=prediction)
 

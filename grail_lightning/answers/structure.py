@@ -35,7 +35,9 @@ _CANONICAL = {name: names.split()[0] for names in _NAMES.split("|") for name in 
 _STOP_WORDS = (
     "or and not no none never if when where is are was only but either neither minus plus times over more less than "
     "least most about approximately nearly almost around between through except without to so then unless some any "
-    "all many few several with from by mod modulo base choose squared cubed half double twice thousand million billion "
+    "all many few several with from by mod modulo base choose squared cubed half double twice hundred thousand "
+    "million billion trillion quadrillion lakh crore tens hundreds thousands millions billions trillions tenth tenths "
+    "hundredth hundredths thousandth thousandths millionth millionths "
     "wrong false true unknown undefined repeating recurring percent pct"
 )
 _STOP = frozenset(_STOP_WORDS.split())

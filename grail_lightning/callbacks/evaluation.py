@@ -284,6 +284,8 @@ def _all_figures(samples: pd.DataFrame, options: TableOptions) -> dict[str, floa
     for column in options.by:
         for dataset, value, rows in by_column(samples, column):
             part, values = f"{metric_name(dataset)}/{metric_name(f'{column}_{value}')}", _figures(rows, options)
+            while averaged and f"{part}/{averaged[0]}" in figures:  # A value that differs in punctuation alone.
+                part += "_"
             figures |= {f"{part}/{name}": values[name] for name in averaged}
     return figures
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
@@ -60,7 +61,9 @@ class ExportPolicy(Callback):
         ended = self._trained or (trainer.ckpt_path is not None and not _is_sharded(module))
         if module.policy is None or not ended or fast_dev_run(trainer) or not trainer.is_global_zero:
             return
-        source, best = f"step {trainer.global_step}", Path(getattr(trainer.checkpoint_callback, "best_model_path", ""))
+        # A `ModelCheckpoint` of the user's without `monitor` calls its newest file the best. The run's own is the last.
+        monitors = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.monitor]
+        source, best = f"step {trainer.global_step}", Path(monitors[-1].best_model_path if monitors else "")
         if self.which == "best" and best.is_file():
             # The file is this run's own, and the states of callbacks in it may be of any type.
             weights, source = (

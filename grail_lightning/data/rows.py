@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, overload
 
+from grail_lightning.answers.records import ALTERNATIVE
 from grail_lightning.data.sources import DatasetSpec, Table, answers_in
 from grail_lightning.picture import has_pictures, pictures_in, with_pictures
 from grail_lightning.tasks.answered import AnswerTask
@@ -49,11 +50,11 @@ class RowPrompts(Sequence[Prompt]):
         if (problem := row.get(self.spec.problem)) is not None:
             row["problem"] = str(problem)
         if (answer := row.get(self.spec.answer)) is not None:
-            # Several ones are one list, whose order does not matter.
+            # Several formulas are one list, whose order does not matter; of several texts each is right.
             several = [*map(str, answers_in(answer))]
             if len(several) > 1 and isinstance(self.task, AnswerTask):
                 several = [self.task.form.bare(worked).strip() for worked in several]
-            row["answer"] = ", ".join(several)
+            row["answer"] = (", " if getattr(self.task, "compare", "math") == "math" else ALTERNATIVE).join(several)
         try:
             cells = self._pictures(row)
             made = prompt_of(self.task, row)

@@ -41,13 +41,15 @@ def test_the_last_weights_load_back_as_a_hugging_face_model(tmp_path):
     assert load_policy(str(tmp_path / "export")).end_token_ids == module.policy.end_token_ids
 
 
+@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
 def test_the_best_weights_are_those_of_the_best_checkpoint(tmp_path):
     module = Scripted(_best_at_four)
     start = next(module.policy.parameters()).detach().clone()
     best = ModelCheckpoint(dirpath=tmp_path, monitor="val/accuracy", mode="max", filename="best")
+    often = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2, save_top_k=-1)  # Its newest file is its best.
     options = {"enable_checkpointing": True, "val_check_interval": 1, "check_val_every_n_epoch": None}
     trainer = run(
-        8, Evaluation(at_start=False), ExportPolicy(which="best", folder=str(tmp_path / "hf")), best, **options
+        8, Evaluation(at_start=False), ExportPolicy(which="best", folder=str(tmp_path / "hf")), often, best, **options
     )
     trainer.fit(module, loader(*[prompts(2)] * 5), loader(prompts(2)))
     name, now = next(iter(module.policy.model.named_parameters()))

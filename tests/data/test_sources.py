@@ -9,9 +9,10 @@ import datasets
 import pandas
 import pytest
 
-from grail_lightning.answers import Verifier
+from grail_lightning.answers import Marker, Verifier
 from grail_lightning.data import ArithmeticData, DatasetSpec, FewShot, MathData
 from grail_lightning.data.sources import check_path
+from grail_lightning.grading import TaskVerifiers, grade_answers
 from grail_lightning.tasks import ArithmeticTask, MathTask
 from tests.data.recorder import rows, write
 
@@ -212,6 +213,15 @@ def test_answers_are_what_each_benchmark_keeps(tmp_path):
     with Verifier() as verifier:
         verdicts = verifier.grade([(p.reference, answer) for p, answer in zip(prompts, answers, strict=True)])
     assert all(verdict.correct for verdict in verdicts), verdicts
+
+
+def test_of_a_list_of_texts_each_is_right(tmp_path):
+    table = [{"problem": "Which town?", "answer": ["Paris", "City of Paris"]}]
+    data = MathData(task=MathTask(compare="text", answer=Marker("Answer:")), val=[DatasetSpec(write(tmp_path, table))])
+    (prompt,) = data.load("val")[0].prompts
+    texts = ["Answer: paris", "Answer: City of  Paris", "Answer: Paris, City of Paris", "Answer: Rome"]
+    verdicts = grade_answers(texts, [prompt] * 4, TaskVerifiers())
+    assert [verdict.correct for verdict in verdicts] == [True, True, False, False]
 
 
 # ---- copies of datasets of the hub

@@ -135,8 +135,9 @@ def test_a_mistake_is_one_line(content, message, tmp_path, monkeypatch, capsys):
 
 def test_parts_by_column_and_rows_that_were_left_out_stand_in_the_table_and_its_folder(tmp_path, capsys, caplog):
     rows = [{"problem": f"{k}+1?", "answer": str(k + 1), "level": 1 + k % 2, "solution": "x" * 300} for k in range(6)]
+    rows = [row | {"kind": "A/B" if row["level"] == 1 else "A_B"} for row in rows]
     data = MathData(test=DatasetSpec(write(tmp_path, rows), name="sums", limit=4))
-    evaluation = Evaluation(num_samples=2, by=("level", "subject"))
+    evaluation = Evaluation(num_samples=2, by=("level", "kind", "subject"))
     figures = trainer(-1, evaluation, Preflight(), default_root_dir=str(tmp_path)).test(
         module(sampling=Sampling(max_response_length=8)), data, verbose=False
     )[0]
@@ -147,9 +148,11 @@ def test_parts_by_column_and_rows_that_were_left_out_stand_in_the_table_and_its_
     assert {name for name in figures if "level" in name} == {
         f"test/sums/level_{level}/{name}" for level in (1, 2) for name in ("accuracy", "pass_at_1")
     }
+    kinds = sorted({name.split("/")[2] for name in figures if "kind" in name})
+    assert kinds == ["kind_A_B", "kind_A_B_"], "one name for two values would lose the figures of one"
     folder = tmp_path / "test" / "samples"
     assert read_evaluation(folder)["datasets"]["sums"]["first"] == 4
-    assert [s.columns for s in read_samples(folder)][:2] == [{"level": 1}] * 2
+    assert [s.columns for s in read_samples(folder)][:2] == [{"level": 1, "kind": "A/B"}] * 2
     main(["regrade", str(folder)])
     assert said.strip() in capsys.readouterr().out
 
