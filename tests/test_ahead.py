@@ -195,6 +195,7 @@ def test_an_error_of_the_thread_reaches_the_trainer_as_it_is():
     assert engine.threads == ["MainThread", "sample-ahead", "sample-ahead"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_process_and_what_is_in_flight(tmp_path):
     """While the main thread waits for a batch that would take two minutes."""
     begun = time.monotonic()

@@ -132,7 +132,11 @@ RESUMED = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and 
 @RESUMED
 @pytest.mark.filterwarnings("ignore:Dropout is on in the update")  # on purpose
 @pytest.mark.parametrize(
-    "more", [[], ["--model.loading.lora={rank: 2, dropout: 0.2}", "--model.objective.kl_coefficient=0.1"]]
+    "more",
+    [
+        pytest.param([], marks=pytest.mark.slow),
+        ["--model.loading.lora={rank: 2, dropout: 0.2}", "--model.objective.kl_coefficient=0.1"],
+    ],
 )
 def test_resuming_a_run_gives_the_weights_of_an_uninterrupted_one(more, tmp_path, monkeypatch):
     """2N steps equal N, resume, N: mid-epoch, several optimiser steps a batch, with GRAIL, also under dropout."""

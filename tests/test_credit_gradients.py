@@ -155,6 +155,7 @@ def stored(world):
     return arrays, batch
 
 
+@pytest.mark.slow
 def test_stored_rollouts_of_several_turns_are_played_again_and_a_turn_has_the_change_of_value(gradients):
     values, batch = stored("search")
     _, (_, found) = gradients.of_values(values, 0.25)(0, batch, None)
@@ -167,6 +168,7 @@ def test_stored_rollouts_of_several_turns_are_played_again_and_a_turn_has_the_ch
     assert torch.equal(found, expected)
 
 
+@pytest.mark.slow
 def test_a_statement_has_the_change_of_value_over_its_tokens(programs_run):
     values, batch = stored("code")
     choices = [np.flatnonzero(~np.isnan(row)).tolist() for row in values["value"][0, ..., 0]]
@@ -185,6 +187,7 @@ def test_a_statement_has_the_change_of_value_over_its_tokens(programs_run):
     assert gains[:, [row for row in range(len(batch)) if row not in rows]].isnan().all()
 
 
+@pytest.mark.slow
 def test_the_table_of_statements_is_printed(programs_run, monkeypatch, capsys):
     file = str(BENCHMARKS / "values" / "code.npz")
     options = ["--world", "code", "--prompts", "16", "--values", file, "--only", "Uniform", "EGCA, w_max"]

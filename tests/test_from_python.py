@@ -166,6 +166,7 @@ def _train_both(strategy, folder):
         trainer(1, ExportPolicy(folder=f"{folder}/{name}"), **ranks).fit(of(policy), batches(1))
 
 
+@pytest.mark.slow
 def test_two_ranks_train_a_loaded_model_as_one_by_its_name(tmp_path):
     on_ranks(_train_both, "fsdp2", tmp_path)
     exported = [AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict() for name in ("name", "pair")]

@@ -77,6 +77,7 @@ CHECKPOINTS = ["quickstart/checkpoints/best.ckpt", "quickstart/checkpoints/last.
 LONGER = "--trainer.max_steps=8"
 
 
+@pytest.mark.slow
 def test_a_run_that_fills_the_disk_says_so_before_and_can_be_resumed():
     (code, said, found), resumed = on_a_disk(["24m", LONGER], ["60m", LONGER, "--ckpt_path=last"])
     assert code == 2

@@ -41,6 +41,7 @@ def test_the_first_screen_the_version_and_a_mistyped_subcommand_need_no_torch():
     assert loaded_by(code) == [*SCREEN.splitlines(), "0", f"grail-lightning {__version__}", "0", "2", "False"]
 
 
+@pytest.mark.slow
 def test_help_loads_nothing_heavy_that_lightning_and_transformers_do_not_load_themselves():
     code = (
         "import lightning.pytorch.cli, transformers\n"

@@ -218,6 +218,7 @@ def test_a_package_that_a_processor_lacks_is_named(name, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_ranks_agree_with_each_other_and_with_one_process_where_one_may_have_no_picture(tmp_path):
     rows, _ = _folder(tmp_path)
     train = _table(tmp_path, [row | {"picture": row["picture"] if k % 2 else None} for k, row in enumerate(rows)])

@@ -61,6 +61,7 @@ def test_weights_gradients_and_moments_take_sixteen_bytes_a_parameter_and_fsdp2_
     assert one["sampling"]["KV cache"] == pytest.approx(25 * row, rel=0.05)
 
 
+@pytest.mark.slow
 def test_each_option_that_saves_memory_saves_it(qwen, capsys):
     (before,) = plans(capsys, *qwen, "--gpus", "1")
     for phase, option in (

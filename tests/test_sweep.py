@@ -223,6 +223,7 @@ def test_the_point_that_is_best_on_other_seeds_is_reported(tmp_path, capsys):
     assert "Name another file" in refusal(capsys, main, str(renamed))
 
 
+@pytest.mark.slow
 def test_a_terminated_sweep_lets_its_runs_save_and_goes_on(tmp_path):
     file = write(tmp_path, methods={"GRPO": {}}, options={"trainer.max_steps": 500, "trainer.val_check_interval": 500})
     command = [sys.executable, "-m", "grail_lightning.sweep", str(file)]

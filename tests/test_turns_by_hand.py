@@ -220,6 +220,7 @@ def test_a_step_has_the_loss_and_the_gradients_of_one_written_by_hand(policy, ba
     assert found["loss"] == near(total, 64, torch.float32, scale=1.0)
 
 
+@pytest.mark.slow
 def test_two_ranks_with_uneven_turns_train_as_one_process(tmp_path):
     """Also where a rank has no prompt with an environment."""
     policy = calling_policy()

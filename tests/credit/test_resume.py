@@ -40,7 +40,10 @@ CASES = {
 STATELESS = "continuations, whose random numbers belong to the step, the row and the place"
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = {STATELESS, "values of prompts that come again, of the example in the documentation"}
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CASES])
 def test_a_resumed_run_ends_with_the_same_weights_to_the_bit(case, monkeypatch, tmp_path):
     monkeypatch.setenv("PL_GLOBAL_SEED", "5")
     credit, num_train = CASES[case]

@@ -198,6 +198,7 @@ def test_a_callback_of_ones_own_sees_rows_verdicts_and_weights():
     assert ("credit/wrong_answer_weight" in figures) == rollouts["status"].eq("wrong").any()
 
 
+@pytest.mark.slow
 def test_an_engine_of_ones_own_draws_from_the_policy(arithmetic):
     rollouts, figures = fit("my_engine")
     assert rollouts["num_tokens"].max() <= 40

@@ -40,6 +40,7 @@ def undisturbed(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+@pytest.mark.slow
 def test_a_run_whose_server_goes_away_goes_on_with_another_one(undisturbed, tmp_path, monkeypatch, capsys):
     (tmp_path / "again").mkdir()
     monkeypatch.chdir(tmp_path / "again")

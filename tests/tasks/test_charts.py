@@ -179,6 +179,7 @@ def test_labels_of_demonstrations_are_those_of_the_mistakes_that_were_made():
     assert kinds["slip"]["slip"] > 3 * kinds["slip"]["misconception"]
 
 
+@pytest.mark.slow
 def test_the_packaged_policy_is_small_sees_and_is_right_on_30_to_60_percent_of_its_rollouts():
     folder = Path(grail_lightning.__file__).parent / "assets" / "charts"
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 6 * 10**6

@@ -329,6 +329,7 @@ def test_any_text_is_labelled_or_not_in_linear_time(task, piece):
     assert time.thread_time() - start < 5  # Linear: well under a second. Quadratic: minutes.
 
 
+@pytest.mark.slow
 def test_the_packaged_policy_is_small_and_right_on_30_to_50_percent_of_its_programs(task):
     folder = Path(grail_lightning.__file__).parent / "assets" / "code"
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 2 * 2**20
@@ -402,6 +403,7 @@ def test_a_file_in_the_form_of_mbpp_is_trained_on_and_tested(programs_run, tmp_p
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
+@pytest.mark.slow
 def test_a_resumed_run_with_egca_has_the_weights_of_one_that_never_stopped(programs_run, tmp_path, monkeypatch):
     config = Path("configs/quickstart_code.yaml").absolute()
     options = [f"--config={config}", "--model.credit=EGCA", "--data.prompts_per_batch=4", "--data.num_val=8"]

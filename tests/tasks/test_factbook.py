@@ -42,6 +42,7 @@ def rows(countries):
     return FactbookSpace().sample(200, "train")
 
 
+@pytest.mark.slow
 def test_the_answer_stands_in_the_last_document_of_the_path_which_the_worked_queries_find(rows):
     for row in rows:
         queries = re.findall(r"<search>(.*)</search>", row["solution"])

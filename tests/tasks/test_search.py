@@ -86,6 +86,7 @@ def test_each_kind_of_mistake_occurs_at_its_rate_and_makes_answers_wrong():
     assert sum(map(len, played(query=0.3))) > sum(len(problem.path) + 1 for problem in PROBLEMS) + 150
 
 
+@pytest.mark.slow
 def test_the_packaged_policy_is_small_and_right_on_30_to_60_percent_of_its_rollouts():
     folder = Path(grail_lightning.__file__).parent / "assets" / "search"
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 2 * 2**20
