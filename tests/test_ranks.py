@@ -142,7 +142,7 @@ def test_saliency_of_sharded_weights_is_the_same_beside_the_update(how):
         assert beside[0][figure] == beside[1][figure] > 0, "ranks must stay in step"
     for ours, theirs in zip(beside, apart, strict=True):
         assert ours["eligible"] == theirs["eligible"]
-        assert ours["loss"] == near(theirs["loss"], 1000, torch.float32, scale=0.05)
+        assert ours["loss"] == near(theirs["loss"], 10_000, torch.float32, scale=0.01)
         found, expected = (np.concatenate(report["weights"]) for report in (ours, theirs))
         assert np.linalg.norm(found - expected) < 2e-3 * np.linalg.norm(expected - begun)
     assert sum(r["embedded"] for r in beside) < sum(r["embedded"] for r in apart)
