@@ -76,10 +76,10 @@ class PredictionWriter(Callback):
     """
 
     def __init__(self, file: str | None = None, compare: list[TokenCredit] | None = None, page: bool = True) -> None:
-        if page and file and Path(file).suffix == ".html":
-            raise ValueError(f"`predictions.file` must not have the name of the page, but got {file}. Use .parquet.")
         if file and Path(file).is_dir():
             raise ValueError(f"`predictions.file` must be a file, but {file} is a folder. Name a file in it.")
+        if file and Path(file).suffix != ".parquet":
+            raise ValueError(f"`predictions.file` must end with .parquet, since that is its form, but got {file}.")
         self.file, self.compare, self.page = file, compare or [], page
         self._path = Path()
         self._names: list[str] = []

@@ -42,7 +42,7 @@ _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 # How jsonargparse's lines begin, among them those that give no reason.
 _KEY, _TYPE, _UNRECOGNISED = 'Parser key "', "Expected a ", "unrecognized arguments: "
 _REQUIRED = "the following arguments are required: "
-_TYPES = {"dot import path string": "the import path of a class", "NoneType": "null"}  # By jsonargparse's words.
+_TYPES = {"dot import path string": "the import path of a class", "NoneType": "null", "tuple": "a list in brackets"}
 _ASIDE = (
     *("Subtypes:", "Errors:", "Given value", "Does not validate", "Expected a path but", "Problem with given"),
     *("Not a valid subclass", "Subclass types expect", "a class path", "a dict with"),

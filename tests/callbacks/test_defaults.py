@@ -137,7 +137,7 @@ def test_two_ranks_agree_and_write_one_run(tmp_path, monkeypatch):
         (
             PredictionWriter,
             {"file": "x.html"},
-            r"`predictions\.file` must not have the name of the page, but got x\.html",
+            r"`predictions\.file` must end with \.parquet, .* but got x\.html",
         ),
     ],
 )
