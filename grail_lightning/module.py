@@ -38,7 +38,7 @@ from grail_lightning.policy.options import (
     context_length,
 )
 from grail_lightning.policy.pictures import PictureTokens, load_pictures
-from grail_lightning.policy.reference import Reference, computed_buffers_kept
+from grail_lightning.policy.reference import Reference, rotary_frequencies_kept
 from grail_lightning.policy.tokenizer import encode_prompt, load_tokenizer
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce, world_size
@@ -129,7 +129,9 @@ class GrailModule(pl.LightningModule):
         self.steps_cut = 0  # The number of the last batch's steps that exceed `max_steps`.
         self._configured: ConfiguredOptions | None = None
         self._restored: dict[str, torch.Tensor] = {}  # Weights of the checkpoint of a resumed fit, for exact masters.
-        self._steps_loaded = 0  # The optimiser steps behind the weights of a checkpoint, which only a fit counts on.
+        self._weights_step = (
+            0  # The optimiser steps behind the weights, which a Trainer that does not fit does not know.
+        )
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -214,7 +216,7 @@ class GrailModule(pl.LightningModule):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """See `torch.nn.Module.to`, by which Lightning converts to bf16-true; rotary frequencies keep their dtype."""
-        with computed_buffers_kept(self):
+        with rotary_frequencies_kept(self):
             return super().to(*args, **kwargs)
 
     def teardown(self, stage: str) -> None:
@@ -250,7 +252,7 @@ class GrailModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore them. An evaluation drops the master weights of an earlier fit, which belong to other parameters."""
         self.credit.load_state_dict(checkpoint.get("credit", {}))
-        fits, self._steps_loaded = self.trainer.state.fn == "fit", checkpoint.get("global_step", 0)
+        fits, self._weights_step = self.trainer.state.fn == "fit", checkpoint.get("global_step", 0)
         self.ahead.load_state_dict(checkpoint.get("ahead", {}) if fits else {})
         if self.second is not None and fits:
             self.second.load_state_dict(checkpoint.get("second", {}))
@@ -286,7 +288,7 @@ class GrailModule(pl.LightningModule):
             )
             update.compute_before_steps(self.reference)
             last_step = self.take_steps(update)
-        weights = update.final_weights()
+        weights, self._weights_step = update.final_weights(), self.global_step
         figures = batch_figures(batch, weights, self.tokenizer) | sampling_figures | last_step
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
         if batch.episodes is not None:
@@ -372,7 +374,7 @@ class GrailModule(pl.LightningModule):
 
     def credit_context(self, credit: TokenCredit) -> CreditContext:
         """What a credit method is told beside the batch, with a fresh generator."""
-        step = self.global_step if self.trainer.state.fn == "fit" else self._steps_loaded
+        step = self.global_step if self.trainer.state.fn == "fit" else self._weights_step
         continuations: Continuations | None = None
         if credit.needs().continuations:
             from grail_lightning.step.continuations import SampledContinuations

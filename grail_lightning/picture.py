@@ -64,7 +64,8 @@ class Picture:
         if not self._digest:
             content = self.source if is_image(self.source) else self._bytes()
             if not isinstance(content, bytes):
-                content = repr(content.size).encode() + content.convert("RGBA").tobytes()
+                turned = content.size, content.getexif().get(_ORIENTATION)
+                content = repr(turned).encode() + content.convert("RGBA").tobytes()
             self._digest = hashlib.blake2b(content, digest_size=16).digest()
         return self._digest
 

@@ -272,3 +272,19 @@ def test_an_empty_evaluation_batch_is_graded_as_nothing():
     trainer(1, caught).validate(module(), loader, verbose=False)
     assert [len(output.batch) for output in caught.outputs] == [2, 0]
     assert caught.outputs[1].batch.verdicts == []
+
+
+def test_predict_weighs_at_the_step_of_the_weights_in_memory():
+    steps = []
+
+    class Steps(TokenCredit):
+        def __call__(self, policy, batch, context):
+            steps.append(context.step)
+            return TokenWeights(values=batch.response_mask.float())
+
+    ours, loader = module(credit=Steps()), torch.utils.data.DataLoader([problems(1)], batch_size=None)
+    run = trainer(3)
+    run.fit(ours, batches(3))
+    run.predict(ours, loader)
+    trainer(1).predict(ours, loader)
+    assert steps == [0, 1, 2, 3, 3]

@@ -5,19 +5,20 @@ Transformers' norms compute in float32, also in a model in float64: roundings ar
 
 import copy
 
+import PIL.Image
 import pytest
 import torch
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines.base import build_batch
 from grail_lightning.engines.hf import HFEngine
-from grail_lightning.picture import FIRST_PICTURE_ID
+from grail_lightning.picture import FIRST_PICTURE_ID, Picture
 from grail_lightning.policy import load_policy
 from grail_lightning.policy.options import LoadedPolicy
 from grail_lightning.policy.pictures import vision_parameters
 from grail_lightning.tasks.base import Prompt
 from tests.runs import TASK
-from tests.seeing import MAKERS, TILES, pictures, plain, question, seeing
+from tests.seeing import MAKERS, TILES, image, pictures, plain, question, seeing
 from tests.tolerance import assert_near
 
 NAMES = list(MAKERS)
@@ -182,3 +183,13 @@ def test_a_picture_whose_prompt_was_dropped_stays_known_to_an_equal_one(tmp_path
     policy.vision.forget()
     for one in (policy, copy.deepcopy(policy)):
         assert torch.equal(before, one(one.layout(batch.select(torch.tensor([0])))).logprobs)
+
+
+def test_pictures_of_pillow_that_differ_in_orientation_alone_are_two(tmp_path):
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    for name, more in (("plain", {}), ("turned", {"exif": exif})):
+        image(0, 8, 6).save(tmp_path / f"{name}.png", **more)
+    plain, turned = (Picture(PIL.Image.open(tmp_path / f"{name}.png")) for name in ("plain", "turned"))
+    assert plain.digest != turned.digest
+    assert (plain.size, turned.size) == ((8, 6), (6, 8))

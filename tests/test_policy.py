@@ -252,6 +252,15 @@ def test_half_floats_are_not_trained_but_predict(dtype, tmp_path):
     check_dtype("arithmetic", Loading(dtype="auto"))
 
 
+def test_of_the_buffers_rotary_frequencies_alone_keep_their_dtype():
+    policy = load_policy("arithmetic")
+    policy.model.register_buffer("positions", torch.ones(3), persistent=False)  # As XGLM's, which are added to states.
+    policy.to(torch.bfloat16)
+    kept = {name.rpartition(".")[2] for name, buffer in policy.named_buffers() if buffer.dtype == torch.float32}
+    assert kept == {"inv_freq", "original_inv_freq"}
+    assert policy.model.positions.dtype == torch.bfloat16
+
+
 def test_rows_fit_below_the_extension_of_longrope_beyond_which_they_depend_on_their_neighbours(tmp_path):
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 10_000.0}
     config = Phi3Config(**TINY, rope_parameters=rope, original_max_position_embeddings=32)

@@ -23,8 +23,9 @@ FILE = "runs/saliency/predictions.parquet"
 def test_weights_include_what_a_method_adds_to_the_advantage(tmp_path, monkeypatch):
     """The changes of value along a row add up to its outcome less the mean of its group."""
     monkeypatch.chdir(tmp_path)
-    main([*PREDICT, "--model.credit=TreeAdvantage", "--predictions.page=false"])
+    main([*PREDICT, "--model.credit=TreeAdvantage", "--predictions.page=false", "--data.eval_prompts_per_batch=1"])
     rows = pq.read_table(FILE).to_pylist()
+    assert [row["group"] for row in rows] == [0] * 4 + [1] * 4, "of two batches"
     outcomes = [
         (row["correct"], [other["correct"] for other in rows if other["group"] == row["group"]]) for row in rows
     ]

@@ -221,3 +221,4 @@ def test_predict_writes_every_rollout_where_the_last_batch_leaves_a_rank_without
         rows = pq.read_table(tmp_path / name / "saliency" / "predictions.parquet").to_pylist()
         assert len(rows) == number
         assert len({row["prompt"] for row in rows}) == 3
+        assert len({row["group"] for row in rows}) == len({(row["group"], row["prompt"]) for row in rows}) == 3

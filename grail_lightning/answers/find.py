@@ -18,8 +18,10 @@ from grail_lightning.answers.records import AnswerSpan
 _NUMBER = re.compile(r"(?<![\w.^])(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+|/\d+)?|\.\d+)")
 # A minus sign is an operator directly behind an operand (`5-3`). Before a space it is a sign behind `=`, `:` and such
 # alone (`x = - 3`): elsewhere an operator (`5 - 3`), a bullet or a dash.
-_OPENS = r"[=:(\[{<>\u2248\u2264\u2265]"
-_SIGN = re.compile(rf"(?<![\w)\]}}])[-\u2212][$\u20ac\u00a3]?\Z|(?:(?<={_OPENS})|(?<={_OPENS} ))[-\u2212] \Z")
+_SIGN = re.compile(
+    r"(?<![\w)\]}])([-\u2212][$\u20ac\u00a3]?)\Z"
+    r"|(?:[=:,(\[{<>\u2248\u2264\u2265\u2192]\ *|[$*\"'|\u201c])([-\u2212]\ )\Z"
+)
 _PATTERN_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
@@ -60,8 +62,8 @@ class LastNumber(AnswerForm):
         numbers = []
         for match in _NUMBER.finditer(text):
             start, stop = match.span()
-            sign = _SIGN.search(text[max(0, start - 4) : start])
-            start -= len(sign[0]) if sign else 0
+            sign = _SIGN.search(text[max(0, start - 16) : start])
+            start -= len(sign[1] or sign[2]) if sign else 0
             numbers.append(AnswerSpan(start=start, stop=stop, content_start=start, content_stop=stop))
         return numbers
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from grail_lightning.answers import align
 from grail_lightning.answers.spans import Decoder
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, rollouts_of
-from grail_lightning.callbacks.rollouts import encodable, prompt_text, sampled_values
+from grail_lightning.callbacks.rollouts import answer_place, encodable, prompt_text, sampled_values
 from grail_lightning.environments.episode import transcript
 from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.runtime.checks import check_options
@@ -128,7 +128,7 @@ def code_block(text: str) -> str:
 def _shown(output: StepOutput, row: int, weights: Tensor, tokenizer: Decoder) -> ShownRollout:
     batch, prompt = output.batch, output.batch.prompts[row]
     facts, aligned = _facts(output, row), align_rows(batch, tokenizer, [row])[0]
-    answers, valid = prompt.task.answer_spans(aligned.text), batch.valid_mask[row].cpu()
+    (answer, _), valid = answer_place(output, row, aligned), batch.valid_mask[row].cpu()
     steps, whole, at = labelled_steps(aligned.text, prompt) or [], aligned, 0
     if batch.turn is not None:  # Answer and steps stand in the last turn, `at` which characters of the whole?
         whole = align(batch.response_ids[row].cpu()[valid].tolist(), tokenizer)
@@ -142,5 +142,5 @@ def _shown(output: StepOutput, row: int, weights: Tensor, tokenizer: Decoder) ->
         tokens=list(zip(whole.starts, whole.stops, strict=True)),
         weights=sampled_values(weights[valid], batch.response_mask[row].cpu()[valid]),
         steps=steps,
-        answer=(at + answers[-1].start, at + answers[-1].stop) if answers else None,
+        answer=answer and (at + answer[0], at + answer[1]),
     )

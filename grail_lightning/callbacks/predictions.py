@@ -6,7 +6,7 @@ import base64
 import inspect
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from grail_lightning.callbacks.hooks import module_of, output_of, policy_of, rol
 from grail_lightning.callbacks.rollouts import (
     ROLLOUT_COLUMNS,
     TURN_COLUMNS,
+    answer_place,
     arrow_table,
     encodable,
     rollout_columns,
@@ -83,6 +84,7 @@ class PredictionWriter(Callback):
         self.file, self.compare, self.page = file, compare or [], page
         self._path = Path()
         self._names: list[str] = []
+        self._groups = 0  # The number of groups that this rank has written.
         self._writer: Any = None
         self._loaded: int | None = None
 
@@ -116,7 +118,7 @@ class PredictionWriter(Callback):
         tell_policy(trainer, pl_module, self._loaded)
         self._path = Path(self.file) if self.file else RunFolder(trainer).path / "predictions.parquet"
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._names = _method_names([module_of(pl_module).credit, *self.compare])
+        self._names, self._groups = _method_names([module_of(pl_module).credit, *self.compare]), 0
         # Whether there are turns and pictures is known at the end; without any, `_join` leaves their columns out.
         types = prediction_types(self._names[1:]) | _OPTIONAL
         schema = arrow_table({name: [] for name in types}, types).schema
@@ -143,6 +145,8 @@ class PredictionWriter(Callback):
             columns["pictures"] = _picture_column(policy, batch, answer.whole, budget)
         if len(output.batch):
             columns |= _columns(output, module, self._names[0], compared)
+            columns["group"] = [self._groups + number for number in columns["group"]]
+            self._groups = max(columns["group"]) + 1
             self._writer.write_table(arrow_table(columns, prediction_types([*compared]) | _OPTIONAL))
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -184,16 +188,26 @@ def _join(parts: list[Path], file: Path) -> int:
     for name, those in {"turns": TURN_COLUMNS, "pictures": ["pictures"]}.items():
         if not any(source.read([name]).drop_null().num_rows for source in sources):
             schema = pa.schema([column for column in schema if column.name not in those])
-    groups = (
-        source.read_row_group(index).select(schema.names)
-        for source in sources
-        for index in range(source.num_row_groups)
-    )
-    write_tables(file, groups, schema)
+    write_tables(file, _numbered_on(sources, schema), schema)
     for source, part in zip(sources, parts, strict=True):
         source.close()
         part.unlink()
     return int(pq.read_metadata(file).num_rows)
+
+
+def _numbered_on(sources: Sequence[Any], schema: Any) -> Iterator[Any]:
+    """The tables of files with the columns of a schema. The groups of one file are numbered on from the one before."""
+    import pyarrow.compute as pc
+
+    place, before = schema.get_field_index("group"), 0
+    for source in sources:
+        last = before - 1
+        for index in range(source.num_row_groups):
+            table = source.read_row_group(index).select(schema.names)
+            groups = pc.add(table["group"], before)
+            last = max(last, pc.max(groups).as_py())
+            yield table.set_column(place, schema.field(place), groups)
+        before = last + 1
 
 
 def prediction_types(compared: Sequence[str]) -> dict[str, str]:
@@ -257,14 +271,8 @@ def _rows(values: Tensor | None, batch: RolloutBatch) -> list[Any]:
 
 def _box(output: StepOutput, row: int, aligned: Alignment) -> tuple[int | None, ...]:
     """The first and the last character of the answer, and its first and last token; None without one."""
-    masks = (output.weights and output.weights.answer) or output.batch.answer
-    tokens = [] if masks is None else masks.whole[row].nonzero().flatten().tolist()
-    if not tokens:
-        return None, None, None, None
-    # The answer whose tokens the mask marks. The choice among several was made when the mask was made.
-    answers = output.batch.prompts[row].task.answer_spans(aligned.text)
-    marked = [(a.start, a.stop) for a in answers if aligned.overlapping(a.start, a.stop) == tokens]
-    return *(marked[-1] if marked else (None, None)), tokens[0], tokens[-1]
+    place, tokens = answer_place(output, row, aligned)
+    return *(place or (None, None)), *((tokens[0], tokens[-1]) if tokens else (None, None))
 
 
 @torch.inference_mode(False)

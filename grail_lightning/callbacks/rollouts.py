@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from grail_lightning.answers import Alignment
 from grail_lightning.batch import SampledBatch
 from grail_lightning.callbacks.hooks import fast_dev_run, output_of
 from grail_lightning.environments.episode import episode_columns, episode_json
@@ -152,3 +153,13 @@ def write_tables(file: Path, tables: Iterable[Any], schema: Any) -> None:
     with whole_file(file) as unfinished, pq.ParquetWriter(unfinished, schema) as writer:
         for table in tables:
             writer.write_table(table)
+
+
+def answer_place(output: StepOutput, row: int, aligned: Alignment) -> tuple[tuple[int, int] | None, list[int]]:
+    """The characters of a row's answer, None without one, and its tokens: of the answer that the credit method used."""
+    masks = (output.weights and output.weights.answer) or output.batch.answer
+    tokens = [] if masks is None else masks.whole[row].nonzero().flatten().tolist()
+    # The answer whose tokens the mask marks. The choice among several was made when the mask was made.
+    answers = output.batch.prompts[row].task.answer_spans(aligned.text) if tokens else []
+    marked = [(a.start, a.stop) for a in answers if aligned.overlapping(a.start, a.stop) == tokens]
+    return (marked[-1] if marked else None), tokens

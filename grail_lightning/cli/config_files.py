@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -47,9 +48,11 @@ def not_followed(content: str) -> str:
     if "config" not in content or not isinstance(root := yaml.compose(content, yaml.SafeLoader), yaml.MappingNode):
         return content
     for key, value in root.value:
-        if key.value == "config" and isinstance(value, yaml.ScalarNode):
-            start, stop = value.start_mark.index, value.end_mark.index
-            return f"{content[:start]}[{content[start:stop]}]{content[stop:]}"
+        start, stop = value.start_mark.index, value.end_mark.index
+        # An alias has the place of its anchor, and an empty value none.
+        if key.value == "config" and value.tag == "tag:yaml.org,2002:str" and start > key.end_mark.index:
+            line = "\n" if content[start:stop].endswith("\n") else ""  # Of a block.
+            return f"{content[:start]}{json.dumps([value.value])}{line}{content[stop:]}"
     return content
 
 

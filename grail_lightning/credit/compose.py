@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
@@ -68,7 +69,7 @@ class WarmUp(_Around):
             return weights
         values = (1 + strength * (weights.values - 1)).masked_fill(~batch.response_mask, 0)
         additive = None if weights.additive is None else strength * weights.additive
-        return replace(weights, values=values, additive=additive)
+        return replace(weights, values=values, additive=additive, unscaled=None)
 
     def needs(self) -> Needs:
         """What the inner method needs, also of saliency: the transition uses only a token's own weight."""
@@ -134,9 +135,9 @@ class Product(TokenCredit):
         live = batch.response_mask & (batch.advantages != 0)[:, None]
         for method, part in ((self.first, one), (self.second, two)):
             if part.additive is not None and live.any() and not (part.values * live).any():
-                raise ValueError(
-                    f"`Product` multiplies the weights of two methods, but `{type(method).__name__}` has none: all of "
-                    "its advantage is added. The other method would have no effect. Set `model.credit` to one of them."
+                rank_zero_warn(
+                    f"`Product` multiplies the weights of two methods, but those of `{type(method).__name__}` are all "
+                    "0, since its whole advantage is added: the other method has no effect. Set `model.credit` to one."
                 )
         added = [part.additive for part in (one, two) if part.additive is not None]
         metrics = {f"first/{name}": value for name, value in one.metrics.items()}

@@ -89,23 +89,34 @@ class EvaluationLoader:
 
 
 class GivenLoader(EvaluationLoader):
-    """The same for given responses: those of one group, which are neighbours, stay in one batch and on one rank."""
+    """The same for given responses: those of one group, which are neighbours, stay in one batch and on one rank.
+
+    A group without a name of its own is at most a batch. Prompts come with the number of their group as its name.
+    """
 
     def __init__(self, prompts: Sequence[Prompt], prompts_per_batch: int, rank: int = 0, world_size: int = 1) -> None:
         super().__init__(prompts, prompts_per_batch, rank, world_size)
         self._batches: list[list[list[int]]] = []
         numbers = groupby(range(len(prompts)), key=lambda number: response_group(prompts[number]))
-        for group in (list(own) for _, own in numbers):
-            if not self._batches or sum(map(len, self._batches[-1])) + len(group) > prompts_per_batch:
-                self._batches.append([])
-            self._batches[-1].append(group)
+        for own in (list(own) for _, own in numbers):
+            whole = prompts[own[0]].columns.get("response_group") is not None
+            size = len(own) if whole else prompts_per_batch
+            for group in (own[k : k + size] for k in range(0, len(own), size)):
+                if not self._batches or sum(map(len, self._batches[-1])) + len(group) > prompts_per_batch:
+                    self._batches.append([])
+                self._batches[-1].append(group)
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[list[Prompt]]:
         for batch in self._batches:
-            yield [self.prompts[number] for group in batch[self.rank :: self.world_size] for number in group]
+            yield [self._named(number, group) for group in batch[self.rank :: self.world_size] for number in group]
+
+    def _named(self, number: int, group: list[int]) -> Prompt:
+        prompt = self.prompts[number]
+        name = {"response_group": group[0]} if "response" in prompt.columns else {}
+        return replace(prompt, columns={**prompt.columns, **name})
 
 
 class TrainingLoader:

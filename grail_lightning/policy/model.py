@@ -24,7 +24,7 @@ from grail_lightning.policy.adapters import merge_adapters
 from grail_lightning.policy.layout import Rows, TokenLayout, packed_layout, padded_layout, token_positions
 from grail_lightning.policy.options import Loading
 from grail_lightning.policy.pictures import PictureTokens, Vision
-from grail_lightning.policy.reference import computed_buffers_kept
+from grail_lightning.policy.reference import rotary_frequencies_kept
 from grail_lightning.policy.tokenizer import encode_prompt, end_token_ids
 from grail_lightning.policy.trees import TREE_ATTENTION, TreeKernel, tree_layout
 from grail_lightning.runtime.seeds import preserved
@@ -76,7 +76,7 @@ class Policy(nn.Module):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """See `torch.nn.Module.to`; rotary frequencies keep their dtype."""
-        with computed_buffers_kept(self):
+        with rotary_frequencies_kept(self):
             return super().to(*args, **kwargs)
 
     @property

@@ -47,6 +47,7 @@ class _Expansion(NamedTuple):
     text: str  # What the processor puts in a picture's place.
     tokens: int  # The number of picture tokens in it.
     patches: Tensor | None  # `image_grid_thw` of Qwen's processors: patches in time, height and width, ``[1, 3]``.
+    views: int  # The number of images that the tower sees of it: the whole, and perhaps tiles.
 
 
 class _Held:
@@ -136,7 +137,7 @@ class PictureTokens:
         """The ids of a picture, which are its own as long as it or an equal one lives."""
         held = self._held.get(picture.digest)
         if held is None:
-            _, count, patches = self._expansion(picture)
+            _, count, patches, _ = self._expansion(picture)
             free = self._free[count]
             if not free:
                 if self._end + count > 2 * FIRST_PICTURE_ID:
@@ -152,14 +153,18 @@ class PictureTokens:
         """The parts of a picture that its tokens see, in their order: grids, whose tokens are read row by row.
 
         Idefics3 has a layer of tiles and one of the whole; LLaVA has one, of what its processor cuts out, and
-        Qwen2.5-VL one of the whole. A list without a layer if the tokens of a part are no square, and no grid is told.
+        Qwen2.5-VL one of the whole. Without a layer if it is not known which part a token sees: tiles that have no tags
+        of their places (InternVL, LLaVA-Next), or parts whose tokens are no square.
         """
-        text, count, patches = self._expansion(picture)
+        text, count, patches, views = self._expansion(picture)
         if patches is not None:
             merged = math.isqrt(int(patches.prod()) // count)  # Patches on a side of what one token sees.
             return [[Grid(0.0, 0.0, 1.0, 1.0, *(patches[0, 1:] // merged).tolist())]]
         parts = re.findall(rf"(?:<row_(\d+)_col_(\d+)>)?((?:{re.escape(self.place)})+)", text)
         sides = [math.isqrt(text.count(self.place)) for _, _, text in parts]
+        without_tags = sum(not row for row, *_ in parts)
+        if without_tags > 1 or (without_tags and parts[-1][0]) or views != len(parts):
+            return []
         if any(side * side != text.count(self.place) for side, (*_, text) in zip(sides, parts, strict=True)):
             return []
         rows, columns = (max((int(part[k] or 0) for part in parts), default=0) for k in (0, 1))
@@ -197,7 +202,9 @@ class PictureTokens:
             if not offsets:
                 raise ValueError(f"{type(self.processor).__name__} does not tell what replaces a picture in a text.")
             count = int((made["input_ids"] == self.place_id).sum())
-            self._expansions[size] = _Expansion(offsets[0][0]["replacement"], count, made.get("image_grid_thw"))
+            views = math.prod(made["pixel_values"].shape[:-3]) if "pixel_values" in made else 0
+            grid = made.get("image_grid_thw")
+            self._expansions[size] = _Expansion(offsets[0][0]["replacement"], count, grid, views)
         return self._expansions[size]
 
     def _process(self, picture: Picture) -> dict[str, Any]:

@@ -49,13 +49,12 @@ class Reference:
 
 
 @contextmanager
-def computed_buffers_kept(module: nn.Module) -> Iterator[None]:
-    """A conversion to another dtype inside the context leaves the buffers alone that are in no checkpoint.
+def rotary_frequencies_kept(module: nn.Module) -> Iterator[None]:
+    """A conversion to another dtype inside the context leaves rotary frequencies alone.
 
-    A model that is loaded in bfloat16 has rotary frequencies in float32. Rounded to bfloat16 they turn by other angles.
+    A model that is loaded in bfloat16 has them in float32. Rounded to bfloat16 they turn by other angles.
     """
-    saved = module.state_dict()
-    before = {name: buffer for name, buffer in module.named_buffers() if name not in saved}
+    before = {name: buffer for name, buffer in module.named_buffers() if name.endswith("inv_freq")}
     yield
     for name, buffer in module.named_buffers():
         if name in before and buffer.dtype != before[name].dtype:

@@ -77,7 +77,8 @@ class Prompt:
 
 def response_group(prompt: Prompt) -> object:
     """What neighbours with given responses have in common if they are one group; a prompt without is its own."""
-    return prompt.columns.get("response_group", prompt.messages) if "response" in prompt.columns else object()
+    named = prompt.columns.get("response_group")
+    return object() if "response" not in prompt.columns else prompt.messages if named is None else (named,)
 
 
 def problem_id(prompt: Prompt) -> str:

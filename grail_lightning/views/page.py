@@ -93,10 +93,10 @@ def _read(file: Path, max_rollouts: int) -> tuple[list[Row], int]:
 
 
 def _problem(row: Row) -> tuple[str, ...]:
-    """What the rollouts of a group have in common: dataset, prompt, reference and the pictures of the prompt."""
+    """What the rollouts of a group have in common: dataset, prompt, reference, number, and the prompt's pictures."""
     dataset, prompt, reference = (str(row.get(name) or "") for name in ("dataset", "prompt", "reference"))
     shown = json.loads(row.get("pictures") or "[]")[: prompt.count(PLACE)]
-    return dataset, prompt, reference, *(picture["src"] for picture in shown)
+    return dataset, prompt, reference, str(row.get("group")), *(picture["src"] for picture in shown)
 
 
 def _credit(row: Row) -> dict[str, dict[str, Any]]:

@@ -43,6 +43,7 @@ def contents(form, text):
         ("7apples", ["7"]),
         ("x = - 3", ["- 3"]),
         ("The answer is: - 3", ["- 3"]),
+        ("The answer is $- 3$, **- 4**, (2, - 5) or x =  - 6", ["- 3", "- 4", "2", "- 5", "- 6"]),
         ("Final answer:\n- 3", ["3"]),
         ("**Answer** - 3", ["3"]),
         ("none", []),

@@ -10,6 +10,7 @@ from grail_lightning.credit.saliency import picture_saliency
 from grail_lightning.engines.base import build_batch
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.picture import FIRST_PICTURE_ID, Picture
+from grail_lightning.policy.pictures import _Expansion
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.problem import Prompt
 from tests.seeing import MAKERS, image, pictures, question, seeing
@@ -76,3 +77,12 @@ def test_saliency_of_picture_tokens_is_gradient_times_embedding_at_their_own_pla
     (gradient,) = torch.autograd.grad(-logprobs[places[1:]].sum(), embeds)
     expected = (gradient * embeds).norm(dim=-1)[ids >= FIRST_PICTURE_ID]
     assert_near(torch.tensor(found[0]).double(), expected.detach(), 64, torch.float32)
+
+
+def test_parts_of_which_no_tag_tells_the_place_are_not_guessed(tmp_path):
+    """Nine tokens of three tiles in one run are no grid of the whole, nor are rows with breaks between them."""
+    tokens = seeing("llava", tmp_path).vision.pictures
+    place, picture = tokens.place, Picture(image(0, 32, 32))
+    for text, views, layers in ((place * 9, 1, 1), (place * 9, 4, 0), (f"{place * 4}[BREAK]{place * 4}", 1, 0)):
+        tokens._expansions[picture.size] = _Expansion(text, text.count(place), None, views)
+        assert len(tokens.layers(picture)) == layers

@@ -8,9 +8,15 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from grail_lightning.answers import Verifier
 from grail_lightning.callbacks import CreditPictures
+from grail_lightning.callbacks.pictures import _shown
 from grail_lightning.credit import GRAIL, UCAS
 from grail_lightning.credit.base import TokenWeights, token_advantages
+from grail_lightning.engines import build_batch
+from grail_lightning.environments.episode import Call, Episode, Turn
+from grail_lightning.grading import align_rows, answer_masks, grade_and_locate
+from grail_lightning.step.outputs import StepOutput
 from grail_lightning.step.report import effective_weights
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.views.pictures import heatmap
@@ -101,3 +107,22 @@ def test_an_additive_stage_is_counted_into_the_weight():
     assert torch.equal(shares[~live], found.values[~live])
     plain = TokenWeights(values=found.values, fallback=found.fallback)
     assert torch.equal(effective_weights(batch, plain), found.values)
+
+
+def test_the_answer_that_is_framed_is_the_one_that_the_method_used(arithmetic):
+    """The first box with GRAIL's option `box: first`; none in a last turn that calls a tool, which has no answer."""
+    tokenizer, prompt = arithmetic.tokenizer, ArithmeticTask().prompt({"problem": "1+2+3"})
+    ids = tokenizer(r"so \boxed{6}. no, \boxed{7}", add_special_tokens=False)["input_ids"]
+    plain = build_batch(arithmetic, [prompt], 1, [ids], [True])
+    turn = build_batch(arithmetic, [prompt], 1, [ids], [True], sampled=[[True] * len(ids)], turn=[[0] * len(ids)])
+    called = Turn(text=plain.texts[0], calls=(Call(name="calculator"),))
+    framed = []
+    with Verifier() as verifier:
+        for made in (plain, turn.replace(episodes=[Episode(turns=(called,), end="turns")])):
+            batch = grade_and_locate(made, verifier, tokenizer)
+            aligned, values = align_rows(batch, tokenizer), torch.ones(1, len(ids))
+            for which in ("first", "last"):
+                given = TokenWeights(values=values, answer=answer_masks(batch, aligned, which))
+                shown = _shown(StepOutput(batch, given), 0, values[0], tokenizer)
+                framed.append(shown.answer and shown.text[slice(*shown.answer)])
+    assert framed == [r"\boxed{6}", r"\boxed{7}", None, None]

@@ -98,5 +98,5 @@ def test_a_product_multiplies_weights_and_adds_what_is_additive(golden_policy, g
     assert torch.equal(found.fallback, one.fallback)
     assert found.fallback.any()
     assert found.metrics["first/first/eligible"] == one.metrics["eligible"]
-    with pytest.raises(ValueError, match=r"`OptimalBaseline` has none: all of its advantage is added"):
+    with pytest.warns(UserWarning, match=r"those of `OptimalBaseline` are all 0, .* the other method has no effect"):
         Product(grail, OptimalBaseline())(golden_policy, batch, context())

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from grail_lightning.batch import AnswerMasks
-from grail_lightning.credit import GRAIL, AnswerOnly, Random, SameMagnitude, Shuffled
+from grail_lightning.credit import GRAIL, AnswerOnly, Random, SameMagnitude, Shuffled, WarmUp
 from grail_lightning.functional import mean_one
 from tests.credit.rollouts import context
 
@@ -58,6 +58,14 @@ def test_controls_of_weights_of_mean_one_have_the_mean_one(control, golden_polic
     plain = control(GRAIL(gate="all")(golden_policy, golden_batch, _context()), golden_batch, _context())
     torch.testing.assert_close(scaled.values, mean_one(plain.values, golden_batch.response_mask))
     assert not torch.equal(scaled.values, plain.values)
+
+
+def test_controls_of_a_method_that_fades_in_take_its_faded_weights(golden_policy, golden_batch):
+    method, halfway = WarmUp(GRAIL(gate="all", normalise="mean_one"), steps=10), _context(step=5)
+    faded = method(golden_policy, golden_batch, halfway)
+    free = _free(golden_batch)
+    for control in (AnswerOnly(), Random()):
+        assert torch.equal(control(faded, golden_batch, halfway).values[~free], faded.values[~free])
 
 
 def test_random_weights_have_grails_clamps_and_no_memory_of_the_scores(treated, golden_batch):

@@ -6,6 +6,7 @@ import pytest
 
 from grail_lightning.data import EvaluationLoader, PromptSet, TrainingLoader, draws_per_epoch
 from grail_lightning.data.loaders import GivenLoader
+from grail_lightning.engines.base import given_batch
 from grail_lightning.tasks.problem import Prompt
 from tests.data.recorder import flat, names, prompts
 from tests.runs import TASK
@@ -171,3 +172,15 @@ def test_given_responses_of_one_group_stay_in_one_batch_on_one_rank(world_size):
     assert found == ([whole] if world_size == 1 else parts)
     assert {len(loader) for loader in loaders} == {2}
     assert [len(batch) for batch in GivenLoader(prompts(9), 4)] == [4, 4, 1]
+
+
+def test_groups_that_prompts_imply_are_at_most_a_batch_and_the_same_on_any_number_of_ranks(arithmetic):
+    def given(name):
+        return Prompt(messages=name, reference="1", task=TASK, columns={"response": "1", "response_group": None})
+
+    assert [len(batch) for batch in GivenLoader([given("a")] * 10, 4)] == [4, 4, 2]
+    turns = [given(name) for name in "ABABABAB"]
+    for world_size in (1, 2):
+        for rank in range(world_size):
+            (batch,) = GivenLoader(turns, 8, rank, world_size)
+            assert len(set(given_batch(arithmetic, batch).group.tolist())) == len(batch)

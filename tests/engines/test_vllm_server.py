@@ -206,6 +206,16 @@ def test_a_failure_or_a_restart_changes_no_response(policy, served, engine_of, c
         assert ("no answer in time" in said) == (name == "too long"), name
 
 
+def test_a_busy_server_is_asked_again_for_what_it_has_not_answered(policy, served, engine_of, caplog):
+    engine = engine_of(served, patience_seconds=30)
+    engine.update_weights(policy)
+    expected = texts(engine, DRAWN)
+    served.faults += [answers_with(503), answers_with(429)]
+    told(caplog)
+    assert texts(engine, DRAWN) == expected
+    assert "sampled again" not in told(caplog)
+
+
 def test_after_a_restart_weights_are_pushed_again_and_probed_with_the_next_update(policy, served, engine_of, caplog):
     engine = engine_of(served)
     engine.update_weights(policy)

@@ -148,3 +148,13 @@ def test_a_fork_and_another_rank_leave_the_file_alone(tmp_path):
     assert torch.equal(load_file(path)["ones"], torch.ones(3))
     file.close()
     assert not os.path.exists(path)
+
+
+def test_the_file_of_a_newer_run_stays(tmp_path):
+    first, second = WeightFile(str(tmp_path), "mine"), WeightFile(str(tmp_path), "mine")
+    first.write("run-1", [("ones", torch.ones(3))], torch.float32)
+    path = second.write("run-2", [("ones", torch.zeros(3))], torch.float32)
+    first.close()
+    assert torch.equal(load_file(path)["ones"], torch.zeros(3))
+    second.close()
+    assert not os.path.exists(path)

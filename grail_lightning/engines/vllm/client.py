@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -29,6 +30,10 @@ LOG = logging.getLogger("lightning.pytorch.utilities.rank_zero")
 
 class ServerGone(ConnectionError):  # noqa: N818  (a state in which one waits, not an error of a caller)
     """The server gave no complete answer: it is starting, restarting, overloaded, or unreachable."""
+
+
+class ServerBusy(ServerGone):
+    """It will answer the same request later: nothing else that it was asked for is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +92,10 @@ class ServerClient:
             number = getattr(error, "errno", None)
             raise ServerGone(os.strerror(number) if number else str(error) or type(error).__name__) from None
         said = f"status {status}: {' '.join(text.split())[:300]}"
+        if status in (408, 425, 429, 503):
+            raise ServerBusy(said)
         # vLLM answers 500 to a call of a method that its workers lack; to ask again would not help.
-        if (status >= 500 and "has no attribute" not in text) or status in (408, 425, 429):
+        if status >= 500 and "has no attribute" not in text:
             raise ServerGone(said)
         if not 200 <= status < 300:
             refused = f"{self.url} refused {path} ({said})."
@@ -100,15 +107,17 @@ class ServerClient:
         except ValueError:
             raise ServerGone(f"no JSON: {text[:80]!r}") from None
 
-    async def patiently(self, ask: Callable[[], Awaitable[T]], seconds: float | None = None) -> T:
-        """The result of `ask`, which is called again while the server is gone; a `ValueError` after `seconds`."""
+    async def patiently(
+        self, ask: Callable[[], Awaitable[T]], seconds: float | None = None, state: type[ServerGone] = ServerGone
+    ) -> T:
+        """The result of `ask`, which is called again while the server is in a state; a `ValueError` after `seconds`."""
         seconds = self.patience if seconds is None else seconds
         clock, pause = asyncio.get_running_loop().time, _FIRST_PAUSE
         end = clock() + seconds
         while True:
             try:
                 return await ask()
-            except ServerGone as error:
+            except state as error:
                 if (left := end - clock()) <= 0:
                     raise ValueError(
                         f"{self.url} has not answered for {seconds:g} s ({error}). Start it: {self.command}; or let "
@@ -141,14 +150,15 @@ class ServerClient:
         await self.patiently(lambda: self.post("/reset_prefix_cache?reset_running_requests=true"))
 
     async def complete(self, requests: Sequence[Request], weights: Weights) -> list[Completion]:
-        """The completions of prompts, asked once."""
+        """The completions of prompts. Each is asked for once, and again where the server is busy."""
         free = asyncio.Semaphore(_AT_ONCE)
 
         async def one(request: Request) -> Completion:
             # Keys and values in the prefix cache are told apart by the weights that computed them.
             body = {"prompt": request.prompt, "return_token_ids": True, "cache_salt": weights.version}
+            ask = partial(self.post, "/v1/completions", body | request.parameters)
             async with free:
-                return _completion(await self.post("/v1/completions", body | request.parameters))
+                return _completion(await self.patiently(ask, state=ServerBusy))
 
         return await all_of(one(request) for request in requests)
 

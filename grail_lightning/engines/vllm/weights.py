@@ -112,7 +112,8 @@ class WeightFile:
 
     def __init__(self, folder: str, name: str) -> None:
         self._path = Path(folder).absolute() / f"grail-{name}.safetensors"
-        self._writer: int | None = None  # The process that has written it.
+        self._writer: int | None = None  # The process that has written it,
+        self._written = 0  # and the file's inode: another run of this name replaces it by a file of its own.
 
     def write(self, version: str, tensors: Iterable[Named], dtype: torch.dtype) -> str:
         """Replace the earlier weights, which a server that is reading them may go on with; returns the path.
@@ -127,11 +128,12 @@ class WeightFile:
         try:
             save_file(copies, unfinished, {"version": version})
             unfinished.replace(self._path)
+            self._written = self._path.stat().st_ino
         finally:
             unfinished.unlink(missing_ok=True)
         return str(self._path)
 
     def close(self) -> None:
         """Remove the file, unless another rank, another run, or the process of which this is a fork has written it."""
-        if os.getpid() == self._writer:
-            self._path.unlink(missing_ok=True)
+        if os.getpid() == self._writer and self._path.exists() and self._path.stat().st_ino == self._written:
+            self._path.unlink()

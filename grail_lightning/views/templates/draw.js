@@ -156,13 +156,13 @@ function drawPictures(rollout) {
   const box = make("div", { class: "pictures" }), sources = data.groups.find((g) => g.rollouts.includes(rollout)).sources;
   rollout.pictures.forEach((picture, n) => {
     let begun = 0;
-    for (const layer of picture.shares.length ? picture.layers : [[]]) {
+    for (const layer of picture.shares.length && picture.layers.length ? picture.layers : [[]]) {
       const size = layer.reduce((sum, grid) => sum + grid[4] * grid[5], 0), shares = picture.shares.slice(begun, begun + size);
       begun += size;
       const image = make("img", { src: sources[picture.source], alt: `Picture ${n + 1}` }), over = make("canvas", { "aria-hidden": "true" });
       image.addEventListener("load", () => shade(over, image, layer, shares));
       const noun = picture.layers.length > 1 ? (layer === picture.layers[0] ? ", its tiles" : ", the whole") : "";
-      box.append(make("figure", {}, make("figcaption", { text: `picture ${n + 1}${noun}` + (shares.length ? "" : " (no answer to explain)") }),
+      box.append(make("figure", {}, make("figcaption", { text: `picture ${n + 1}${noun}` + (picture.shares.length ? picture.layers.length ? "" : " (its parts are not known)" : " (no answer to explain)") }),
         make("span", { class: "shaded" }, image, over)));
     }
   });
