@@ -192,7 +192,7 @@ def positions(config: Any) -> int | None:
     """
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
-    before = rope["original_max_position_embeddings"] if rope.get("rope_type") == "longrope" else None
+    before = rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
     return cast(int | None, before or getattr(text, "max_position_embeddings", None))
 
 
