@@ -226,7 +226,7 @@ def read_table(spec: DatasetSpec) -> Table:
     elif path.suffix in (".jsonl", ".json"):
         table = _checked(_read_json(spec.path, path))
     elif path.suffix == ".parquet":
-        rows = _load("parquet", spec.path, data_files=str(path), split="train")
+        rows = _load("parquet", spec.path, data_files=str(path), split="train") if _has_rows(path) else []
         table = Table(spec.path, _with_encoded(rows, spec.images))
     else:
         builder = str(path) if path.is_dir() else spec.path
@@ -289,6 +289,17 @@ def _checked(table: Table) -> Table:
                 place = f"{table.place(index)}: `{ascii(column)[1:-1]}`"
                 raise ValueError(f"{place} must be valid Unicode, but holds half of a surrogate pair.") from None
     return table
+
+
+def _has_rows(path: Path) -> bool:
+    """Whether a Parquet file has rows, without which `datasets` cannot read it. What is no such file it refuses."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return bool(pq.read_metadata(path).num_rows)
+    except (pa.ArrowException, OSError):
+        return True
 
 
 def _load(builder: str, source: str, /, **options: object) -> Any:

@@ -171,6 +171,12 @@ def test_specs_refuse_what_makes_no_sense(options, message):
         DatasetSpec("a", **options)
 
 
+def test_a_parquet_file_without_rows_is_empty_and_not_broken(tmp_path):
+    file = parquet(tmp_path / "empty.parquet", {"problem": [], "answer": []})
+    with pytest.raises(ValueError, match="must hold at least one row, but it is empty"):
+        MathData(train=DatasetSpec(file)).load("train")
+
+
 def test_datasets_of_a_split_have_different_names(tmp_path):
     path = write(tmp_path, rows(1))
     with pytest.raises(ValueError, match="must have different names, but got 'train' after one"):
