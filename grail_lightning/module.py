@@ -129,9 +129,7 @@ class GrailModule(pl.LightningModule):
         self.steps_cut = 0  # The number of the last batch's steps that exceed `max_steps`.
         self._configured: ConfiguredOptions | None = None
         self._restored: dict[str, torch.Tensor] = {}  # Weights of the checkpoint of a resumed fit, for exact masters.
-        self._weights_step = (
-            0  # The optimiser steps behind the weights, which a Trainer that does not fit does not know.
-        )
+        self._weights_step = 0  # The optimiser steps behind the weights, which only a Trainer that fits knows.
 
     @cached_property
     def tokenizer(self) -> Any:

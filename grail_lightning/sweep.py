@@ -27,10 +27,10 @@ from queue import SimpleQueue
 from typing import Any
 
 import pandas as pd
-import torch
 
 from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
 from grail_lightning.cli.config_files import find_config, read_options
+from grail_lightning.cli.trainer_options import environments_of_runs
 from grail_lightning.evaluate.compare import CURVE, curve, read_results, read_scalars
 from grail_lightning.evaluate.runs import CHOICE
 from grail_lightning.runtime.files import LOCK, held, write_whole
@@ -141,16 +141,11 @@ def _file_name(*parts: str) -> str:
     return "__".join(re.sub(r"[^\w.,=+-]+", "_", part) for part in parts)
 
 
-_CHOOSE = (
-    "`choose` must hold `seeds`, a list of integers, and beside it only `by`, a tag, and `statistic`, last or mean"
-)
+_CHOOSE = "`choose` must hold `seeds`, a list of integers, and may hold `by`, a tag, and `statistic`, last or mean"
 
 
 def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], Mapping[str, Any]]:
-    """The runs of a YAML file, those that choose first, then seed by seed, and the options of the choice.
-
-    The runs go into `output`, or else into the `folder` of the file.
-    """
+    """The runs of a YAML file, those that choose first, and its key `choose`. `output` replaces its `folder`."""
     content = read_options(find_config(file), "The file of a sweep")
     for key in content.keys() - set(_KEYS):
         hint = did_you_mean(f"`{key}`", [f"`{known}`" for known in _KEYS]) or f" It has {', '.join(_KEYS)}."
@@ -219,8 +214,8 @@ def _table(options: Any, choose: Mapping[str, Any], file: Path) -> tuple[Path | 
     """The table of finished runs, the tags of its curves, and its rows by the names of runs."""
     if options is None:
         return None, [], {}
-    keys = isinstance(options, dict) and not options.keys() - {"file", "curves"} and "file" in options
-    lists = keys and isinstance(options.get("curves", []), list)
+    known = isinstance(options, dict) and not options.keys() - {"file", "curves"} and "file" in options
+    lists = known and isinstance(options.get("curves", []), list)
     _must(lists, file, "`results` must hold `file`, and beside it only `curves`, a list", options)
     by = [choose.get("by", CURVE)]
     curves = list(dict.fromkeys([*options.get("curves", by), *(by if choose else [])]))
@@ -326,30 +321,8 @@ class _Runner:
         return code
 
 
-def _environments(jobs: int | None, devices: int) -> list[dict[str, str]]:
-    """The environment of each run at a time: its GPUs, or its threads on the CPU."""
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"`--jobs` must be at least 1, but got {jobs}.")
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
-    if gpus != [""]:
-        if devices > len(gpus):
-            raise ValueError(
-                f"`trainer.devices` of a run must be at most the number of GPUs, {len(gpus)}, but got {devices}. Ask "
-                "for fewer, or set CUDA_VISIBLE_DEVICES, which is empty for runs on the CPU."
-            )
-        parts = [gpus[start : start + devices] for start in range(0, len(gpus) - devices + 1, devices)]
-        return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts][:jobs]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    number = jobs or max(1, cores // devices)
-    threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, cores // number // devices))}
-    return [threads] * number
-
-
 def _run(runs: Sequence[Run], every: Sequence[Run], choose: Mapping[str, Any], runner: _Runner, file: Path) -> bool:
-    """Run those that choose, choose, and run the others at the chosen points. True if all are finished then.
-
-    A ValueError if one of these was begun at another point, which an earlier choice, with another grid say, made best.
-    """
+    """Run those that choose, choose, and run the others at the chosen points. True if all are finished then."""
     if not runner.run([run for run in runs if run.choosing]):
         return False
     for group in {run.group: None for run in runs if run.point is None}:
@@ -358,7 +331,7 @@ def _run(runs: Sequence[Run], every: Sequence[Run], choose: Mapping[str, Any], r
         runs = [replace(run, point=point) if run.group == group and run.point is None else run for run in runs]
     reported = [run for run in runs if not run.choosing]
     for run in reported:
-        run.check(file)
+        run.check(file)  # Another choice, with another grid say, may have begun it at another point.
     return runner.run(reported)
 
 
@@ -414,7 +387,7 @@ def main(arguments: list[str] | None = None) -> None:
                 chosen = "" if run.point is not None else ", at the point that will be chosen"
                 print(f"grail-lightning fit {shlex.join(run.arguments)}  # {run.record()['state']}{chosen}")
             return
-        runner = _Runner(_environments(options.jobs, devices))
+        runner = _Runner(environments_of_runs(options.jobs, devices))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, runner.stop)
         done = _run(runs, every, choose, runner, options.file)

@@ -84,7 +84,6 @@ class PredictionWriter(Callback):
         self.file, self.compare, self.page = file, compare or [], page
         self._path = Path()
         self._names: list[str] = []
-        self._groups = 0  # The number of groups that this rank has written.
         self._writer: Any = None
         self._loaded: int | None = None
 
@@ -118,7 +117,7 @@ class PredictionWriter(Callback):
         tell_policy(trainer, pl_module, self._loaded)
         self._path = Path(self.file) if self.file else RunFolder(trainer).path / "predictions.parquet"
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._names, self._groups = _method_names([module_of(pl_module).credit, *self.compare]), 0
+        self._names = _method_names([module_of(pl_module).credit, *self.compare])
         # Whether there are turns and pictures is known at the end; without any, `_join` leaves their columns out.
         types = prediction_types(self._names[1:]) | _OPTIONAL
         schema = arrow_table({name: [] for name in types}, types).schema
@@ -145,8 +144,6 @@ class PredictionWriter(Callback):
             columns["pictures"] = _picture_column(policy, batch, answer.whole, budget)
         if len(output.batch):
             columns |= _columns(output, module, self._names[0], compared)
-            columns["group"] = [self._groups + number for number in columns["group"]]
-            self._groups = max(columns["group"]) + 1
             self._writer.write_table(arrow_table(columns, prediction_types([*compared]) | _OPTIONAL))
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -196,18 +193,16 @@ def _join(parts: list[Path], file: Path) -> int:
 
 
 def _numbered_on(sources: Sequence[Any], schema: Any) -> Iterator[Any]:
-    """The tables of files with the columns of a schema. The groups of one file are numbered on from the one before."""
+    """The batches of files with the columns of a schema. The groups of each are numbered on from the one before."""
     import pyarrow.compute as pc
 
     place, before = schema.get_field_index("group"), 0
     for source in sources:
-        last = before - 1
         for index in range(source.num_row_groups):
             table = source.read_row_group(index).select(schema.names)
             groups = pc.add(table["group"], before)
-            last = max(last, pc.max(groups).as_py())
+            before = pc.max(groups).as_py() + 1
             yield table.set_column(place, schema.field(place), groups)
-        before = last + 1
 
 
 def prediction_types(compared: Sequence[str]) -> dict[str, str]:

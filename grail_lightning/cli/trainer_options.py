@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
@@ -95,6 +96,25 @@ def check_devices(trainer: Trainer) -> None:
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if environment is not None and environment.creates_processes_externally:
         environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
+
+
+def environments_of_runs(jobs: int | None, devices: int) -> list[dict[str, str]]:
+    """The variables of each run of a sweep at a time: its GPUs, or its threads on the CPU."""
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"`--jobs` must be at least 1, but got {jobs}.")
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
+    if gpus != [""]:
+        if devices > len(gpus):
+            raise ValueError(
+                f"`trainer.devices` of a run must be at most the number of GPUs, {len(gpus)}, but got {devices}. Ask "
+                "for fewer, or set CUDA_VISIBLE_DEVICES, which is empty for runs on the CPU."
+            )
+        parts = [gpus[start : start + devices] for start in range(0, len(gpus) - devices + 1, devices)]
+        return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts][:jobs]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    number = jobs or max(1, cores // devices)
+    threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, cores // number // devices))}
+    return [threads] * number
 
 
 class StageCSVLogger(CSVLogger):

@@ -94,8 +94,8 @@ class _Rollout:
 
     def _stopped(self, dialect: Dialect) -> bool:
         """Whether an end token or a stop string of the run, rather than a closing tag, ended the newest turn."""
-        text = decode(self.policy, self.last)
         stops = set(self.sampling.stop) - set(dialect.stop)
+        text = decode(self.policy, self.last) if stops else ""
         return self.last[-1] in self.policy.end_token_ids or any(stop in text for stop in stops)
 
     def close_turn(self) -> None:
