@@ -15,6 +15,7 @@ These replace columns of the same name. A function gets only the columns that it
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import math
 import re
@@ -184,7 +185,9 @@ class Reward:
         self, responses: Sequence[str], references: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> Callable[[], Values]:
         """Call the function. What is returned waits for its values, if it is ``async``, and checks them."""
-        given = {key: [*column] for key, column in columns.items() if self._columns is None or key in self._columns}
+        taken = {key: column for key, column in columns.items() if self._columns is None or key in self._columns}
+        # Copies, because the cells belong to the data, which the rest of the group and later epochs read.
+        given = {key: [copy.deepcopy(cell) for cell in column] for key, column in taken.items()}
         with self._explained(given, len(responses)):
             returned = self.function(list(responses), list(references), **(given | self.arguments))
             if inspect.isawaitable(returned):

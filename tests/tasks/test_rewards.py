@@ -47,6 +47,9 @@ SOURCE = """
     def words(responses, references):
         return ["good" for _ in responses]
 
+    def takes_out(responses, references, cases):
+        return [case.pop() for case in cases]
+
     constant = 3
 """
 
@@ -104,6 +107,12 @@ def test_a_function_sees_the_columns_of_all_rows_and_the_verdicts():
         "source": [None, "x"],
     }
     assert {name: sys.modules["userrewards"].seen[name] for name in expected} == expected
+
+
+def test_a_function_that_changes_what_it_is_given_changes_neither_the_data_nor_the_next_response():
+    row = {"cases": [1.0, 2.0]}
+    assert reward([{"function": "userrewards.takes_out"}], ["", ""], rows=[row, row]) == [2.0, 2.0]
+    assert row == {"cases": [1.0, 2.0]}
 
 
 def test_the_built_in_rewards():
