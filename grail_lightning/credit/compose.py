@@ -67,9 +67,13 @@ class WarmUp(_Around):
         strength = min(context.step / self.steps, 1.0)
         if strength == 1:
             return weights
-        values = (1 + strength * (weights.values - 1)).masked_fill(~batch.response_mask, 0)
+
+        def faded(values: Tensor) -> Tensor:
+            return (1 + strength * (values - 1)).masked_fill(~batch.response_mask, 0)
+
+        values, unscaled = faded(weights.values), None if weights.unscaled is None else faded(weights.unscaled)
         additive = None if weights.additive is None else strength * weights.additive
-        return replace(weights, values=values, additive=additive, unscaled=None)
+        return replace(weights, values=values, additive=additive, unscaled=unscaled)
 
     def needs(self) -> Needs:
         """What the inner method needs, also of saliency: the transition uses only a token's own weight."""
@@ -142,10 +146,14 @@ class Product(TokenCredit):
         added = [part.additive for part in (one, two) if part.additive is not None]
         metrics = {f"first/{name}": value for name, value in one.metrics.items()}
         metrics |= {f"second/{name}": value for name, value in two.metrics.items()}
+        before = [part.values if part.unscaled is None else part.unscaled for part in (one, two)]
+        scales = one.unscaled is not None or two.unscaled is not None
         return TokenWeights(
             values=one.values * two.values,
             fallback=one.fallback | two.fallback,
             additive=sum(added[1:], added[0]) if added else None,
+            answer=one.answer or two.answer,
+            unscaled=before[0] * before[1] if scales else None,
             metrics=metrics,
         )
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, CreditControl, TokenCredit, TokenWeights, token_advantages
-from grail_lightning.functional import mean_one
+from grail_lightning.functional import masked_mean, mean_one
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce
@@ -44,8 +44,8 @@ class Shuffled(CreditControl):
 class Random(CreditControl):
     """Draws weights from the clipped normal of GRAIL's map: the same mean, deviation and clips, without saliency.
 
-    Rows that the method left uniform outside the answer stay uniform. An additive stage is 0 there. If the method
-    scales its rows to the mean 1, so does the control.
+    An additive stage is 0 there. Rows in which the method credits all tokens outside the answer alike stay as they are.
+    If the method scales its rows to the mean 1, so does the control.
 
     Args:
         mean: Mean of the normal.
@@ -60,7 +60,7 @@ class Random(CreditControl):
     w_max: float = 5.0
 
     def __post_init__(self) -> None:
-        check_options(self, std="[0, inf)", w_min=f"[0, {self.w_max}]")
+        check_options(self, mean="(-inf, inf)", std="[0, inf)", w_min=f"[0, {self.w_max}]")
 
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The drawn weights."""
@@ -75,7 +75,7 @@ class Random(CreditControl):
             drawn = torch.randn(len(places), generator=generator, dtype=torch.float32)
             clamped = (self.mean + self.std * drawn).clamp(self.w_min, self.w_max)
             values[k, places] = clamped.to(values)
-        return _replaced(weights, values, batch, free)
+        return _replaced(weights, values, batch, free & treated[:, None])
 
 
 class AnswerOnly(CreditControl):
@@ -177,7 +177,9 @@ def _unscaled(weights: TokenWeights) -> Tensor:
 
 def _replaced(weights: TokenWeights, values: Tensor, batch: RolloutBatch, free: Tensor) -> TokenWeights:
     """Weights with other values, scaled as the method's are, and no additive stage on the tokens that are free."""
-    scaled = values if weights.unscaled is None else mean_one(values, batch.response_mask)
+    scaled, mask = values, batch.response_mask
+    if weights.unscaled is not None:  # The mean is 1, but that of a `Product`.
+        scaled = mean_one(values, mask) * masked_mean(weights.values, mask, dim=1)[:, None]
     return replace(weights, values=scaled, additive=_outside(weights.additive, free))
 
 

@@ -74,6 +74,12 @@ class Judge:
 
     def __post_init__(self) -> None:
         check_options(self, concurrency="[1, inf)", seconds="(0, inf)", batch_seconds="(0, inf)", retries="[0, inf)")
+        check_options(self, max_tokens="[1, inf)")
+        if "{turns}" not in self.prompt:
+            raise ValueError(
+                f"`judge.prompt` must hold {{turns}}, the place of the rollout, but got {self.prompt[:80]!r}. It can also "
+                "hold {question} and {answer}."
+            )
         check_address("judge.url", self.url, "http://127.0.0.1:8000/v1")
 
     def labels(self, policy: Policy, batch: RolloutBatch) -> list[dict[int, bool]]:
@@ -118,9 +124,9 @@ class Judge:
 
 
 def read_labels(reply: str) -> dict[int, bool]:
-    """The labels in a judge's reply, by the number of the turn from 0; the last of a turn counts."""
+    """The labels in a judge's reply, which counts turns from 1, by the number from 0; the last of a turn counts."""
     said = reply.rpartition("</think>")[2]
-    return {int(number) - 1: label.lower() == "good" for number, label in _LABEL.findall(said)}
+    return {int(number) - 1: label.lower() == "good" for number, label in _LABEL.findall(said) if int(number)}
 
 
 @dataclass(eq=False)

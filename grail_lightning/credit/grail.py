@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -90,8 +91,8 @@ class GRAIL(SaliencyCredit):
 
     def __post_init__(self) -> None:
         low, high = self.w_min, self.w_max
-        if not 0 <= low <= high:
-            raise ValueError(f"`w_min` and `w_max` must satisfy 0 ≤ w_min ≤ w_max, but got {low} and {high}.")
+        if not 0 <= low <= high < math.inf:
+            raise ValueError(f"`w_min` and `w_max` must be finite, 0 ≤ w_min ≤ w_max, but got {low} and {high}.")
         check_options(self, gate=Gate, mean="[0, inf)", std="[0, inf)", answer_overwrite=Overwrite, normalise=Normalise)
 
     def needs(self) -> Needs:

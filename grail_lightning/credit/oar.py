@@ -50,7 +50,7 @@ class BilevelOptions:
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        check_options(self, quantile="[0, 1)", boost="[0, inf)", floor="[0, inf)", eps="(0, inf)")
+        check_options(self, quantile="[0, 1)", boost="[0, inf)", floor="[0, 1]", eps="(0, inf)")
 
 
 @dataclass(eq=False)

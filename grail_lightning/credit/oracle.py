@@ -91,7 +91,7 @@ def concentrate(batch: RolloutBatch, places: Sequence[Places | None], w_max: flo
             values[row] = 0
         for tokens, count in of_row or []:
             values[row, list(tokens)] += length / len(tokens) * count / sum(count for _, count in of_row or [])
-        if of_row is not None and w_max is not None:
+        if of_row and w_max is not None:
             values[row].clamp_(max=w_max)
     device = batch.response_mask.device
     return TokenWeights(values=values.to(device), fallback=fallback.to(device))

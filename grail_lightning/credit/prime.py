@@ -116,7 +116,7 @@ class PRIME(TokenCredit):
         rows, model = used.nonzero().flatten(), second.beside(policy)
         with reference.running(policy) as frozen:
             base = logprobs(frozen, batch, context, rows).double()
-        number = float(all_reduce(torch.tensor(float(len(rows)), device=base.device), "sum"))
+        number = float(all_reduce(torch.tensor(len(rows), device=base.device), "sum"))
         if not number:
             return torch.zeros_like(base), {"filtered": Mean.share(~used)}
         log_ratios, losses = torch.zeros_like(base), torch.zeros(len(batch), dtype=torch.float64, device=base.device)

@@ -119,7 +119,7 @@ class Resampled(TokenCredit):
             additive=added,
             fallback=fallback.to(mask.device),
             metrics={
-                "continued_tokens": float(all_reduce(torch.tensor(float(spent), device=mask.device), "sum")),
+                "continued_tokens": float(all_reduce(torch.tensor(spent, device=mask.device), "sum")),
                 "divided": Mean(float(divided), len(batch)),
             },
         )

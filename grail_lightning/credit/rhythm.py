@@ -68,7 +68,7 @@ class AttentionRhythm(TokenCredit):
     *Coupled*: the bonus of an anchor whose lookback is below the rollout's median passes a share `passed_on` of it to
     the token of largest ``Δ`` among the `reach` tokens before it, which introduced it.
 
-    Rollouts outside the gate keep weight 1 and need no forward pass. The pass uses eager attention on padded rows. The
+    A token whose score is 0 has no bonus. Rollouts outside the gate keep weight 1 and need no forward pass. The pass uses eager attention on padded rows. The
     maps of one block exist at a time, ``b · H · N²`` numbers: lower `execution.token_budget` if they are too large.
     In rollouts of several turns no difference is taken, and no bonus passed on, over what an environment answers.
 
@@ -106,21 +106,22 @@ class AttentionRhythm(TokenCredit):
         change = _change(looks_back, mask)
         scores = change if self.rhythm == "pre_plan" else influence
         scored = mask & weighed[:, None]
-        marked = top_share(scores, mask, self.share) & scored
+        marked = top_share(scores, mask, self.share) & (scores > 0) & scored  # Ties at 0 would go to the beginning.
         extra = self.bonus * marked.to(scores.dtype)
         if self.rhythm == "coupled":
             extra = self._couple(extra, marked, looks_back, change, mask)
         return TokenWeights(
             values=one_elsewhere(1 + extra, scored, mask),
             scores=scores.masked_fill(~scored, 0),
-            metrics={"attention_lookback": Mean.over(looks_back, scored)},
+            metrics={"attention_lookback": Mean.over(looks_back, scored & _followed(mask))},
         )
 
     def _couple(self, extra: Tensor, anchors: Tensor, looks_back: Tensor, change: Tensor, mask: Tensor) -> Tensor:
         """``[B, T]``: the bonus after local anchors have passed a part of it on."""
         # By sorting: CUDA has no deterministic `median`.
-        middle = (mask.sum(1, keepdim=True) - 1).clamp(min=0) // 2
-        median = looks_back.masked_fill(~mask, torch.inf).sort(1).values.gather(1, middle)
+        looking = _followed(mask)
+        middle = (looking.sum(1, keepdim=True) - 1).clamp(min=0) // 2
+        median = looks_back.masked_fill(~looking, torch.inf).sort(1).values.gather(1, middle)
         local = anchors & (looks_back < median)
         moved = extra.clone()
         # The column in which the turn of each token begins.
@@ -134,6 +135,11 @@ class AttentionRhythm(TokenCredit):
             moved[row, place] -= part
             moved[row, giver] += part
         return moved
+
+
+def _followed(mask: Tensor) -> Tensor:
+    """``[B, T]`` bool: the tokens that have a lookback, all but the last one of a turn, which is no query."""
+    return mask & F.pad(mask[:, 1:], (0, min(1, mask.shape[1])))
 
 
 def _change(looks_back: Tensor, mask: Tensor) -> Tensor:

@@ -114,10 +114,12 @@ class SpanScores(TokenCredit):
         clipped = 0.0
         for row, (spans, sign) in enumerate(zip(rows, batch.advantages.sign().tolist(), strict=True)):
             sizes = [len(span.tokens) for span in spans]
-            mean = sum(n * span.score for n, span in zip(sizes, spans, strict=True)) / max(sum(sizes), 1)
-            largest = max((span.score - mean for span in spans), default=0.0)
-            for size, span in zip(sizes, spans, strict=True):
-                weight = 1 + self.alpha * sign * (span.score - mean) / (largest + _EPS)
+            # From the first score, so that equal ones have no differences by rounding, however large they are.
+            scores = [span.score - spans[0].score for span in spans]
+            mean = sum(n * score for n, score in zip(sizes, scores, strict=True)) / max(sum(sizes), 1)
+            largest = max((score - mean for score in scores), default=0.0)
+            for size, span, score in zip(sizes, spans, scores, strict=True):
+                weight = 1 + self.alpha * sign * (score - mean) / (largest + _EPS)
                 within = min(max(weight, 0.0), self.beta)
                 values[row, span.tokens] = within
                 inside[row, span.tokens] = True
@@ -152,14 +154,13 @@ class SpanScores(TokenCredit):
         turns = turn_table(batch)
         scores, numbers = turn_scores(self, batch, turns.exists.cpu()), turns.numbers.cpu()
         labels = self.judge.labels(policy, batch) if self.judge is not None else None
-        rows: list[list[_Span]] = []
-        for row, episode in enumerate(batch.episodes or ()):
+        rows: list[list[_Span]] = [[] for _ in range(len(batch))]
+        for row, episode in enumerate(batch.episodes or ()):  # None on a rank without rollouts.
             of_turns = dict(enumerate(scores[row].tolist())) if labels is None else labels[row]
-            rows.append([])
             for k, score in of_turns.items():
                 if k < len(episode.turns) and not math.isnan(score):
                     calls, tokens = episode.turns[k].calls, (numbers[row] == k).nonzero().flatten().tolist()
-                    rows[-1].append(_Span(tokens, float(score), calls[0].name if calls else ""))
+                    rows[row].append(_Span(tokens, float(score), calls[0].name if calls else ""))
         return rows
 
     def _debiased(self, rows: list[list[_Span]], batch: RolloutBatch) -> list[list[_Span]]:

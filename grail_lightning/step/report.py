@@ -152,9 +152,9 @@ def add_episodes(tally: Tally, batch: GradedBatch) -> None:
     statuses = Counter(call.status for own in calls for call in own)
     number = len(batch.episodes)
     scores = [turn.score for episode in batch.episodes for turn in episode.turns if turn.score is not None]
-    tally.add("episodes/turn_score", torch.tensor(scores))
-    tally.add("episodes/turns", torch.tensor([float(len(episode.turns)) for episode in batch.episodes]))
-    tally.add("episodes/calls", torch.tensor([float(len(own)) for own in calls]))
+    tally.add("episodes/turn_score", torch.tensor(scores, dtype=torch.float64))
+    tally.add("episodes/turns", torch.tensor([len(episode.turns) for episode in batch.episodes]))
+    tally.add("episodes/calls", torch.tensor([len(own) for own in calls]))
     tally.add_mean("episodes/no_call", Mean(float(sum(not own for own in calls)), number))
     for status in ("invalid", "failed", "timeout"):
         tally.add_mean(f"episodes/{status}_calls", Mean(float(statuses[status]), sum(statuses.values())))

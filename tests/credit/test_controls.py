@@ -5,8 +5,19 @@ import pytest
 import torch
 
 from grail_lightning.batch import AnswerMasks
-from grail_lightning.credit import GRAIL, AnswerOnly, Random, SameMagnitude, Shuffled, WarmUp
-from grail_lightning.functional import mean_one
+from grail_lightning.credit import (
+    GRAIL,
+    AnswerOnly,
+    Product,
+    Random,
+    SameMagnitude,
+    Shuffled,
+    TurnRewards,
+    Uniform,
+    WarmUp,
+)
+from grail_lightning.functional import masked_mean, mean_one
+from tests.credit.episodes import Row, played
 from tests.credit.rollouts import context
 
 _context = partial(context, seed=3)
@@ -60,12 +71,36 @@ def test_controls_of_weights_of_mean_one_have_the_mean_one(control, golden_polic
     assert not torch.equal(scaled.values, plain.values)
 
 
-def test_controls_of_a_method_that_fades_in_take_its_faded_weights(golden_policy, golden_batch):
-    method, halfway = WarmUp(GRAIL(gate="all", normalise="mean_one"), steps=10), _context(step=5)
-    faded = method(golden_policy, golden_batch, halfway)
+@pytest.mark.parametrize("control", [AnswerOnly(), Random()])
+def test_controls_of_composed_methods_scale_their_rows_as_these_do(control, golden_policy, golden_batch):
+    mask, halfway = golden_batch.response_mask, _context(step=5)
+
+    def means(method):
+        weights = control(method(golden_policy, golden_batch, halfway), golden_batch, halfway)
+        return masked_mean(weights.values, mask, dim=1).tolist()
+
+    scaled = GRAIL(gate="all", normalise="mean_one")
+    assert means(WarmUp(scaled, steps=10)) == pytest.approx([1.0] * 6)
+    assert means(Product(scaled, Uniform())) == pytest.approx([1.0] * 6)
+    squared = Product(scaled, scaled)
+    before = masked_mean(squared(golden_policy, golden_batch, halfway).values, mask, dim=1)
+    assert means(squared) == pytest.approx(before.tolist())
+    assert before.max() > 1.05
+    # Without a scale the answer keeps the weights of the method as they are, faded.
+    faded = WarmUp(GRAIL(gate="all"), steps=10)(golden_policy, golden_batch, halfway)
     free = _free(golden_batch)
-    for control in (AnswerOnly(), Random()):
-        assert torch.equal(control(faded, golden_batch, halfway).values[~free], faded.values[~free])
+    assert torch.equal(control(faded, golden_batch, halfway).values[~free], faded.values[~free])
+
+
+def test_random_leaves_alone_what_a_method_credits_alike(golden_policy):
+    """A rollout of one turn whose whole advantage is added: taken away, it would not be trained at all."""
+    batch = played([Row(1.0, [[11, 12]], scores=[1.0]), Row(0.0, [[13], [14]], [[9]], scores=[1.0, 0.0])])
+    weights = TurnRewards()(golden_policy, batch, context())
+    found = Random()(weights, batch, context())
+    assert torch.equal(found.additive[0], weights.additive[0])
+    assert weights.additive[0].any()
+    assert (found.additive[1] == 0).all()
+    assert found.values[1].any()
 
 
 def test_random_weights_have_grails_clamps_and_no_memory_of_the_scores(treated, golden_batch):
@@ -96,8 +131,9 @@ def test_controls_follow_the_seed_and_the_rows_identity_not_its_place(control, t
     assert torch.equal(again, first[order])
 
 
+@pytest.mark.parametrize("in_product", [False, True])
 @pytest.mark.parametrize("control", [Shuffled(), AnswerOnly()])
-def test_a_control_keeps_the_answer_that_the_method_saw(control, golden_policy, golden_batch):
+def test_a_control_keeps_the_answer_that_the_method_saw(control, in_product, golden_policy, golden_batch, monkeypatch):
     """With the first box explained, it is the first box whose overwrite stays."""
     answer = golden_batch.answer
     moved = AnswerMasks(
@@ -106,7 +142,9 @@ def test_a_control_keeps_the_answer_that_the_method_saw(control, golden_policy, 
         marker=answer.marker.roll(-8, 1),
         after=answer.after,
     )
-    treated = replace(GRAIL(gate="all")(golden_policy, golden_batch, _context()), answer=moved)
+    located = replace(GRAIL(gate="all")(golden_policy, golden_batch, _context()), answer=moved)
+    monkeypatch.setattr(GRAIL, "weights_from", lambda *_: located)
+    treated = (Product(Uniform(), GRAIL()) if in_product else GRAIL())(golden_policy, golden_batch, _context())
     kept = control(treated, golden_batch, _context()).values
     assert torch.equal(kept[moved.whole], treated.values[moved.whole])
     assert not torch.equal(

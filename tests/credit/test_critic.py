@@ -186,6 +186,7 @@ def test_labels_are_read_in_the_forms_that_models_write():
     assert read_labels("<think>2: good</think>\n1: bad") == {0: False}
     assert read_labels("1: good … on second thought\n1: bad") == {0: False}
     assert read_labels("1: goodish\nx2: good") == {}
+    assert read_labels("0: good\n1: bad, turn 1 = 0: good") == {0: False}, "turns are counted from 1"
     begun = time.monotonic()
     read_labels("1 " * 10**5 + "1:" * 10**5)
     assert time.monotonic() - begun < 5

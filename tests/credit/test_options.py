@@ -16,6 +16,7 @@ from grail_lightning.credit import (
     HighEntropy,
     Judge,
     Product,
+    Random,
     Resampled,
     SaliencyOptions,
     SpanScores,
@@ -25,7 +26,6 @@ from grail_lightning.credit.oar import BilevelOptions
 from tests.credit.rollouts import context
 
 ARGUMENTS = {"Product": [Uniform(), Uniform()], "WarmUp": [Uniform()], "PermutedRewards": [Uniform()]}
-UNCHECKED = {"Random.mean"}  # The middle of a scale may be any number.
 CLASSES = {
     name: kind
     for name, kind in vars(credits).items()
@@ -40,7 +40,7 @@ def _wrong_options():
             kinds = {hint, *typing.get_args(hint)}
             if typing.get_origin(hint) is typing.Literal:
                 yield name, option, "x", f"`{option}` must be one of {', '.join(typing.get_args(hint))}, but got 'x'"
-            elif kinds & {int, float} and f"{name}.{option}" not in UNCHECKED:
+            elif kinds & {int, float}:
                 yield name, option, math.nan, rf"`{option}` .*must .*but got .*nan|must lie in \[0, nan\]"
 
 
@@ -53,6 +53,11 @@ def test_every_choice_and_every_number_is_checked(name, option, value, message):
 ANEW = SaliencyOptions(refresh="update")
 REFUSED = [
     (lambda: GRAIL(w_min=2.0, w_max=1.0), r"0 ≤ w_min ≤ w_max, but got 2\.0 and 1\.0"),
+    (lambda: GRAIL(w_max=math.inf), r"must be finite, 0 ≤ w_min ≤ w_max, but got 0\.5 and inf"),
+    (lambda: Random(mean=math.inf), r"`mean` must lie in \(-inf, inf\), but got inf"),
+    (lambda: BilevelOptions(floor=9.0), r"`floor` must lie in \[0, 1\], but got 9\.0"),
+    (lambda: Judge(url="http://a", model="m", max_tokens=0), r"`max_tokens` must lie in \[1, inf\), but got 0"),
+    (lambda: Judge(url="http://a", model="m", prompt="Well?"), r"`judge.prompt` must hold \{turns\}"),
     (lambda: HighEntropy(share=0.0), r"`share` must lie in \(0, 1\], but got 0\.0"),
     (lambda: CriticSearch(alpha=2.0), r"`alpha` must lie in \[0, 1\], but got 2\.0"),
     (lambda: RLSD(sentence="No answer."), "`sentence` must contain {answer}"),

@@ -60,6 +60,7 @@ def test_weights_are_capped_on_request(arithmetic):
 
 
 def test_a_response_without_a_flawed_step_is_uniform_and_counted(arithmetic):
-    batch, weights = _weights(arithmetic, SOUND, "7+5=12\n", EARLY)
-    assert weights.fallback.tolist() == [False, True, False]
-    assert torch.equal(weights.values[1], batch.response_mask[1].float())
+    for w_max in (None, 0.5):
+        batch, weights = _weights(arithmetic, SOUND, "7+5=12\n", EARLY, w_max=w_max)
+        assert weights.fallback.tolist() == [False, True, False]
+        assert torch.equal(weights.values[1], batch.response_mask[1].float())

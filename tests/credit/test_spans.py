@@ -46,6 +46,12 @@ def test_the_clip_keeps_signs_and_its_change_is_a_figure(golden_policy):
     assert (total, size) == (pytest.approx(2 * 1.5 + 3 + 1.5 + 1), 6)
 
 
+@pytest.mark.parametrize("score", [0.1, 1e6 + 0.1, 123456789.1])
+def test_equal_scores_say_nothing_however_large_they_are(score, golden_policy):
+    batch = played([Row(float(k), [[11]] * 7, [[9]] * 6, scores=[score] * 7) for k in (0, 1)])
+    assert by_turn(batch, SpanScores()(golden_policy, batch, context()).values) == [[1.0] * 7] * 2
+
+
 def test_labelled_steps_are_spans_where_there_are_no_turns(arithmetic):
     batch = groups(arithmetic, ("7+5-3+8", [SOUND, WRONG, "no step at all"]))
     weights = SpanScores()(arithmetic, batch, context())
@@ -115,6 +121,14 @@ def test_a_frequent_kind_of_action_is_scored_lower_within_a_bound():
     method = SpanScores(scorer=spans, debias=50.0, most_bias=0.25)
     found = method._debiased([[_Span([k], score, kind) for k, (kind, score) in enumerate(row)] for row in rows], batch)
     assert {span.score for row in found for span in row} == {0.75, 1.25}
+
+
+def test_a_rank_without_rollouts_has_no_spans(golden_policy):
+    """It is given one row without tokens, and the others wait for it in the next collective."""
+    batch = played(GROUP)
+    empty = batch.replace(episodes=None, turn=None, response_mask=torch.zeros_like(batch.response_mask))
+    method = SpanScores(judge=Judge(url="http://127.0.0.1:1", model="m", retries=0), debias=0.5)
+    assert method(golden_policy, empty, context()).fallback.all()
 
 
 def test_a_judge_needs_turns(arithmetic):
