@@ -77,8 +77,8 @@ class Judge:
         check_options(self, max_tokens="[1, inf)")
         if "{turns}" not in self.prompt:
             raise ValueError(
-                f"`judge.prompt` must hold {{turns}}, the place of the rollout, but got {self.prompt[:80]!r}. It can also "
-                "hold {question} and {answer}."
+                f"`judge.prompt` must hold {{turns}}, the place of the rollout, but got {self.prompt[:80]!r}. It can "
+                "also hold {question} and {answer}."
             )
         check_address("judge.url", self.url, "http://127.0.0.1:8000/v1")
 

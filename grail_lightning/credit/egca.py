@@ -162,11 +162,11 @@ class ExecutedMask(TokenCredit):
         jobs = [(row, text, k) for row, text in runnable for k in range(len(row.tests.calls + row.tests.assertions))]
         traces: dict[int, list[Sequence[Visit]]] = defaultdict(list)
         for (its, *_), outcome in zip(jobs, _run(jobs), strict=True):
-            traces[id(its)].append(outcome.trace or ())
+            # Of a trace that was cut nothing is used: what follows may be executed.
+            traces[id(its)].append(() if outcome.cut else outcome.trace or ())
         fallback = torch.zeros(len(batch), dtype=torch.bool)
         for k, row in rows.items():
-            # A trace that was cut does not end with the end of a call: what follows may be executed.
-            if not row or not row.program or not all(t and t[-1].event != "line" for t in traces[id(row)] or [()]):
+            if not row or not row.program or not all(traces[id(row)] or [()]):
                 fallback[k] = True
                 continue
             visited = {row.program.at_line.get(visit.line) for trace in traces[id(row)] for visit in trace}

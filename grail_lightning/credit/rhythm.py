@@ -68,9 +68,10 @@ class AttentionRhythm(TokenCredit):
     *Coupled*: the bonus of an anchor whose lookback is below the rollout's median passes a share `passed_on` of it to
     the token of largest ``Δ`` among the `reach` tokens before it, which introduced it.
 
-    A token whose score is 0 has no bonus. Rollouts outside the gate keep weight 1 and need no forward pass. The pass uses eager attention on padded rows. The
-    maps of one block exist at a time, ``b · H · N²`` numbers: lower `execution.token_budget` if they are too large.
-    In rollouts of several turns no difference is taken, and no bonus passed on, over what an environment answers.
+    A token whose score is 0 has no bonus. Rollouts outside the gate keep weight 1 and need no forward pass. The
+    pass uses eager attention on padded rows. The maps of one block exist at a time, ``b · H · N²`` numbers: lower
+    `execution.token_budget` if they are too large. In rollouts of several turns no difference is taken, and no
+    bonus passed on, over what an environment answers.
 
     Args:
         rhythm: pre_plan, anchor or coupled.

@@ -27,6 +27,7 @@ MOST_EDITS = 5  # Lines. Any of them may be needed together: 31 repairs.
 _REFUSED = (SyntaxError, ValueError, LookupError, RecursionError, MemoryError, OverflowError)
 _BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_SCOPES = (*_FUNCTIONS, ast.ClassDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _TO_COLON = re.compile(r"(?:#[^\r\n]*(?=[\r\n])|[^:#])*:")  # A comment goes to the end of its line: one way to match.
 _NEW_LINE = re.compile(r"\r\n|\r|\n")  # Not `str.splitlines`, which knows more of them than Python does.
 _LINE = re.compile(r"\S(?:[^\r\n]*\S)?")  # Without the space around.
@@ -48,7 +49,8 @@ class Program:
 
     text: str
     statements: tuple[Statement, ...]
-    names: Mapping[str, str]  # For each name that is bound: a name by the order of first binding.
+    # For each function, by the number of its statement: its local names, and names by the order of first binding.
+    names: Mapping[int, Mapping[str, str]]
     plain: str  # The same program in Python's own format, in which each statement begins on a line of its own.
     at_line: Mapping[int, int]  # For the lines of `plain`, from 1: the number of the statement.
 
@@ -67,13 +69,15 @@ def read_program(text: str) -> Program | None:
         for number, (node, *_) in enumerate(_walk(ast.parse(plain))):
             first, last = (plain_places.line(character) for character in plain_places.of_statement(node))
             at_line |= dict.fromkeys(range(first, last + 1), number)
-        statements = []
-        for node, depth, part, function in _walk(tree):
+        statements, names = [], dict[int, dict[str, str]]()
+        for number, (node, depth, part, function) in enumerate(_walk(tree)):
+            if isinstance(node, _FUNCTIONS):
+                names[number] = names.get(function, {}) | _local_names(node, depth)
             # `x += 1` and `x: int = 1` are assignments; `x: int` is not, and runs nothing in a function.
             assigns = isinstance(node, ast.AugAssign) or (isinstance(node, ast.AnnAssign) and node.value is not None)
             kind = "Assign" if assigns else type(node).__name__
             statements.append(Statement(*places.of_statement(node), (depth, part, kind), function))
-        return Program(text, tuple(statements), _first_bindings(tree), plain, at_line)
+        return Program(text, tuple(statements), names, plain, at_line)
     return None
 
 
@@ -100,19 +104,40 @@ def _header(node: ast.AST) -> Iterator[Any]:
                 yield from ast.walk(child)
 
 
-def _first_bindings(tree: ast.Module) -> dict[str, str]:
-    """For each name that is bound: a name by the order of first binding in the text."""
-    bound: list[tuple[int, int, str]] = []
-    for node in ast.walk(tree):
-        name = getattr(node, "name", None)  # Of a function, a class, an exception or a pattern.
-        match node:
-            case ast.alias():
-                name = node.asname or node.name.partition(".")[0]
-            case ast.Name(id=own, ctx=ast.Store()) | ast.arg(arg=own) | ast.MatchMapping(rest=own):
-                name = own
-        if isinstance(name, str):
-            bound.append((node.lineno, node.col_offset, name))  # type: ignore[attr-defined]
-    return {name: f"v{k}" for k, name in enumerate(dict.fromkeys(name for *_, name in sorted(bound)))}
+def bound_names(tree: ast.AST) -> list[str]:
+    """The names that a program, or a function, binds, by the order of first binding in the text."""
+    bound = [(node.lineno, node.col_offset, name) for node in _own_nodes(tree) for name in _binds(node)]  # type: ignore[attr-defined]
+    return [*dict.fromkeys(name for *_, name in sorted(bound))]
+
+
+def _local_names(function: ast.AST, depth: int) -> dict[str, str]:
+    """For each local name of a function that can hold data: a name by the order of first binding."""
+    nodes = [*_own_nodes(function)]
+    others = {name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in _binds(node)}
+    others |= {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+    names = [name for name in bound_names(function) if name not in others]
+    return {name: f"v{depth}.{k}" for k, name in enumerate(names)}
+
+
+def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes whose bindings are the tree's own, not those of functions, classes and comprehensions in it."""
+    pending = [*ast.iter_child_nodes(tree)]
+    while pending:
+        node = pending.pop()
+        yield node
+        if not isinstance(node, _SCOPES):
+            pending += ast.iter_child_nodes(node)
+
+
+def _binds(node: ast.AST) -> list[str]:
+    """The names that a node binds by itself."""
+    match node:
+        case ast.Import() | ast.ImportFrom():
+            return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+        case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.MatchMapping(rest=str(name)):
+            return [name]
+    own: object = getattr(node, "name", None)  # Of a function, a class, an exception or a pattern.
+    return [own] if isinstance(own, str) and hasattr(node, "lineno") else []
 
 
 class _Places:
@@ -187,7 +212,7 @@ def first_divergence(
             return here
         while active and active[-1][0] > visit.depth:
             active.pop()
-        if _renamed(visit, program.names) != _renamed(shown, reference.names):
+        if _variables(program, here, visit) != _variables(reference, there, shown):
             return active[-1][1] if visit.event == "line" and active else here
         if active and active[-1][0] == visit.depth:
             active.pop()
@@ -203,8 +228,10 @@ def _in_functions(program: Program, trace: Sequence[Visit]) -> list[tuple[int, V
     return [(k, visit) for k, visit in numbered if k >= 0 and program.statements[k].function >= 0]
 
 
-def _renamed(visit: Visit, names: Mapping[str, str]) -> dict[str, str]:
-    return {names.get(name, name): value for name, value in visit.variables}
+def _variables(program: Program, number: int, visit: Visit) -> dict[str, str]:
+    """What the local names hold, but for what is imported, by names that do not depend on the author's."""
+    names = program.names.get(program.statements[number].function, {})
+    return {names[name]: value for name, value in visit.variables if name in names}
 
 
 class ProgramLine(NamedTuple):

@@ -27,7 +27,7 @@ AUTO = ("bubblewrap", "sandlock", "wasm")
 _MAX_CHARACTERS = 1 << 17
 _ATTEMPTS = 20
 _LARGEST = 1 << 20
-_MOST_KEPT = 50_000  # Outcomes: some 50 MB. Those with traces are not kept.
+_MOST_KEPT = 50_000  # Outcomes: some 50 MB. Neither those with traces are kept, nor those that are not certain.
 
 Result = TypeVar("Result")
 
@@ -139,7 +139,7 @@ class Executor:
             for future in futures:
                 future.cancel()
         with self._lock:
-            self._kept |= {key: outcomes[key] for key in fresh if outcomes[key].trace is None}
+            self._kept |= {key: outcomes[key] for key in fresh if outcomes[key].trace is None and outcomes[key].certain}
             while len(self._kept) > _MOST_KEPT:  # the newest stay
                 del self._kept[next(iter(self._kept))]
         return [outcomes[key] for key in keys]
@@ -184,7 +184,7 @@ class Executor:
         try:
             return self._attempt(lambda solver, checker: grade(solver, checker, *job))
         except LostError as lost:
-            return Outcome("crashed", passed, 0, None, line_of(lost), None)
+            return Outcome("crashed", passed, 0, None, line_of(lost), None, certain=False)
 
     def _attempt(self, use: Callable[[Sandbox, Sandbox], Result]) -> Result:
         """What is made of the sandboxes of this thread, one for programs and one for assertions; they may be lost."""

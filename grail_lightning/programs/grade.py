@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -12,6 +13,8 @@ from grail_lightning.programs.sandbox import EndedError, Sandbox
 
 _MESSAGE_CHARACTERS = 300
 _MAX_VISITS, _MAX_CHARACTERS = 1000, 1 << 20  # of a trace
+_TRACE_BYTES = 1 << 20
+_CALL_BYTES = 1 << 24  # Of the arguments in an assertion, which nobody but the row's author wrote.
 _PRINTED_CHARACTERS = 4000  # As JSON at most 48,000 bytes.
 _STATUS: dict[str, Status] = {
     "value": "failed",
@@ -80,6 +83,7 @@ class _Run:
         self.solver, self.checker, self.tests = solver, checker, tests
         self.trace = trace
         self.visits: list[Visit] = []
+        self.cut = False
         self._left = _MAX_CHARACTERS
 
     def verdicts(self, program: str, chosen: range) -> Iterator[_Verdict]:
@@ -102,22 +106,26 @@ class _Run:
 
     def _ask(self, arguments: Any, keywords: Any = None) -> dict[str, Any]:
         message = {"arguments": arguments, "keywords": keywords or {"d": []}, "trace": self.trace}
-        reply = self.solver.ask(message)
+        message["in_place"] = in_place = keywords is not None  # Assertions see what a program does to its arguments.
+        more = in_place * len(json.dumps(arguments))
+        reply = self.solver.ask(message, more + self.trace * _TRACE_BYTES)
         visits = _visits(reply.pop("trace", None))
         self._left -= sum(len(t) for v in visits for pair in (*v.variables, (v.value or "",)) for t in pair)
         self.visits += visits if self._left > 0 else []
+        self.cut |= reply.get("error") == "trace" or self._left <= 0 or len(self.visits) > _MAX_VISITS
         del self.visits[_MAX_VISITS:]  # of all calls together
         return reply
 
     def _of_assertion(self, assertion: str) -> _Verdict:
         answer: dict[str, Any] = {}
-        reply = self.checker.ask({"assertion": assertion})
+        reply = self.checker.ask({"assertion": assertion}, _CALL_BYTES)
         while "call" in reply:
-            answer = self._ask(reply["call"], reply.get("keywords"))
-            reply = self.checker.ask(answer)
+            answer = self._ask(reply["call"], reply["keywords"])
+            reply = self.checker.ask(answer, _CALL_BYTES)
         if "ok" in reply:
             return _Verdict("passed")
-        return _verdict(answer) if "error" in answer else _Verdict("failed", _verdict(reply).message)
+        # An error of the program's that the assertion has caught is not to blame.
+        return _verdict(answer) if reply.get("of_entry") else _Verdict("failed", _verdict(reply).message)
 
 
 def grade(solver: Sandbox, checker: Sandbox, program: str, tests: Tests, trace: int | None = None) -> Outcome:
@@ -129,18 +137,21 @@ def grade(solver: Sandbox, checker: Sandbox, program: str, tests: Tests, trace: 
     chosen = range(len(tests)) if trace is None else range(trace, trace + 1)
     run = _Run(solver, checker, tests, trace is not None)
     verdicts: list[_Verdict] = []
+    certain = True
     try:
         for verdict in run.verdicts(program, chosen):
             verdicts.append(verdict)  # noqa: PERF402 (those before an error stay)
     except EndedError as ended:
         verdicts.append(_Verdict(ended.status, line_of(ended)))
+        run.cut, certain = True, ended.certain
     finally:
         solver.end()
         checker.end()
     passed = tuple(verdict.status == "passed" for verdict in verdicts) + (False,) * (len(chosen) - len(verdicts))
     first = next((verdict for verdict in verdicts if verdict.status != "passed"), _Verdict("passed"))
     failing = None if all(passed) else passed.index(False)
-    return Outcome(first.status, passed, failing, first.line, first.message, None if trace is None else (*run.visits,))
+    visits = None if trace is None else (*run.visits,)
+    return Outcome(first.status, passed, failing, first.line, first.message, visits, run.cut, certain)
 
 
 def printed(sandbox: Sandbox, program: str) -> str:

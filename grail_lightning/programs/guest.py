@@ -48,11 +48,11 @@ def encode(value: object, depth: int = 0) -> Any:
         raise TypeError(f"a value nested deeper than {_MAX_DEPTH} is no literal here")
     if isinstance(value, dict):
         return {"d": [[encode(k, depth + 1), encode(v, depth + 1)] for k, v in dict.items(value)]}
-    kinds: tuple[tuple[Any, str], ...] = ((list, ""), (tuple, "t"), (set, "s"), (frozenset, "s"))
+    kinds: tuple[tuple[Any, str], ...] = ((list, ""), (tuple, "t"), (set, "s"), (frozenset, "f"))
     for base, key in kinds:
         if isinstance(value, base):
             items = [encode(item, depth + 1) for item in base.__iter__(value)]
-            if key == "s":
+            if key in ("s", "f"):
                 items.sort(key=repr)
             return {key: items} if key else items
     raise TypeError(f"{type(value).__name__} is no literal")
@@ -74,7 +74,7 @@ def decode(data: Any, depth: int = 0) -> Any:
             return complex(*items)
         if key == "d":
             return {decode(k, depth + 1): decode(v, depth + 1) for k, v in items}
-        return {"t": tuple, "s": set}[key](decode(item, depth + 1) for item in items)
+        return {"t": tuple, "s": set, "f": frozenset}[key](decode(item, depth + 1) for item in items)
     except (TypeError, KeyError, OverflowError) as error:  # also what cannot be hashed
         raise ValueError("data that stand for no literal") from error
 
@@ -105,7 +105,10 @@ class _Output(io.StringIO):
 
 
 class _Canonical(reprlib.Repr):
-    """Values of a trace: literals with sets and dictionaries sorted, other objects by their types, never an address."""
+    """Values of a trace: literals with sets and dictionaries sorted, other objects by their types, never an address.
+
+    Numbers that are equal look alike. Integers of more digits than Python shows are hexadecimal.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +116,12 @@ class _Canonical(reprlib.Repr):
         self.maxlist = self.maxtuple = self.maxset = self.maxdict = self.maxfrozenset = 100
 
     def repr_instance(self, x: object, level: int) -> str:
-        return repr(x) if x is None or type(x) in (bool, float, complex) else f"<{type(x).__name__}>"
+        if type(x) is bool or (type(x) is float and x.is_integer() and abs(x) < 2**53):
+            return repr(int(x))
+        return repr(x) if x is None or type(x) in (float, complex) else f"<{type(x).__name__}>"
+
+    def repr_int(self, x: int, level: int) -> str:
+        return super().repr_int(x, level) if x.bit_length() <= 4096 else hex(x)[: self.maxlong]
 
     repr_bool = repr_float = repr_complex = repr_NoneType = repr_instance  # noqa: N815 (reprlib's own scheme of names)
 
@@ -166,8 +174,9 @@ class _Tracer:
             frame.f_trace = None
             raise _TraceEndError
         names = sorted((name, self._show(held)) for name, held in frame.f_locals.items() if name[0] != ".")
-        self.left -= sum(len(name) + len(held) for name, held in names) + len(value or "") + 20
-        self.visits.append([line, event, names, value, self._depth])
+        visit = [line, event, names, value, self._depth]
+        self.left -= len(json.dumps(visit))  # As it is sent: a character that is not ASCII takes 6 or 12.
+        self.visits.append(visit)
 
 
 def _failure(error: BaseException) -> Message:
@@ -216,6 +225,8 @@ def _call(first: Message, module: types.ModuleType, message: Message) -> Message
             sys.settrace(None)
         try:
             reply = {"ok": encode(result)}
+            if message["in_place"] and (now := encode(arguments)) != message["arguments"]:
+                reply["arguments"] = now
         except TypeError as error:
             reply = {"error": "value", "message": f"the entry returned what is no literal: {error}"}
     except BaseException as error:
@@ -231,17 +242,32 @@ def solve(first: Message, exchange: Exchange) -> NoReturn:
         message = exchange(_call(first, module, message))
 
 
+def _change(arguments: tuple[object, ...], now: object) -> None:
+    """Give the lists, dictionaries and sets among arguments the contents that a program has left in them."""
+    for held, new in zip(arguments, now if isinstance(now, tuple) else (), strict=False):
+        if isinstance(held, list) and isinstance(new, list):
+            held[:] = new
+        elif isinstance(held, dict | set) and type(held) is type(new):
+            held.clear()
+            held.update(new)
+
+
 def check(first: Message, exchange: Exchange) -> NoReturn:
     """Run assertions, whose entry is a proxy for that of another process, until `exchange` ends this one."""
+    raised: list[BaseException] = []
 
     def proxy(*arguments: object, **keywords: object) -> object:
         reply = exchange({"call": encode(arguments), "keywords": encode(keywords)})
         if "ok" in reply:
+            if "arguments" in reply:
+                _change(arguments, decode(reply["arguments"]))
             return decode(reply["ok"])
         error = getattr(builtins, str(reply.get("type")), None)
         if not (isinstance(error, type) and issubclass(error, Exception)) or issubclass(error, _ENDS_ITERATION):
             error = RuntimeError
-        raise error(reply.get("message"))
+        # Not by a call: some, such as UnicodeDecodeError, take other arguments.
+        raised[:] = [error.__new__(error, reply.get("message"))]
+        raise raised[0]
 
     names: dict[str, object] = {"__name__": "tests"}
     message = {"assertion": first["preamble"]}
@@ -250,7 +276,7 @@ def check(first: Message, exchange: Exchange) -> NoReturn:
             exec(compile(message["assertion"], "<tests>", "exec", dont_inherit=True), names)  # noqa: S102
             reply: Message = {"ok": None}
         except BaseException as error:
-            reply = _failure(error)
+            reply = _failure(error) | {"of_entry": error in raised}
         names["candidate"] = names[first["entry"]] = proxy
         message = exchange(reply)
 
@@ -259,12 +285,13 @@ def script(first: Message, exchange: Exchange) -> NoReturn:
     """Run a program as a whole, and answer with what it prints and the end of its traceback."""
     output: Any = sys.stdout
     last = ""
+    module = sys.modules["__main__"] = types.ModuleType("__main__")  # Its classes can be pickled.
     try:
-        exec(compile(first["program"], "<code>", "exec", dont_inherit=True), {"__name__": "__main__"})  # noqa: S102
+        exec(compile(first["program"], "<code>", "exec", dont_inherit=True), module.__dict__)  # noqa: S102
     except _OutputLimitError:
         last = "… (cut)"
-    except SystemExit:
-        pass
+    except SystemExit as error:  # Python prints a text with which a program leaves.
+        last = "" if error.code is None or isinstance(error.code, int) else f"{error.code}\n"
     except BaseException as error:
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         last = "".join(traceback.format_exception(error, limit=-2, chain=False))
@@ -334,6 +361,7 @@ def main(config: Message) -> None:
 
     for name in config["preload"]:
         __import__(name)
+    sys.argv = [""]  # A program must not read the configuration.
     sys.modules["random"].seed(0)
     os.environ.clear()
     confine, nowhere = _confinement(config), os.open("/dev/null", os.O_RDWR)

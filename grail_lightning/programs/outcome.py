@@ -78,6 +78,8 @@ class Outcome:
     line: int | None  # The line of the program that a syntax error or traceback names.
     message: str  # Capped, one line.
     trace: tuple[Visit, ...] | None
+    cut: bool = False  # Whether the trace ends before the run does.
+    certain: bool = True  # False if the machine may be to blame: another run may end otherwise.
 
     @property
     def share(self) -> float:

@@ -45,13 +45,13 @@ class RemoteSandbox(Sandbox):
         self._messages = []
         return self.ask({"output": self.limits.output_kb << 10} | message)
 
-    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """See `Sandbox`."""
+    def ask(self, message: dict[str, Any], more: int = 0) -> dict[str, Any]:
+        """See `Sandbox`; an answer of any kind has the same limit."""
         self._messages.append(json.dumps(message))
         script = _SCRIPT.format(messages=json.dumps(self._messages), guest=_GUEST.read_text())
         result = self._post(script)
         if result.get("status") == "TimeLimitExceeded":
-            raise EndedError("timeout", f"no end after {self.wall_seconds:g} seconds")
+            raise EndedError("timeout", f"no end after {self.wall_seconds:g} seconds", certain=False)
         try:
             reply = json.loads(str(result.get("stdout")).rpartition("\n")[2])
         except (ValueError, RecursionError):

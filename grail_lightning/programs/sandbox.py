@@ -27,7 +27,6 @@ from grail_lightning.programs.outcome import Limits, Status
 
 _GUEST = Path(__file__).with_name("guest.py")
 _STARTUP_SECONDS = {"wasm": 3600.0}  # It compiles CPython the first time: minutes, kept in the user's cache.
-_TRACE_BYTES = 1 << 20
 _RECEIVED_BYTES = 1 << 16  # At a time.
 # What programs often import; a child has it at once.
 _PRELOAD = (
@@ -45,11 +44,12 @@ _CALLS = (
 
 
 class EndedError(Exception):
-    """A program's process ended, or had to be ended, while its answer was awaited."""
+    """A program's process ended, or had to be ended, while its answer was awaited; `certain` as in `Outcome`."""
 
-    def __init__(self, status: Status, message: str) -> None:
+    def __init__(self, status: Status, message: str, *, certain: bool = True) -> None:
         super().__init__(message)
         self.status: Status = status
+        self.certain = certain
 
 
 class LostError(Exception):
@@ -62,7 +62,10 @@ class StartError(LostError):
 
 def _system_calls() -> bytes:
     """The filter of a child's system calls; all others fail with EPERM. Source: seccomp(2), libseccomp."""
-    import pyseccomp as seccomp  # loads libseccomp
+    try:
+        import pyseccomp as seccomp
+    except RuntimeError:  # It has not found the system's library.
+        raise ImportError("it needs libseccomp, such as by `apt-get install libseccomp2`") from None
 
     rules = seccomp.SyscallFilter(seccomp.ERRNO(1))
     for name in _CALLS.split():
@@ -194,14 +197,16 @@ class Sandbox:
                 raise LostError("the sandbox ended") from None
         return self.ask({"output": self.limits.output_kb << 10} | message)
 
-    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, message: dict[str, Any], more: int = 0) -> dict[str, Any]:
         """Send a message to the child and wait for its reply, which nobody vouches for.
+
+        It may be longer by `more` bytes than what a program may print.
 
         Raises:
             EndedError: The child ended, ran out of time, or said what is no reply.
             LostError: The sandbox did not start, it ended, or the child was killed from outside.
         """
-        cap = (self.limits.output_kb << 10) + 1024 + bool(message.get("trace")) * _TRACE_BYTES
+        cap = (self.limits.output_kb << 10) + 1024 + more
         try:
             reply = json.loads(self._exchange(json.dumps(message).encode() + b"\n", cap))
             if isinstance(reply, dict):
@@ -235,12 +240,13 @@ class Sandbox:
             self._connection.close()
 
     def _start(self) -> None:
+        command = COMMANDS[self.backend](self.limits)
         self._control, theirs = socket.socketpair()
         self._connection = self._control  # There is no child yet.
         with tempfile.TemporaryFile() as words:
             with theirs:
                 self._process = subprocess.Popen(  # noqa: S603 (the command of a sandbox, never a program)
-                    COMMANDS[self.backend](self.limits),
+                    command,
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=words,
@@ -279,7 +285,7 @@ class Sandbox:
                         return bytes(heard)
             raise _ending(self._in_time(self._control).recv(64))
         except TimeoutError:
-            raise EndedError("timeout", f"no end after {self.wall_seconds:g} seconds") from None
+            raise EndedError("timeout", f"no end after {self.wall_seconds:g} seconds", certain=False) from None
         except ConnectionError:
             raise _ending(b"") from None
 

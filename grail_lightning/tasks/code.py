@@ -15,7 +15,15 @@ from typing import Any, Literal, NamedTuple
 
 from grail_lightning.answers import AnswerForm, AnswerSpan, Fenced
 from grail_lightning.answers.records import Verdict
-from grail_lightning.programs.alignment import Edit, ProgramLine, edits, program_lines, read_program, repairs
+from grail_lightning.programs.alignment import (
+    Edit,
+    ProgramLine,
+    bound_names,
+    edits,
+    program_lines,
+    read_program,
+    repairs,
+)
 from grail_lightning.programs.executor import Executor
 from grail_lightning.programs.guest import encode
 from grail_lightning.programs.outcome import Call, Job, Limits, Outcome, Tests
@@ -60,7 +68,7 @@ class CodeTask(MathTask):
             or `Marker` with `to_end`.
         explained: The part of a program that counts as the answer for credit methods such as GRAIL: its last `return`
             statement, or the whole program.
-        shown_tests: The number of assertions in the prompt, where the problem does not name the function.
+        shown_tests: The number of assertions in the prompt, where the problem does not name the function as code.
         backend: How programs are isolated; see `Executor`.
         limits: The limits of one program with all of its tests.
         workers: The number of programs that run side by side.
@@ -96,7 +104,8 @@ class CodeTask(MathTask):
         """The prompt of a row, whose reference is the reference program."""
         text, tests, reference = read_problem(row)
         shown = "\n".join(tests.assertions[: self.shown_tests])
-        if shown and not re.search(rf"\b{re.escape(tests.entry)}\b", text):
+        name = re.escape(tests.entry)  # Many a name, such as `count`, is also an English word.
+        if shown and not re.search(rf"\b{name}\(|`{name}`", text):
             text += f"\n\nThe program has to pass these tests:\n{shown}"
         made = super().prompt({"problem": text, "answer": ""})
         return replace(made, reference=reference, columns=dict(row))
@@ -116,7 +125,7 @@ class CodeTask(MathTask):
             f"Of {len(jobs)} reference programs that were run, {len(failed)} do not pass the tests of their own rows, "
             f"the first that of `{job.tests.entry}` ({why})."
         )
-        if len(failed) == len(problems):
+        if len(failed) == len(jobs):
             raise ValueError(f"{said} Correct the rows, or `limits`.")
         return said
 
@@ -132,6 +141,8 @@ class CodeTask(MathTask):
     def answer(self, text: str) -> str | None:
         """The program of a response, without what all of its lines are indented by, as in a list."""
         program, _ = self._found(text)
+        if self.program(text) is not None:  # As it stands: `dedent` also changes texts of several lines.
+            return program
         return textwrap.dedent(program) if program.strip() else None
 
     def _found(self, text: str) -> tuple[str, int]:
@@ -240,7 +251,7 @@ def read_problem(row: Mapping[str, Any]) -> CodeProblem:
     if row.get("test_list") is not None:
         text, code = _text(row, "text") or _text(row, "prompt"), _text(row, "code")
         imports = _listed(row, "test_imports") if row.get("test_imports") else ()
-        setup = _text(row, "test_setup_code") or "\n".join(map(str, imports))
+        setup = "\n".join([*map(str, imports), _text(row, "test_setup_code")]).strip()
         return CodeProblem(text, _asserted(_listed(row, "test_list"), code, setup), code)
     if row.get("tests") is None or row.get("problem") is None:
         raise ValueError(
@@ -299,7 +310,8 @@ def _human_eval(row: Mapping[str, Any]) -> CodeProblem:
             f"`test`, but got {entry!r} and {row['test']!r:.80}."
         )
     assertions: tuple[str, ...] = (f"check({entry})",)
-    own = tree.body
+    # A call of `check`, in a file that can be run by itself, is the test.
+    own = [node for node in tree.body if not (isinstance(node, ast.Expr) and _reads(node, "check"))]
     if all(isinstance(node, ast.Assert) for node in check.body):
         for node in ast.walk(check):
             if isinstance(node, ast.Name) and node.id == check.args.args[0].arg:
@@ -314,22 +326,31 @@ def _human_eval(row: Mapping[str, Any]) -> CodeProblem:
 
 def _asserted(tests: Sequence[Any], reference: str, preamble: str, entry: str = "") -> Tests:
     """Assertions as tests of the function that they call: one of the reference, or the first that is no built-in."""
-    trees = [_parsed(test, "an assertion") for test in tests]
-    helpers = {node.name for node in _parsed(preamble, "setup").body if isinstance(node, ast.FunctionDef)}
+    trees, setup = [_parsed(test, "an assertion") for test in tests], _parsed(preamble, "setup")
+    helpers = {node.name: node for node in setup.body if isinstance(node, ast.FunctionDef)}
+    asserting = [name for name, node in helpers.items() if _asserts(node)]
     for test, tree in zip(tests, trees, strict=True):
-        asserts = any(isinstance(node, ast.Assert) for node in ast.walk(tree)) or _reads(tree, *helpers)
-        if len(tree.body) != 1 or not asserts:  # `f(1) == 2` alone would be passed by every program.
+        # `f(1) == 2` alone would be passed by every program.
+        if len(tree.body) != 1 or not (_asserts(tree) or _reads(tree, *asserting)):
             raise ValueError(f"Tests must be assertions, one statement each, but got {test!r:.80}.")
     if not entry:
         defined = {node.name for node in _parsed(reference, "code").body if isinstance(node, ast.FunctionDef)}
-        calls = [node.func for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        names = [name.id for name in calls if isinstance(name, ast.Name)]
-        own = [name for name in names if not hasattr(builtins, name)]
+        calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        called = [*(call.func for call in calls), *(handed for call in calls for handed in call.args)]  # check(f, 1)
+        names = [name.id for name in called if isinstance(name, ast.Name)]
+        taken = {*vars(builtins), *bound_names(setup)}
+        own = [name for name in names if name not in taken]
         entry = next((name for name in names if name in defined), own[0] if own else "")
     idle = next((test for test, tree in zip(tests, trees, strict=True) if not _reads(tree, entry, *helpers)), None)
     if idle is not None:
         raise ValueError(f"Each test must call the same function ({entry or 'none was found'}), but got {idle!r:.80}.")
     return Tests(entry, (), tuple(tests), preamble)
+
+
+def _asserts(tree: ast.AST) -> bool:
+    """Whether something can fail; an assertion of a tuple never does."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Assert | ast.Raise)]
+    return any(not (isinstance(node, ast.Assert) and isinstance(node.test, ast.Tuple)) for node in nodes)
 
 
 def _is_name(text: str) -> bool:

@@ -218,6 +218,13 @@ def test_statements_that_no_test_executes_get_no_weight(golden_policy, grouped):
     assert weights.fallback.tolist() == [False, False, False, True, False]
     assert weights.metrics["not_executed"].total == sum(int(mask.sum()) for mask in missing)
     assert weights.metrics["not_executed"].size == int(batch.response_mask.sum())
+    # A trace that is cut at the end of a call inside of the function does not show what is executed behind it.
+    for padding in range(3):
+        pads = "".join(f"  x{k} = 1\n" for k in range(padding))
+        calls = f"def g(x):\n  return x\ndef total(values, limit):\n{pads}  for k in range(400):\n    g(k)\n  r = 0\n"
+        calls += "  for x in values:\n    if x <= limit:\n      r += x\n  return r"
+        cut = method(golden_policy, grouped([calls, SLIP]), context())
+        assert cut.fallback.tolist() == [True, False]
     # Rows without an advantage are not run.
     silent = method(golden_policy, batch.replace(advantages=torch.zeros(5)), context())
     assert torch.equal(silent.values, batch.response_mask.float())

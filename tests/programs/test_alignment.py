@@ -72,18 +72,25 @@ def test_lines_of_the_plain_program_lead_to_statements():
 
 
 def test_names_are_those_of_the_first_binding():
+    """Of each function; what is imported or global holds no data of its own."""
     text = """
         import os.path, sys as system
         def f(a, /, b, *c, d=1, **e):
+            import math
+            global other
+            other = 1
             (g, [h]) = a
-            for i in [j for j in b]:
-                i += (k := 1)
+            for i in [x for x in b]:
+                i += (j := 1)
             try: pass
-            except E as l: pass
-            return lambda m: m
+            except E as k: pass
+            def inner(y):
+                nonlocal g
+                g = z = lambda x: x
+            return inner
     """
-    order = ["os", "system", "f", *"abcdeghijklm"]
-    assert program(text).names == {name: f"v{k}" for k, name in enumerate(order)}
+    own = {name: f"v0.{k}" for k, name in enumerate([*"abcdeghijk", "inner"])}
+    assert program(text).names == {1: own, 12: own | {"y": "v1.0", "z": "v1.1"}}
 
 
 @pytest.mark.parametrize(
@@ -202,6 +209,34 @@ def test_the_statement_that_departs_is_blamed(old, new, expected):
     if old == "values, limit":
         text = text.replace("in values", "in a").replace("<= limit", "<= b").replace("result", "r")
     assert blamed(text, ([1, 5, 3, 9], 5)) == expected
+
+
+RIGHT = textwrap.dedent(REFERENCE)
+
+
+@pytest.mark.parametrize(
+    ("before", "inside", "zero"),
+    [
+        ("import math\n", "", "0"),
+        ("from typing import List\n", "", "0"),
+        ("def idle(values):\n    return values\n", "", "0"),
+        ("", "    import math\n", "0"),
+        ("", "", "0.0"),
+        ("", "", "False"),
+    ],
+)
+def test_imports_other_names_and_kinds_of_equal_numbers_are_no_divergence(before, inside, zero):
+    """Nor do they hide the statement that is to blame."""
+    other = changed("total(values, limit):\n", f"total(values, limit):\n{inside}", before + RIGHT)
+    other = changed("result = 0", f"result = {zero}", other)
+    reference = RIGHT
+    if "idle" in before:  # The same function, whose argument has another name.
+        reference = before.replace("values", "x") + RIGHT
+    if inside:
+        reference = changed("total(values, limit):\n", "total(values, limit):\n    import os\n", RIGHT)
+    arguments = ([1, 5, 3, 9], 5)
+    assert blamed(other, arguments, reference) is None
+    assert blamed(changed("<= limit", "< limit", other), arguments, reference) == "if value < limit:"
 
 
 def test_a_statement_without_a_counterpart_is_blamed_where_neither_program_has_one():

@@ -93,6 +93,45 @@ def test_assertions_with_helpers_keywords_exceptions_and_several_calls(executor)
     assert (outcome.status, outcome.message) == ("failed", "AssertionError: wrong")
 
 
+def test_assertions_see_what_a_program_does_to_its_arguments(executor):
+    preamble = (
+        "def after(x, *more):\n    f(x, *more)\n    return x\n"
+        "def kept(x):\n    before = x.copy()\n    f(x)\n    return x == before"
+    )
+    asserted = ("after([2, 1]) == [1, 2]", "kept([1, 2])", "kept([2, 1])", "after({1: []}, 5) == {1: [5]}")
+    tests = Tests("f", (), tuple(f"assert {test}" for test in asserted), preamble)
+    program = "def f(x, *more):\n    for value in more: x[1].append(value)\n    return None if more else x.sort()"
+    assert executor.run(program, tests).passed == (True, True, False, True)
+    sets = Tests("f", (), ("assert after({1, 2}) == {3}",), preamble)
+    assert executor.run("def f(x):\n    x.clear()\n    x.add(3)", sets).status == "passed"
+
+
+def test_arguments_of_assertions_may_be_longer_than_what_a_program_may_print(executor):
+    tests = Tests("f", (), ("assert f(list(range(20000))) == sum(range(20000))",))
+    assert executor.run("def f(x): return sum(x)", tests).status == "passed"
+    assert executor.run("def f(x): return x.reverse() or sum(x)", tests).status == "passed"
+    assert executor.run("def f(x): return x * 9", tests).status == "output"
+
+
+def test_an_error_that_an_assertion_expects_is_not_the_reason_why_it_fails(executor):
+    preamble = "def raises(x):\n    try: f(x)\n    except ValueError: return 1\n    return 0"
+    tests = Tests("f", (), ("assert f(2) + raises(-1) == 5",), preamble)
+    program = "def f(x):\n    if x < 0: raise ValueError('negative')\n    return x"
+    assert executor.run(program, tests).status == "failed"
+    assert executor.run(program.replace("< 0", "> 0"), tests).message == "ValueError: negative"
+    # An error that takes other arguments than a text.
+    tests = Tests("f", (), ("assert raises(1)",), preamble)
+    assert executor.run("def f(x): b'\\xff'.decode()", tests).status == "passed"
+
+
+def test_programs_see_neither_the_configuration_nor_the_guest(executor):
+    assert executor.run("import sys\ndef f(x): return x + len(sys.argv)", TESTS).status == "passed"
+    script = "import pickle\nclass A: pass\nfrom __main__ import A\nprint(type(pickle.loads(pickle.dumps(A()))))"
+    assert executor.printed(script) == "<class '__main__.A'>\n"
+    assert executor.printed("import sys\nprint(len(sys.argv))\nsys.exit('the end')") == "1\nthe end\n"
+    assert executor.printed("import sys\nsys.exit(3)") == ""
+
+
 def test_no_exception_of_a_program_ends_the_iteration_of_an_assertion(executor):
     kinds = ("StopIteration", "StopAsyncIteration", "GeneratorExit", "type('StopIteration', (BaseException,), {})")
     tests = Tests("f", (), ("assert list(map(f, [1])) == []", "assert all(map(f, [1]))"))
@@ -162,6 +201,17 @@ def test_traces_of_exceptions_objects_and_recursion(executor):
     assert (long.status, long.passed, 100 < len(long.trace) <= 1000) == ("timeout", (False,), True)
     endless = executor.run("def f(n):\n    while True:\n        n += 1", Tests("f", (Call((1,), 1),)), trace=0)
     assert (endless.status, len(endless.trace)) == ("timeout", 1000)
+    assert (deep.cut, long.cut, endless.cut) == (False, True, True)
+    # Two calls, of which the second is cut off at the end of one inside of it.
+    program = "def g(x): return x\ndef f(n):\n    for k in range(n):\n        g(k)\n    return n"
+    calls = executor.run(program, Tests("f", (), ("assert f(1) + f(400)",)), trace=0)
+    assert (calls.status, calls.cut) == ("timeout", True)
+    # What Python would not show, and characters that take six bytes each, are no errors of the program's.
+    large = executor.run("def f(n):\n    y = 10**n\n    return y + 1", Tests("f", (Call((6000,), 1),)), trace=0)
+    assert (large.status, large.trace[-1].value) == ("failed", hex(10**6000 + 1)[:200])
+    emoji = Tests("f", (Call(("😀" * 400,), 400),))
+    text = "def f(x):\n    n = 0\n    for c in x:\n        n += 1\n    return n"
+    assert executor.run(text, emoji, trace=0).trace
 
 
 def test_outcomes_are_kept_in_order_and_reproducible(executor):
@@ -336,16 +386,36 @@ def test_the_newest_outcomes_are_kept_and_no_traces(executor, monkeypatch):
     assert [*map(id, executor._kept.values())] == [*map(id, outcomes[7:])]
 
 
+def test_an_outcome_that_may_be_the_machine_s_fault_is_not_kept():
+    executor = Executor(limits=Limits(seconds=0.2), workers=1)
+    spent = executor.run("def f(x):\n    while True: pass", TESTS)
+    waited = executor.run("import time\ndef f(x): time.sleep(60)", TESTS)
+    assert (spent.status, spent.certain) == ("timeout", True)
+    assert (waited.status, waited.certain) == ("timeout", False)
+    assert [*executor._kept.values()] == [spent]
+    executor.close()
+
+
+def test_a_missing_system_library_is_named_and_the_next_back_end_is_tried(tmp_path, monkeypatch):
+    (tmp_path / "pyseccomp.py").write_text("raise RuntimeError('Unable to find libseccomp')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "pyseccomp", raising=False)
+    assert refusal.__wrapped__("bubblewrap") == "it needs libseccomp, such as by `apt-get install libseccomp2`"
+
+
 _SCALARS = (
     st.none() | st.booleans() | st.integers() | st.integers(2**9000, 2**9001) | st.floats(allow_nan=False) | st.text()
 ) | st.complex_numbers(allow_nan=False)
-_HASHABLE = st.recursive(_SCALARS, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5)
+_HASHABLE = st.recursive(
+    _SCALARS, lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3), max_leaves=5
+)
 _LITERALS = st.recursive(
     _SCALARS,
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.lists(inner, max_size=3).map(tuple)
         | st.sets(_HASHABLE, max_size=3)
+        | st.sets(_HASHABLE, max_size=3).map(frozenset)
         | st.dictionaries(_HASHABLE, inner, max_size=3)
     ),
     max_leaves=10,
@@ -360,7 +430,7 @@ def test_literals_survive_the_pipe(value):
 
 _DATA = st.recursive(
     _SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("itsdcx"), inner, max_size=2),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("itsfdcx"), inner, max_size=2),
     max_leaves=10,
 )
 

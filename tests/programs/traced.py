@@ -16,7 +16,7 @@ class _Here:
         self.first, self.module = message, types.ModuleType("program")
         return guest._load(message["program"], self.module)
 
-    def ask(self, message):
+    def ask(self, message, more=0):
         return json.loads(json.dumps(guest._call(self.first, self.module, message)))
 
     def end(self):

@@ -92,11 +92,29 @@ def task(programs_run):
             Tests("g", (), ("assert g(pi) < 4",), "from math import pi"),
         ),
         ({"tests": ["assert k(1) < g(2)"], "entry": "g"}, Tests("g", (), ("assert k(1) < g(2)",))),
+        # What the setup binds is not the function that is asked for.
+        (
+            {"tests": ["assert isclose(near(f(1)), 2)"], "setup": "from math import isclose\ndef near(x): return x"},
+            Tests("f", (), ("assert isclose(near(f(1)), 2)",), "from math import isclose\ndef near(x): return x"),
+        ),
+        (
+            {"tests": ["check(f, 1)"], "setup": "def check(f, x):\n    assert f(x)"},
+            Tests("f", (), ("check(f, 1)",), "def check(f, x):\n    assert f(x)"),
+        ),
         # A function may have the name of a built-in one.
         ({"tests": ["assert sum(1)"], "reference": "def sum(x): pass"}, Tests("sum", (), ("assert sum(1)",))),
         (MBPP, Tests("remove_Occ", (), tuple(MBPP["test_list"]))),
         (SANITIZED, Tests("remove_Occ", (), tuple(MBPP["test_list"]), "import math")),
+        (
+            SANITIZED | {"test_setup_code": "x = 1"},
+            Tests("remove_Occ", (), (*MBPP["test_list"],), "import math\nx = 1"),
+        ),
         (HUMAN_EVAL, Tests("add", (), ("assert add(0, 1) == 1", "assert add(1, 0) == 1"), "METADATA = {}")),
+        # A file that can be run by itself calls its test.
+        (
+            HUMAN_EVAL | {"test": f"{HUMAN_EVAL['test']}\ncheck(add)"},
+            Tests("add", (), ("assert add(0, 1) == 1", "assert add(1, 0) == 1"), "METADATA = {}"),
+        ),
         # A `check` that is more than assertions stays whole.
         (HUMAN_EVAL | {"test": MORE}, Tests("add", (), ("check(add)",), MORE)),
         # The tests may call what the prompt defines.
@@ -128,6 +146,11 @@ def test_rows_of_three_forms_are_read(row, tests):
         (
             {"problem": "p", "tests": ["assert f(1)", "f(1) == 2"]},
             r"Tests must be assertions, .* but got 'f\(1\) == 2'",
+        ),
+        ({"problem": "p", "tests": ["assert (f(1) == 2, 'no')"]}, r'Tests must be assertions, .* but got "assert \(f'),
+        (
+            {"problem": "p", "tests": ["near(f(1), 2)"], "setup": "def near(a, b): return a == b"},
+            r"Tests must be assertions, .* but got 'near\(f",
         ),
         ({"problem": "p", "entry": "f", "tests": math.nan}, "`tests` must be a list that is not empty, but got nan"),
         ({"problem": "p", "entry": "def", "tests": [[[1], 2]]}, "`entry` must name the function .*, but got 'def'"),
@@ -174,7 +197,8 @@ def test_references_are_run_where_there_are_some_and_of_many_a_part(task, monkey
     monkeypatch.setattr("grail_lightning.tasks.code._CHECKED", 2)
     prompts = [task.prompt(ROW | {"reference": f"def f(xs, n): return {k}" if k else " "}) for k in range(7)]
     assert task.check_prompts(prompts[:1]) == ""
-    assert task.check_prompts(prompts[1:]).startswith("Of 2 reference programs that were run, 2 do not pass")
+    with pytest.raises(ValueError, match="Of 2 reference programs that were run, 2 do not pass"):
+        task.check_prompts(prompts[1:])
 
 
 def test_a_prompt_shows_a_test_where_the_problem_does_not_name_the_function(task):
@@ -184,6 +208,11 @@ def test_a_prompt_shows_a_test_where_the_problem_does_not_name_the_function(task
     assert user["content"].startswith(MBPP["text"] + "\n\nThe program has to pass these tests:\nassert remove_Occ(")
     assert user["content"].endswith(' == "heo" Please reason step by step, and put the answer into one last block '
                                     "between ```python and ```.")  # fmt: skip
+    # An English word is no name of a function.
+    named = MBPP | {"code": "def remove(x): return x", "test_list": ["assert remove(1) == 1"]}
+    assert task.prompt(named).messages[0]["content"].endswith("pass these tests:\nassert remove(1) == 1")
+    told = task.prompt(named | {"text": "Write `remove`, which returns its argument."})
+    assert told.messages[0]["content"] == "Write `remove`, which returns its argument."
     assert task.prompt(HUMAN_EVAL).messages == [{"role": "user", "content": HUMAN_EVAL["prompt"]}]
     assert task.prompt(ROW).messages == [{"role": "user", "content": ROW["problem"]}]
     assert task.prompt(ROW).reference == task.problem(task.prompt(ROW)).reference == REFERENCE
@@ -198,6 +227,8 @@ def test_the_program_is_the_last_block_and_its_offset_is_exact(task):
     indented = "1. So:\n\n   ```python\n   def f():\n       pass\n   ```"
     assert (task.answer(indented), task.program(indented)) == (program, None)
     assert task.label_steps(indented, task.prompt(ROW)) is None
+    lines = 'def f():\n    return """a\n  \nb"""'
+    assert task.answer(fenced(lines)) == lines, "a text of several lines stays as it is"
     marked = CodeTask(answer=Marker("[BEGIN]", to_end=True))
     assert marked.program("[BEGIN]\nx = 1\ny = 2\n") == ("x = 1\ny = 2", 8)
 
