@@ -154,16 +154,14 @@ class GrailModule(pl.LightningModule):
         """What encodes the prompts of a task: with what declares its tools, if it has an environment."""
         if not task.has_environment:
             return self.encode
-        kwargs = self.loading.chat_template_kwargs
         encode: Callable[[Messages | str], list[int]]
-        encode = task.dialect(self.tokenizer, self.encode, kwargs, self.pictures).prompt_ids
+        encode = task.dialect(self.tokenizer, self.encode, self.loading.chat_template_kwargs, self.pictures).prompt_ids
         return encode
 
     @property
     def context_length(self) -> int | None:
         """The tokens that model and engine have room for, prompt and response together; None if that is not known."""
-        rooms = context_length(self.policy_name, self.loading), self.engine.room
-        return min(filter(None, rooms), default=None)
+        return min(filter(None, (context_length(self.policy_name, self.loading), self.engine.room)), default=None)
 
     @property
     def needs(self) -> Needs:
@@ -180,7 +178,7 @@ class GrailModule(pl.LightningModule):
         if fits:
             check_logprobs(self.engine, self.execution.decided_cap, reports=self.engine.reports_logprobs)
         if self.policy is None:
-            check_precision(self.trainer.precision)
+            check_precision(self.trainer.precision, (self.policy_name, self.loading) if self.device_mesh else None)
             check_strategy(self.trainer.strategy)
             if fits:
                 check_dtype(self.policy_name, self.loading)
@@ -196,7 +194,7 @@ class GrailModule(pl.LightningModule):
             self.second = TrainedModel(model, training, self.trainer.strategy, self.execution.max_grad_norm)
 
     def setup(self, stage: str) -> None:
-        """Forget the verdicts of an earlier run, time-outs among them, and the batch in flight of an earlier fit."""
+        """Forget the verdicts of an earlier run, time-outs among them, and what an earlier fit has left."""
         check_last_found(self.trainer)
         task = getattr(getattr(self.trainer, "datamodule", None), "task", None)
         if task is not None and task.has_environment:  # A wrong chat template is refused before weights are loaded.
@@ -206,10 +204,12 @@ class GrailModule(pl.LightningModule):
         self.verifiers = TaskVerifiers()
         if self.policy is not None and self.policy.vision is not None:
             self.policy.vision.forget()  # A checkpoint may follow.
-        if stage == "fit":
-            self.ahead.load_state_dict({})
-        # Prompts contain no tensors, and Lightning's conversion (FSDP, double) refuses the frozen records in a batch.
-        # Lightning has no hook for this.
+        if stage == "fit" and self._configured is not None:  # By an earlier fit.
+            self.steps_cut = 0
+            kept: list[Any] = [self.ahead, self.credit, self.second]
+            for part in filter(None, kept):
+                part.load_state_dict({})
+        # Lightning's conversion (FSDP, double) refuses the frozen records in a batch. It has no hook for this.
         self.trainer.precision_plugin.convert_input = lambda data: data  # type: ignore[method-assign]
 
     def to(self, *args: Any, **kwargs: Any) -> Self:

@@ -29,7 +29,7 @@ from grail_lightning.policy import (
     resolve_policy,
 )
 from grail_lightning.policy.layout import padded_layout
-from grail_lightning.policy.options import LoadedPolicy, check_dtype
+from grail_lightning.policy.options import LoadedPolicy, check_dtype, check_precision
 from grail_lightning.policy.trees import TREE_ATTENTION
 from tests.architectures import live
 from tests.runs import TASK
@@ -250,6 +250,15 @@ def test_half_floats_are_not_trained_but_predict(dtype, tmp_path):
         check_dtype(str(tmp_path), loading)
     check_policy(str(tmp_path), loading)
     check_dtype("arithmetic", Loading(dtype="auto"))
+
+
+def test_sharded_weights_are_loaded_in_the_precision_and_not_converted():
+    with pytest.raises(
+        ValueError, match=r"bf16-true would convert weights that are sharded.* `model.loading.dtype: bf"
+    ):
+        check_precision("bf16-true", ("arithmetic", Loading(dtype="float32")))
+    check_precision("bf16-true", ("arithmetic", Loading(dtype="bfloat16")))
+    check_precision("bf16-true")
 
 
 def test_of_the_buffers_rotary_frequencies_alone_keep_their_dtype():

@@ -10,7 +10,8 @@ from grail_lightning.engines import HFEngine
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import load_policy
 from grail_lightning.step.collect import refill, same_verdict_groups
-from tests.runs import Watch, module, problems, trainer
+from tests.elsewhere import Elsewhere
+from tests.runs import Watch, batches, module, problems, trainer
 
 SAMPLING = Sampling(max_response_length=40)
 
@@ -29,6 +30,13 @@ def draw():
             return grade_and_locate(batch, verifier, policy.tokenizer)
 
         yield sample
+
+
+@pytest.mark.parametrize("option", ["refill_rounds", "sample_ahead"])
+def test_a_loader_that_has_no_further_prompts_is_refused_before_anything_is_sampled(option):
+    ours = module({option: 1}, engine=Elsewhere())
+    with pytest.raises(ValueError, match=f"`execution.{option}` asks the training loader .*, but got a `DataLoader`"):
+        trainer(1).fit(ours, batches(1))
 
 
 class Stream:

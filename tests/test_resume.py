@@ -5,10 +5,12 @@ from functools import cache, partial
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch.optim import SGD, AdamW, lr_scheduler
 
 from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import LastCheckpoint
+from grail_lightning.callbacks import KeepRollouts, LastCheckpoint
+from grail_lightning.credit import PRIME, RLSD
 from grail_lightning.data import ArithmeticData
 from grail_lightning.policy import load_policy
 from tests.runs import Drawing, Watch, batches, module, trainer, weights
@@ -140,13 +142,15 @@ def test_an_optimizer_that_draws_random_numbers_draws_the_same_ones_after_a_resu
     assert all(torch.equal(weight, found[name]) for name, weight in expected.items())
 
 
+CUT = {"group_size": 2, "mini_batches": 2, "entropy_coefficient": 0.1, "mask_truncated": False}
+
+
 @pytest.fixture(scope="module")
 def cut_fit(tmp_path_factory):
     """A function that runs two optimiser steps a batch on data that know where they are; `last.ckpt` is in a folder."""
 
     def run(folder, max_steps, path=None, **more):
-        objective = {"group_size": 2, "mini_batches": 2, "entropy_coefficient": 0.1, "mask_truncated": False}
-        ours = module(objective | more, sampling=Sampling(max_response_length=3))
+        ours = module(CUT | more, sampling=Sampling(max_response_length=3))
         data = ArithmeticData(num_train=12, num_val=2, prompts_per_batch=2, eval_prompts_per_batch=2)
         fitted = trainer(max_steps, LastCheckpoint(folder=str(folder)), enable_checkpointing=True)
         torch.manual_seed(0)
@@ -171,6 +175,45 @@ def test_a_run_that_stopped_inside_a_batch_ends_with_the_weights_of_one_that_did
     run, resumed = cut_fit(tmp_path, 6, path)
     assert run.global_step == 6
     assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
+
+
+class Teacher(Callback):
+    """When the teacher of RLSD was copied, and how many steps the reward model of PRIME has taken."""
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        self.copied_at = getattr(pl_module.credit, "_copied_at", None)
+        self.taken = pl_module.second and pl_module.second.steps
+
+
+@pytest.mark.parametrize(
+    "credit",
+    [RLSD(refresh_steps=100, decay_steps=1000), PRIME(optimizer=lambda p: SGD(p, lr=1e-3))],
+    ids=["RLSD", "PRIME"],
+)
+def test_a_second_fit_of_a_module_begins_anew(credit, tmp_path):
+    """Its weights stay. A batch that the first fit has cut must not keep the second one from saving."""
+    ours = module(CUT, sampling=Sampling(max_response_length=3), credit=credit)
+    for number, most in enumerate((3, 1)):
+        data = ArithmeticData(num_train=12, num_val=2, prompts_per_batch=2, eval_prompts_per_batch=2)
+        seen, last = Teacher(), LastCheckpoint(folder=str(tmp_path / str(number)))
+        trainer(most, seen, last, enable_checkpointing=True).fit(ours, data)
+        assert seen.copied_at in (None, 0)
+        assert seen.taken in (None, 2 - number), "one step a batch"
+        assert (tmp_path / str(number) / "last.ckpt").exists()
+        if number == 0:
+            assert ours.steps_cut == 1
+
+
+def test_a_batch_that_was_cut_is_kept_once(tmp_path):
+    def fit(max_steps, path=None):
+        ours = module(CUT, sampling=Sampling(max_response_length=3))
+        data = ArithmeticData(num_train=12, num_val=2, prompts_per_batch=2, eval_prompts_per_batch=2)
+        keep, last = KeepRollouts(folder=str(tmp_path / "kept")), LastCheckpoint(folder=str(tmp_path))
+        trainer(max_steps, keep, last, enable_checkpointing=True).fit(ours, data, ckpt_path=path, weights_only=False)
+        return sorted(int(file.name.split("_")[1]) for file in (tmp_path / "kept").iterdir())
+
+    assert fit(3) == [2, 3]
+    assert fit(6, tmp_path / "last.ckpt") == [2, 4, 6]
 
 
 def test_a_resumed_run_deals_the_rows_of_split_groups_as_one_that_did_not_stop(tmp_path, cut_fit):

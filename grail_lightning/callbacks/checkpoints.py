@@ -123,15 +123,21 @@ class LastCheckpoint(Checkpoint):
             rank_zero_info(f"{what}{where}.")
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Mark the checkpoints that other callbacks save inside a batch, as earlier versions have marked theirs."""
+        """Mark checkpoints that are saved inside a batch, and leave an epoch open whose batches are not all trained on.
+
+        Lightning closes the epoch in which a run stops before the last saves. A resumed run would begin the next one.
+        """
         checkpoint["steps_left"] = module_of(pl_module).steps_cut
+        if trainer.fit_loop.epoch_loop.batch_progress.current.ready < trainer.num_training_batches:
+            for progress in checkpoint["loops"]["fit_loop"]["epoch_progress"].values():
+                progress["processed"] = progress["completed"] = max(progress["started"] - 1, 0)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Check that steps are left, and warn if the resumed run cannot equal an uninterrupted one."""
         if trainer.state.fn != "fit":
             return
         if trainer.ckpt_path is not None:
-            check_steps_left(trainer, trainer.ckpt_path, checkpoint["global_step"])
+            check_steps_left(trainer, trainer.ckpt_path, checkpoint)
         if checkpoint.get("steps_left"):
             rank_zero_warn(
                 f"This checkpoint was saved inside a batch of rollouts, at step {checkpoint['global_step']}: its last "
@@ -236,7 +242,9 @@ def _warn_of_full_disk(file: Path) -> None:
 def _validation_follows(trainer: Trainer) -> bool:
     """Whether Lightning will validate right after this batch. Not known if it validates by the clock."""
     fetcher, by_clock = trainer.fit_loop._data_fetcher, getattr(trainer, "_val_check_time_interval", None) is not None
-    if fetcher is None or by_clock or not trainer.enable_validation:
+    # A data module of the user's may have loaders for validation, but nothing in them.
+    empty = trainer.val_dataloaders is not None and trainer.fit_loop.epoch_loop.val_loop.skip
+    if fetcher is None or by_clock or empty or not trainer.enable_validation:
         return False
     return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 

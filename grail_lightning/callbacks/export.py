@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -81,19 +82,27 @@ class ExportPolicy(Callback):
         rank_zero_info(f"Wrote the policy ({source}) to {self._path}. Use it as `--model.policy={self._path}`.")
 
 
-def check_steps_left(trainer: Trainer, checkpoint: str | Path, step: int) -> None:
-    """Check that a run has something to do after `step`: a step, or the export of one that was interrupted there."""
-    if not 0 <= trainer.max_steps <= step or fast_dev_run(trainer):
+def check_steps_left(trainer: Trainer, checkpoint: str | Path, state: Mapping[str, Any]) -> None:
+    """Check that a run has something to do after a checkpoint: a step, or the export of one that was interrupted."""
+    step, epochs = state["global_step"], 0
+    if loop := state.get("loops", {}).get("fit_loop"):
+        current, over = loop["epoch_progress"]["current"], loop["epoch_loop.batch_progress"]["is_last_batch"]
+        epochs = current["started"] if over else current["processed"]  # A save in the last batch is before its end.
+    limits = {"max_steps": (trainer.max_steps, step), "max_epochs": (trainer.max_epochs or -1, epochs)}
+    option = next((name for name, (most, reached) in limits.items() if 0 <= most <= reached), None)
+    if option is None or fast_dev_run(trainer):
         return
+    most, reached = limits[option]
     export = next((c for c in callbacks_of(trainer) if isinstance(c, ExportPolicy)), None)
-    if export is not None and step == trainer.max_steps:
+    if export is not None and most == reached:
         written = export.folder_of(trainer) / _LAST_FILE
         if not written.exists() or written.stat().st_mtime < Path(checkpoint).stat().st_mtime:
             return
+    unit = option.removeprefix("max_").removesuffix("s")
     raise ValueError(
-        f"`trainer.max_steps` must be above the step of the checkpoint to train on, but got {trainer.max_steps}, and "
-        f"{checkpoint} is of step {step}: no step is left. Raise `trainer.max_steps` above {step}, or leave "
-        "`ckpt_path` out for a new run."
+        f"`trainer.{option}` must be above the {unit} of the checkpoint to train on, but got {most}, and {checkpoint} is "
+        f"of {unit} {reached}: no step is left. Raise `trainer.{option}` above {reached}, or leave `ckpt_path` out for "
+        "a new run."
     )
 
 

@@ -153,7 +153,7 @@ class GrailCLI(LightningCLI):
         state = read_state(checkpoint, self.trainer.strategy, options.get("weights_only"))
         if self.subcommand == "fit":
             if checkpoint and "global_step" in state:
-                check_steps_left(self.trainer, checkpoint, state["global_step"])
+                check_steps_left(self.trainer, checkpoint, state)
             check_dtype(self.model.policy_name, self.model.loading)
             if isinstance(task := getattr(self.datamodule, "task", None), AnswerTask):
                 task.check_length(self.model.sampling.max_response_length)

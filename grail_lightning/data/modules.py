@@ -66,6 +66,8 @@ class PromptData(pl.LightningDataModule, ABC):
                 check_pictures(part.prompts)
             if not sets and not (stage == "fit" and split == "val"):
                 raise ValueError(f"`{TrainerFn(stage).value}` needs `data.{split}`, but no dataset was given for it.")
+            if split == "val":
+                self._validate_with(sets)
             if split == "train":
                 seed = derive_seed(run_seed(), "data")
                 sets = _overfitted([self._fitting(part) for part in sets], trainer, self.prompts_per_batch)
@@ -76,6 +78,15 @@ class PromptData(pl.LightningDataModule, ABC):
                 size = self.eval_prompts_per_batch
                 kind = GivenLoader if split == "predict" else EvaluationLoader
                 self._evaluation[split] = [kind(s.prompts, size, number, ranks) for s in sets]
+
+    def _validate_with(self, sets: list[PromptSet]) -> None:
+        """Tell Lightning whether there is validation: it looks whether the method is overridden.
+
+        For an empty list it would validate nothing, while what waits for the end of a validation waited for ever.
+        """
+        vars(self).pop("val_dataloader", None)
+        if not sets:
+            self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
 
     def _fitting(self, prompts: PromptSet) -> PromptSet:
         """The training prompts that are not too long."""

@@ -187,9 +187,6 @@ class MathData(TableData):
             metric_names(spec.label for spec in specs)
             for spec in specs:
                 check_path(spec)
-        if not self.specs["val"]:
-            # Lightning checks whether the method is overridden. For an empty list it would warn and validate nothing.
-            self.val_dataloader = super(PromptData, self).val_dataloader  # type: ignore[method-assign]
 
     def prepare_data(self) -> None:
         """Download the datasets of the stage, once per machine."""

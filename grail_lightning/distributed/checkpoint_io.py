@@ -55,6 +55,12 @@ class DurableCheckpointIO(TorchCheckpointIO):
         self, path: str | Path, map_location: object = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """The checkpoint, with its tensors on the CPU, whatever device they were saved from."""
+        if Path(path).is_dir():
+            raise ValueError(
+                f"{path} is a folder of shards, which `--trainer.strategy=ModelParallelStrategy` has saved and reads. "
+                "To test the policy elsewhere, give its `export` as `model.policy`; to train on, make one file of it: "
+                "`python -m lightning.pytorch.utilities.consolidate_checkpoint FOLDER`."
+            )
         host: Any = "cpu"
         return dict(super().load_checkpoint(path, host, weights_only))
 

@@ -100,7 +100,7 @@ def right_padded_layout(input_ids: Tensor, attention_mask: Tensor, response_mask
     ids = input_ids.new_zeros(moved.shape).masked_scatter(moved, input_ids[:, :-1][mask])
     places = torch.zeros_like(mask, dtype=torch.long)
     places[mask] = torch.arange(moved.numel(), device=mask.device).view_as(moved)[moved]
-    tokens = ids, columns.expand_as(moved), places, int(lengths.sum())
+    tokens = ids, columns.expand_as(moved), places, int(attention_mask.sum()) - len(ids)
     return _separate_rows(input_ids, response_mask, *tokens, attention_mask=moved.long())
 
 
@@ -120,7 +120,9 @@ def packed_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tens
         starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
         longest = int(lengths.max())
         borders = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
-    tokens = input_ids[:, :-1][mask][None], token_positions(mask)[mask][None], places, number
+    # The last token of a row predicts nothing, and counts as not run, as in the other layouts.
+    counted = int(attention_mask.sum()) - len(input_ids)
+    tokens = input_ids[:, :-1][mask][None], token_positions(mask)[mask][None], places, counted
     return _separate_rows(input_ids, response_mask, *tokens, attention_mask=None, **borders)
 
 

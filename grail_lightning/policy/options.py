@@ -206,17 +206,26 @@ def check_policy(name: PolicySource, loading: Loading, response_length: int = 0)
         )
 
 
-def check_precision(precision: object) -> None:
-    """Refuse precisions that need loss scaling."""
+def check_precision(precision: object, sharded: tuple[PolicySource, Loading] | None = None) -> None:
+    """Refuse precisions that need loss scaling, and one that would convert the weights of a sharded policy."""
     if str(precision) in ("16", "16-mixed", "16-true"):
         raise ValueError(f"`trainer.precision` {precision} needs loss scaling. Use bf16-mixed, or 32-true.")
+    if sharded is not None and str(precision) == "bf16-true" and _dtype_of_loading(*sharded) != "bfloat16":
+        raise ValueError(
+            "`trainer.precision` bf16-true would convert weights that are sharded already. Set "
+            "`model.loading.dtype: bfloat16`, which loads them as such."
+        )
+
+
+def _dtype_of_loading(name: PolicySource, loading: Loading) -> str:
+    auto = loading.dtype == "auto"
+    dtype: object = read_config(name, loading.trust_remote_code).dtype if auto else loading.dtype
+    return str(dtype).removeprefix("torch.")
 
 
 def check_dtype(name: PolicySource, loading: Loading) -> None:
     """Refuse to train weights in float16, in which small gradients are zero unless losses are scaled."""
-    auto = loading.dtype == "auto"
-    dtype: object = read_config(name, loading.trust_remote_code).dtype if auto else loading.dtype
-    if str(dtype).removeprefix("torch.") == "float16":
+    if _dtype_of_loading(name, loading) == "float16":
         raise ValueError(
             f"`loading.dtype` must not be float16 in training, which needs loss scaling, but got {loading.dtype} for "
             f"{name!r}. Use bfloat16, or float32."

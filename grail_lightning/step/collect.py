@@ -65,6 +65,12 @@ def collect(
 
     `step` is the number of optimiser steps that the policy has taken.
     """
+    for option, method in (("sample_ahead", "peek"), ("refill_rounds", "take")):
+        if getattr(execution, option) and not hasattr(loader, method):
+            raise ValueError(
+                f"`execution.{option}` asks the training loader for further prompts, but got a "
+                f"`{type(loader).__name__}`. Give `fit` a data module of grail_lightning.data, or leave the option out."
+            )
     if execution.sample_ahead:
         return ahead.collect(prompts, sampler, loader.peek, step, execution.steps_per_batch)
     batch = sampler(prompts, training_key(step))

@@ -113,9 +113,8 @@ class TrainedModel(SecondModel):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint, when the model is next used; an empty one changes nothing."""
-        if state:
-            self._restored, self._optimisation = state, None
+        """Restore the state of a checkpoint, when the model is next used; of an empty one the optimiser begins anew."""
+        self._restored, self._optimisation = state, None
 
     def _opened(self) -> _Optimisation:
         if self._optimisation is None:

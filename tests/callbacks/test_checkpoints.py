@@ -55,6 +55,66 @@ def test_a_run_that_stopped_goes_on_with_the_next_prompts(tmp_path, stop):
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 16
 
 
+class Stop(Callback):
+    """Asks for the end in a batch, as early stopping does."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop |= trainer.global_step == self.step
+
+
+@pytest.mark.parametrize("validation", [True, False])
+@pytest.mark.parametrize("stop", ["max_steps", "should_stop"])
+def test_a_run_that_stopped_inside_an_epoch_trains_on_the_rest_of_it(stop, validation, tmp_path):
+    """Two epochs of three batches, and two steps a batch; Lightning closes the epoch before the last save."""
+
+    def fit(part, max_steps=-1, *callbacks, path=None):
+        last = LastCheckpoint(folder=str(tmp_path / part), every_n_batches=1)
+        module, data = Scripted(_never_better), ArithmeticData(num_train=6, num_val=4, prompts_per_batch=2)
+        how = {} if validation else {"limit_val_batches": 0}
+        trainer = run(
+            max_steps, Evaluation(at_start=False), *callbacks, last, enable_checkpointing=True, max_epochs=2, **how
+        )
+        trainer.fit(module, datamodule=data, ckpt_path=path, weights_only=path and True)
+        return [[p.messages for p in batch] for batch in module.seen]
+
+    whole = fit("whole")
+    assert len(whole) == 6
+    for step in (2, 8):
+        before = fit("cut", step) if stop == "max_steps" else fit("cut", -1, Stop(step))
+        assert len(before) == step // 2
+        assert before + fit("cut", path=tmp_path / "cut" / "last.ckpt") == whole
+    with pytest.raises(
+        ValueError, match=r"`trainer.max_epochs` must be above the epoch .*, but got 2, .* is of epoch 2"
+    ):
+        fit("cut", path=tmp_path / "cut" / "last.ckpt")
+
+
+class WithoutValidation(ArithmeticData):
+    def load(self, split):
+        return [] if split == "val" else super().load(split)
+
+
+class EmptyLoaders(ArithmeticData):
+    """A data module of the user's, with which Lightning finds out late that there is nothing to validate."""
+
+    def val_dataloader(self):
+        return []
+
+
+@pytest.mark.filterwarnings("ignore:Total length of `list` across ranks is zero")
+@pytest.mark.parametrize("kind", [WithoutValidation, EmptyLoaders])
+def test_what_waits_for_a_validation_does_not_wait_where_there_is_none(kind, tmp_path):
+    data = kind(num_train=40, num_val=4, prompts_per_batch=2)
+    last = LastCheckpoint(folder=str(tmp_path), every_n_batches=2)
+    with pytest.raises(SystemExit):
+        _every_two_batches(16, last, Terminate("on_train_batch_start", 6)).fit(Scripted(_never_better), datamodule=data)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 8
+    assert last._saved_at == 8
+
+
 @pytest.mark.parametrize(
     ("step", "said"), [(2, "at step 2, before its first checkpoint"), (6, "last.ckpt is of step 4")]
 )

@@ -135,6 +135,11 @@ def test_what_is_no_checkpoint_is_told_before_a_model_is_loaded(write, message, 
     assert not Path("pickle_has_run").exists()
 
 
+def test_shards_without_their_strategy_are_told(tmp_path):
+    with pytest.raises(ValueError, match="is a folder of shards, which `--trainer"):
+        DurableCheckpointIO().load_checkpoint(tmp_path)
+
+
 def test_the_state_of_a_whole_checkpoint_is_handed_out(tmp_path):
     torch.save(STATE | {"more": torch.nn.Linear}, tmp_path / "x.ckpt")
     trusted = read_state(str(tmp_path / "x.ckpt"), ONE_FILE, weights_only=False)
