@@ -187,7 +187,7 @@ class Teacher(Callback):
 
 @pytest.mark.parametrize(
     "credit",
-    [RLSD(refresh_steps=100, decay_steps=1000), PRIME(optimizer=lambda p: SGD(p, lr=1e-3))],
+    [RLSD(refresh_steps=100, decay_steps=1000), PRIME(optimizer=lambda p: SGD(p, lr=1e-3), accuracy=(0, 1))],
     ids=["RLSD", "PRIME"],
 )
 def test_a_second_fit_of_a_module_begins_anew(credit, tmp_path):

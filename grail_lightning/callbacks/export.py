@@ -100,9 +100,9 @@ def check_steps_left(trainer: Trainer, checkpoint: str | Path, state: Mapping[st
             return
     unit = option.removeprefix("max_").removesuffix("s")
     raise ValueError(
-        f"`trainer.{option}` must be above the {unit} of the checkpoint to train on, but got {most}, and {checkpoint} is "
-        f"of {unit} {reached}: no step is left. Raise `trainer.{option}` above {reached}, or leave `ckpt_path` out for "
-        "a new run."
+        f"`trainer.{option}` must be above the {unit} of the checkpoint to train on, but got {most}, and {checkpoint} "
+        f"is of {unit} {reached}: no step is left. Raise `trainer.{option}` above {reached}, or leave `ckpt_path` out "
+        "for a new run."
     )
 
 
