@@ -93,12 +93,19 @@ def regraded(samples: Sequence[Sample], facts: Mapping[str, Any], verifier: Veri
 
     The answer is read from the response again if its form is one of this package's (`Boxed`, `LastNumber`, `Marker`,
     `Pattern`); a task with a form of its own keeps the prediction that it read. The reference is the one that was kept.
+    What an environment judged stays, and so do its rollouts without an answer: a turn that calls a tool has none.
     """
     gradings = facts.get("grading", {})
     if own := sorted(name for name, grading in gradings.items() if grading.get("own_verdicts")):
         raise ValueError(
             f"`regrade` compares answers, but the task judged the responses of {', '.join(own)} itself, such as by "
             "running programs. Run `test` again."
+        )
+    if special := {name: grading["verifier"] for name, grading in gradings.items() if "verifier" in grading}:
+        name, verifier = next(iter(special.items()))
+        raise ValueError(
+            f"`regrade` compares answers by the usual conventions, but those of {name or 'the data'} were compared by "
+            f"{verifier}. Run `test` again."
         )
     forms = {name: _form(grading) for name, grading in gradings.items()}
     rows = []
@@ -107,6 +114,9 @@ def regraded(samples: Sequence[Sample], facts: Mapping[str, Any], verifier: Veri
         rows.append((sample.reference, sample.prediction if form is None else form.last(sample.response), how))
     new = []
     for sample, (_, answer, _), verdict in zip(samples, rows, compare_answers(rows, verifier), strict=True):
+        if sample.end is not None and (sample.status == "missing" or not sample.reference):
+            new.append(sample)
+            continue
         prediction = None if verdict.status == "missing" else answer
         new.append(
             replace(sample, prediction=prediction, correct=verdict.correct, status=verdict.status, layer=verdict.layer)

@@ -5,8 +5,8 @@ weight, ``c`` bytes of an element of a matrix product (2 in half precision), ``N
 blocks of width ``D`` with ``I`` columns in their MLP, ``H`` columns of queries and ``K`` of keys, ``V`` vocabulary.
 
 ==============  ======================================================================================================
-kept            weights ``P·w/N``, float32 masters of weights in half precision, the optimiser's state (two moments,
-                except for the optimisers in `_STATES`), a frozen reference, DDP's buckets
+kept            weights ``P·w/N``, float32 masters of weights in half precision, the optimiser's state (that of one step
+                on a small matrix), a frozen reference, a model that the credit method trains, DDP's buckets
 sampling        the cache of `HFEngine`, ``rows · length · L · K · (bytes of a key and a value)``; weights cast by
                 autocast, and gathered by FSDP2
 update          gradients; the input of each block, ``tokens · L · D``; one block's activations, ``(4I + 4D + 5(H +
@@ -24,20 +24,25 @@ import json
 import math
 import os
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 import pandas as pd
 import torch
+from jsonargparse import ArgumentParser
+from torch import nn
 
 from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
+from grail_lightning.credit.base import Needs, TokenCredit
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import LoRA
 from grail_lightning.policy.adapters import add_adapters
 from grail_lightning.policy.options import first_line, read_config
+from grail_lightning.runtime.checks import check_option
 
 _GIB = 2**30
-# Bytes of state for each trained parameter; two float32 moments otherwise.
-_STATES = {"SGD": 0.0, "AdamW8bit": 2.1, "AdamW4bit": 1.1, "AdamWFp8": 2.1, "Adafactor": 0.1, "RMSprop": 4.0}
+# Bytes of state for each trained parameter, of optimisers that need a GPU; two moments for others that cannot be tried.
+_STATES = {"AdamW8bit": 2.1, "AdamW4bit": 1.1, "AdamWFp8": 2.1}
 
 
 class _Model:
@@ -47,7 +52,12 @@ class _Model:
         from transformers import AutoModelForCausalLM
 
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            try:
+                model = AutoModelForCausalLM.from_config(config)
+            except ValueError as error:
+                raise ValueError(
+                    f"A plan is made for models of text alone, but got {type(config).__name__}."
+                ) from error
             if lora is not None:
                 add_adapters(model, lora)
         text = config.get_text_config()
@@ -68,17 +78,18 @@ class _Run:
         self.model, self.ranks, self.prompt = model, ranks, prompt
         self.loading, self.execution, self.objective = fit.model.loading, fit.model.execution, fit.model.objective
         self.limit, self.on_cpu = fit.model.sampling.max_response_length, fit.trainer.accelerator == "cpu"
-        self.credit = "Uniform" if fit.model.credit is None else fit.model.credit.class_path.rpartition(".")[2]
+        self.needs = _needs(fit.model.credit)
         precision = str(fit.trainer.precision or "32-true")
         self.weight = 2 if self.loading.dtype == "bfloat16" or precision == "bf16-true" else 4
         self.product = 2 if "16" in precision else self.weight
         self.sharded = ranks > 1 and "ModelParallel" in str(fit.trainer.strategy)
         self.shards = ranks if self.sharded else 1
         self.masters = self.weight == 2 and self.loading.master_weights and not self.sharded
-        optimizer = fit.model.optimizer.class_path.rpartition(".")[2]
-        self.state = _STATES.get(optimizer, 8.0 if self.masters or self.weight == 4 else 4.0) * model.trained
-        self.checkpoint = model.trained * (4 if self.masters else self.weight) + self.state
-        prompts = (fit.get("data.init_args") or {}).get("prompts_per_batch", 32)
+        updated = 4 if self.masters else self.weight  # Bytes of what the optimiser moves.
+        self.state = _state_bytes(fit.model.optimizer, updated) * model.trained
+        self.second_state = 2.0 * updated * model.trained * (self.needs.training is not None)  # Two moments.
+        self.checkpoint = model.trained * updated + self.state + 1.5 * self.second_state
+        prompts = (fit.get("data.init_args") or {}).get("prompts_per_batch") or 32
         self.rows = math.ceil(prompts / ranks) * self.execution.group_size
         engine = fit.model.engine
         ours = engine is None or engine.class_path.endswith("HFEngine")
@@ -89,16 +100,42 @@ class _Run:
         self.shares = self.execution.share_prefixes and not self.loading.packing
 
 
+def _needs(credit: Any) -> Needs:
+    """What the credit method of parsed options needs."""
+    parser = ArgumentParser()
+    parser.add_argument("--credit", type=TokenCredit | None)
+    made = parser.instantiate_classes(parser.parse_object({"credit": credit})).credit
+    return Needs() if made is None else made.needs()
+
+
+def _state_bytes(optimizer: Any, updated: int) -> float:
+    """Bytes of state for each trained parameter, of a step on a small matrix whose numbers have so many bytes."""
+    matrix = nn.Parameter(torch.zeros(64, 64, dtype=torch.float32 if updated == 4 else torch.bfloat16))
+    matrix.grad = torch.zeros_like(matrix)
+    name = optimizer.class_path.rpartition(".")[2]
+    try:
+        made: Any = locate(optimizer.class_path)
+        made = made([matrix], **optimizer.init_args.as_dict())
+        made.step()
+    except Exception:  # Some need a GPU, or several ranks.
+        return _STATES.get(name, 2.0 * updated)
+    parts = [part for part in made.state[matrix].values() if isinstance(part, torch.Tensor) and part.numel() > 1]
+    return sum(part.numel() * part.element_size() for part in parts) / matrix.numel()
+
+
 def _memory(run: _Run) -> dict[str, dict[str, float]]:
     """Bytes on one device: of each part of the two phases that need most."""
     model, w, c = run.model, run.weight, run.product
     weights = model.parameters * w / run.shards
-    compared = run.loading.lora is None and (run.objective.kl_coefficient > 0 or run.credit in ("DGPO", "PRIME"))
+    compared = run.loading.lora is None and (run.objective.kl_coefficient > 0 or run.needs.reference)
+    trained = model.trained * (8 if run.masters else w)  # Masters and gradients, or gradients.
+    second = weights + (trained + run.second_state) / run.shards if run.second_state else 0.0
     kept = {
         "weights": weights,
         "master weights": 4.0 * model.trained * run.masters,
         "optimizer state": run.state / run.shards,
         "reference": weights * compared,
+        "model of the credit method": second,
         "DDP's buckets": float(model.trained * w * (run.ranks > 1 and not run.sharded)),
     }
     sampling = {
@@ -151,9 +188,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--gpu_memory_gib", type=float, help="memory of a device (default: 80, or this machine's)")
     parser.add_argument("--prompt_tokens", type=int, help="longest prompt (default: data.max_prompt_length, or 256)")
     parser.add_argument("--model_config", type=Path, help="a config.json, if the policy's cannot be read here")
-    parser.add_argument("--json", action="store_true", help="print bytes and seconds as JSON")
+    parser.add_argument("--json", action="store_true", help="print bytes as JSON")
     asked, others = parser.parse_known_args(arguments)
     with mistakes_in_one_line():
+        given = {
+            "--gpus": min(asked.gpus),
+            "--gpu_memory_gib": asked.gpu_memory_gib,
+            "--prompt_tokens": asked.prompt_tokens,
+        }
+        for name, number in given.items():
+            if number is not None:
+                check_option(name, number, "(0, inf)")
         fit = FitOptions().parse(others)
         lora = fit.model.loading.lora
         model = _Model(_config(fit, asked.model_config), LoRA(**lora.as_dict()) if lora else None)
@@ -166,7 +211,10 @@ def main(arguments: list[str] | None = None) -> None:
         print(json.dumps(plans, indent=2))
     else:
         print(f"{fit.model.policy}: {model.parameters:,} parameters, {model.trained:,} trained")
-        print(_table(plans, asked.gpu_memory_gib or own))
+        nodes = int(fit.trainer.num_nodes or 1)
+        # The ranks of a machine without GPUs share its memory.
+        sharing = [max(1, ranks // nodes) if on_cpu and not asked.gpu_memory_gib else 1 for ranks in asked.gpus]
+        print(_table(plans, asked.gpu_memory_gib or own, sharing))
 
 
 def _config(fit: Any, file: Path | None) -> Any:
@@ -186,16 +234,19 @@ def _config(fit: Any, file: Path | None) -> Any:
         raise ValueError(f"`--model_config` must be the config.json of a model, but got {file}: {said}") from error
 
 
-def _table(plans: list[dict[str, Any]], limit: float) -> str:
-    """One column for each number of devices, in GiB. 8 % of a device stay free for libraries."""
+def _table(plans: list[dict[str, Any]], limit: float, sharing: list[int]) -> str:
+    """One column for each number of devices, in GiB. 8 % of a device stay free for libraries.
+
+    `sharing` ranks of each plan have the memory of one device together.
+    """
     columns = {}
-    for made in plans:
+    for made, together in zip(plans, sharing, strict=True):
         peaks = {phase: sum(made[phase].values()) for phase in ("sampling", "update")}
         column: dict[str, float | str] = {}
         for phase, peak in peaks.items():
             column |= {f"  {phase}: {part}": size / _GIB for part, size in made[phase].items()}
             column[f"peak of {phase}"] = peak / _GIB
-        column[f"fits {limit:.0f} GiB"] = "yes" if max(peaks.values()) < 0.92 * limit * _GIB else "NO"
+        column[f"fits {limit:.0f} GiB"] = "yes" if together * max(peaks.values()) < 0.92 * limit * _GIB else "NO"
         column["a checkpoint on disk"] = made["checkpoint"] / _GIB
         columns[made["devices"]] = column
     table = pd.DataFrame(columns).rename_axis(columns="GiB of each device")

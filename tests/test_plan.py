@@ -79,11 +79,47 @@ def test_each_option_that_saves_memory_saves_it(qwen, capsys):
     assert total(with_kl, "update") - total(before, "update") == pytest.approx(4 * PARAMETERS), "a second copy"
 
 
+@pytest.mark.parametrize(
+    ("options", "state"),
+    [
+        ("torch.optim.SGD --model.optimizer.lr=0.1", 0),
+        ("torch.optim.SGD --model.optimizer.lr=0.1 --model.optimizer.momentum=0.9", 4),
+        ("torch.optim.AdamW --model.optimizer.lr=0.1 --model.optimizer.amsgrad=true", 12),
+        ("torch.optim.Adagrad --model.optimizer.lr=0.1", 4),
+    ],
+)
+def test_the_state_of_an_optimiser_follows_its_options(options, state, capsys):
+    (plan,) = plans(capsys, *QUICK, "--gpus", "1", f"--model.optimizer={options.split()[0]}", *options.split()[1:])
+    assert plan["update"]["optimizer state"] == state * 845_184
+    assert plan["checkpoint"] == (4 + state) * 845_184
+
+
+def test_the_models_that_a_credit_method_needs_are_planned(capsys):
+    product = "Product --model.credit.first=DGPO --model.credit.second=Uniform"
+    for credit, second in (("DGPO", 0), (product, 0), ("PRIME", 16)):
+        name, *more = credit.split()
+        (plan,) = plans(capsys, *QUICK, "--gpus", "1", f"--model.credit={name}", *more)
+        assert plan["update"]["reference"] == 4 * 845_184
+        assert plan["update"]["model of the credit method"] == second * 845_184
+        assert plan["checkpoint"] == (12 + (12 if second else 0)) * 845_184
+
+
+def test_ranks_on_a_machine_without_gpus_share_its_memory(qwen, capsys, monkeypatch):
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 2**10, "SC_PHYS_PAGES": 2**20 * 300}.get)
+    main([*qwen, "--trainer.accelerator=cpu", "--gpus", "1", "8"])
+    (fits,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fits 300 GiB")]
+    assert fits.split()[-2:] == ["yes", "NO"]
+
+
 def test_a_mistake_is_one_line(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     on_the_hub = refusal(capsys, main, *QUICK, "--model.policy=owner/of_no_model")
     assert "'owner/of_no_model' cannot be loaded" in on_the_hub
     assert "For a plan its config.json is enough: --model_config FILE." in on_the_hub
+    for option in ("--gpus=0", "--prompt_tokens=-5", "--gpu_memory_gib=-1"):
+        assert "must lie in (0, inf), but got" in refusal(capsys, main, *QUICK, option)
+    pictures = refusal(capsys, main, "--config=configs/quickstart_charts.yaml")
+    assert "models of text alone, but got Idefics3Config" in pictures
     (tmp_path / "empty.json").write_text("{}")
     for file in ("nowhere.json", "empty.json"):
         assert f"{file}: " in refusal(capsys, main, *QUICK, f"--model_config={tmp_path / file}")

@@ -42,6 +42,7 @@ from grail_lightning.runtime.run_folder import RunFolder, unused
 from grail_lightning.runtime.seeds import run_seed, sample_seed
 from grail_lightning.tasks.answered import AnswerTask
 from grail_lightning.tasks.base import Task
+from grail_lightning.tasks.environment import EnvironmentTask
 from grail_lightning.tasks.problem import Prompt, problem_id
 
 if TYPE_CHECKING:
@@ -161,9 +162,12 @@ def _facts(trainer: Trainer, module: GrailModule, batches: Batches, step: int, t
 def _grading(task: Task) -> dict[str, Any]:
     """How a task grades: its class, and the form and comparison of its answers."""
     grading: dict[str, Any] = {"task": _class_path(task), "compare": task.compare}
-    if type(task).verdicts is not Task.verdicts:
+    kind = type(task)
+    if kind.verdicts is not Task.verdicts or kind.verdict not in (Task.verdict, EnvironmentTask.verdict):
         grading["own_verdicts"] = True
-    if isinstance(task, AnswerTask):
+    if kind.make_verifier is not Task.make_verifier:
+        grading["verifier"] = f"{kind.make_verifier.__module__}.{kind.make_verifier.__qualname__}"
+    if isinstance(task, AnswerTask) and kind.answer is AnswerTask.answer:
         form: Any = task.form
         grading["answer"] = {"class": _class_path(form)}
         if dataclasses.is_dataclass(form) and not isinstance(form, type):

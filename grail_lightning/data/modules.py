@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -16,6 +19,7 @@ from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import rank, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed
 from grail_lightning.tasks.answered import AnswerTask
+from grail_lightning.tasks.problem import Prompt, problem_id
 
 Split = Literal["train", "val", "test", "predict"]
 
@@ -77,7 +81,7 @@ class PromptData(pl.LightningDataModule, ABC):
             else:
                 size = self.eval_prompts_per_batch
                 kind = GivenLoader if split == "predict" else EvaluationLoader
-                self._evaluation[split] = [kind(s.prompts, size, number, ranks) for s in sets]
+                self._evaluation[split] = [kind(_numbered(s.prompts), size, number, ranks) for s in sets]
 
     def _validate_with(self, sets: list[PromptSet]) -> None:
         """Tell Lightning whether there is validation: it looks whether the method is overridden.
@@ -129,6 +133,18 @@ class PromptData(pl.LightningDataModule, ABC):
         """Restore the training position if there is training."""
         if self._training is not None and "train" in state_dict:
             self._training.load_state_dict(state_dict["train"])
+
+
+def _numbered(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """The prompts of an evaluation; in an environment problems that repeat an earlier one begin by other numbers."""
+    if not prompts or not prompts[0].task.has_environment:
+        return prompts
+    earlier, numbered = Counter[str](), []
+    for prompt in prompts:
+        name = problem_id(prompt)
+        numbered.append(replace(prompt, occurrence=earlier[name]) if earlier[name] else prompt)
+        earlier[name] += 1
+    return numbered if earlier.total() > len(earlier) else prompts
 
 
 def _check_rewards(sets: list[PromptSet]) -> None:

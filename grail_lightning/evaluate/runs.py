@@ -16,6 +16,7 @@ import yaml
 from grail_lightning.evaluate.records import FACTS, flat, read_evaluation
 
 CHOICE = "choice__"  # What the files begin with that a sweep leaves beside the runs that choose.
+_TRACES = ("events.out.*", "metrics.csv", "checkpoints", "rollouts")  # What a run leaves in its folder.
 _STAGES = ("test", "validate", "validation/step_*")  # Of several validations the last one counts.
 # What differs between two runs of one method: the seed, and where files are.
 _INCIDENTAL = re.compile(
@@ -111,7 +112,9 @@ def _trained_in(model: Mapping[str, Any]) -> Path | None:
     """The folder of the run that trained the evaluated policy: that of its checkpoint or of its export."""
     files = [Path(model[name]) for name in ("checkpoint", "policy") if model.get(name) and Path(model[name]).exists()]
     folders = [above for file in files for above in file.resolve().parents[:2]]
-    return next((folder for folder in folders if (folder / "config.yaml").is_file()), None)
+    # A config alone may be one of the user's, beside the folder of a model.
+    runs = (folder for folder in folders if any(next(folder.glob(trace), None) for trace in _TRACES))
+    return next((folder for folder in runs if (folder / "config.yaml").is_file()), None)
 
 
 def _read_first(*files: Path) -> dict[str, Any]:
@@ -148,10 +151,11 @@ def _with_methods(runs: Sequence[Run]) -> list[Run]:
         method = next(other for other in chain([name], others) if other not in taken)
         members.sort(key=lambda run: (run.seed is None, run.seed or 0))
         for one, two in pairwise(members):
-            if one.seed == two.seed:
+            if one.seed == two.seed and not (one.name and one.seed is None):  # The user says that they are runs of one.
                 raise ValueError(
                     f"Runs of one method must have different seeds, but {one.given} and {two.given} (method "
-                    f"{method!r}) both have {one.seed}. Leave one out, or name them as methods: NAME={two.given}."
+                    f"{method!r}) both have {one.seed}. Leave one out, or name them as methods: "
+                    f"NAME={two.given.removeprefix(f'{two.name}=')}."
                 )
         grouped += [replace(run, method=method, task=task) for run in members]
     return grouped

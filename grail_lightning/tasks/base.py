@@ -29,12 +29,14 @@ class Task(ABC):
     """The interface of tasks: the prompt of a problem, the answer in a response, and its reward.
 
     Attributes:
+        reads_columns: Whether problems differ if their further columns do, such as tests, or the start of a game.
         compare: How an answer is compared with its reference. `math`: by the verifier. `exact`: as text, in which every
             run of white space is one space. `text`: in addition without regard to upper and lower case. `relaxed`: as
             `text`, but a number may differ by 5 % of the reference, as in ChartQA.
     """
 
     compare: Comparison = "math"
+    reads_columns = False
     has_environment = False  # Whether rollouts have several turns, in which an environment answers.
     optional_columns: Collection[str] = ()  # Those of `problem` and `answer` that a row may lack.
 

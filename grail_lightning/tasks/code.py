@@ -75,6 +75,7 @@ class CodeTask(MathTask):
     """
 
     optional_columns = ("problem", "answer")
+    reads_columns = True
 
     def __init__(
         self,

@@ -13,15 +13,13 @@ from grail_lightning.environments.episode import EpisodeLimits
 from grail_lightning.environments.tools import ToolSet, check_columns
 from grail_lightning.picture import Picture
 from grail_lightning.tasks.answered import MathTask
-from grail_lightning.tasks.problem import Comparison, Prompt
+from grail_lightning.tasks.problem import REWARD, Comparison, Prompt
 from grail_lightning.tasks.rewards import Rewards, RewardSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from grail_lightning.policy.pictures import PictureTokens
-
-REWARD = "environment_reward"  # The column with what `get_reward` returned; rewards can ask for it.
 
 
 class Environment(ABC):  # noqa: B024  (a class is one by what it has)
@@ -70,6 +68,7 @@ class EnvironmentTask(MathTask):
     """
 
     has_environment = True
+    reads_columns = True
 
     def __init__(
         self,

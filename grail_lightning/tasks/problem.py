@@ -62,6 +62,7 @@ class Prompt:
         task: The task, which grades the responses.
         columns: Further columns of the dataset row, for rewards and tables.
         dataset: The name under which metrics are reported.
+        occurrence: How often the problem comes earlier in an evaluation, if its task counts that.
     """
 
     messages: Messages | str
@@ -69,10 +70,14 @@ class Prompt:
     task: Task
     columns: Mapping[str, Any] = field(default_factory=dict)
     dataset: str = ""
+    occurrence: int = 0
 
     def to(self, device: object) -> Self:
         """The prompt itself, which has no tensors. Lightning rejects a frozen record without this method."""
         return self
+
+
+REWARD = "environment_reward"  # The column with what `get_reward` returned; rewards can ask for it.
 
 
 def response_group(prompt: Prompt) -> object:
@@ -82,6 +87,13 @@ def response_group(prompt: Prompt) -> object:
 
 
 def problem_id(prompt: Prompt) -> str:
-    """The identity of a problem: 16 hexadecimal digits of a hash of dataset, messages and reference."""
-    text = repr((prompt.dataset, prompt.messages, prompt.reference))
+    """The identity of a problem: 16 hexadecimal digits of a hash of dataset, messages and reference.
+
+    Of a task that says so (`Task.reads_columns`) also of the other columns, and of the repetitions before it.
+    """
+    told: tuple[object, ...] = (prompt.dataset, prompt.messages, prompt.reference)
+    if prompt.task.reads_columns:
+        told += (sorted((name, repr(value)) for name, value in prompt.columns.items() if name != REWARD),)
+        told += (prompt.occurrence,)
+    text = repr(told)
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()

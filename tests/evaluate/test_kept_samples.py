@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,13 @@ from lightning.pytorch import Callback, seed_everything
 import grail_lightning
 from grail_lightning import callbacks
 from grail_lightning.batch import Sampling
+from grail_lightning.data import MathData
 from grail_lightning.evaluate import problem_id, read_evaluation, read_samples, sample_seed
 from grail_lightning.evaluate.records import prune
+from grail_lightning.tasks import EnvironmentTask
 from tests.evaluate.tested import rows_of, run_test
 from tests.processes import run_script
+from tests.programs.traced import Trusted
 from tests.runs import module, problems
 from tests.shell import SHORT, main
 
@@ -68,6 +72,39 @@ def test_each_sample_is_a_line_with_its_verdict_and_seed(undisturbed):
     assert figures["test/accuracy"] == pytest.approx(sum(s.correct for s in samples) / 21)
     lengths = [s.num_tokens for s in samples if s.correct]
     assert figures["test/completions/mean_length_right"] == pytest.approx(sum(lengths) / len(lengths))
+
+
+class Game:
+    """A game whose start is drawn by its seed."""
+
+    def reset(self, level: int = 0, seed: int = 0) -> None:
+        """Begin."""
+
+    def get_reward(self) -> float:
+        """Nothing is won."""
+        return 0.0
+
+    def look(self) -> str:
+        """See the board."""
+        return "empty"
+
+
+def test_what_a_task_reads_beside_the_question_tells_problems_apart(tmp_path):
+    code = Trusted()
+    tested = [{"problem": "p", "entry": "f", "tests": [[[1], k]]} for k in (1, 2, 1)]
+    one, two, again = (problem_id(code.prompt(row)) for row in tested)
+    assert one == again != two
+    # Rows that are equal are games of their own, in one order whatever the batches are.
+    file = tmp_path / "games.jsonl"
+    file.write_text("{}\n{}\n" + '{"level": 1}\n{"level": 2}\n')
+    data = MathData(test=str(file), task=EnvironmentTask(environment=Game))
+    data.setup("test")
+    prompts = [prompt for batch in data.test_dataloader()[0] for prompt in batch]
+    assert len({problem_id(prompt) for prompt in prompts}) == 4
+    assert [prompt.occurrence for prompt in prompts] == [0, 1, 0, 0]
+    # What a run adds to the columns does not count.
+    rewarded = replace(prompts[2], columns={**prompts[2].columns, "environment_reward": 0.5})
+    assert problem_id(rewarded) == problem_id(prompts[2])
 
 
 def test_the_folder_says_what_was_evaluated(undisturbed):

@@ -4,13 +4,16 @@ import dataclasses
 
 import pytest
 
-from grail_lightning.answers import Verifier
+from grail_lightning.answers import Verdict, Verifier
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation, Preflight
+from grail_lightning.callbacks.samples import _grading
 from grail_lightning.data import DatasetSpec, MathData
+from grail_lightning.environments.calculator import Calculator
 from grail_lightning.evaluate import read_evaluation, read_samples
 from grail_lightning.evaluate.records import SampleWriter, write_evaluation
 from grail_lightning.evaluation import main, regraded
+from grail_lightning.tasks import EnvironmentTask, MathTask
 from tests.data.recorder import write
 from tests.evaluate.made import sample
 from tests.evaluate.tested import run_test
@@ -94,6 +97,45 @@ def test_answers_are_compared_as_the_task_compares_them(compare, status):
             [sample(reference="Paris", response=r"\boxed{paris}")], _facts(answer=BOXED, compare=compare), verifier
         )
     assert found.status == status
+
+
+def test_what_no_comparison_has_judged_stays_as_it_was():
+    """An environment's verdicts, and rollouts whose last turn calls a tool, in whose text a number is no answer."""
+    episode = {"end": "turns", "transcript": "…", "num_turns": 1}
+    samples = [
+        sample(reference="", response="", prediction="0.5", status="right", correct=True, layer="none", **episode),
+        sample(reference="2", response="add(2)", prediction=None, status="missing", correct=False, **episode),
+        sample(reference="2", response="so 2", prediction="3", status="wrong", correct=False, **episode),
+    ]
+    with Verifier() as verifier:
+        found = regraded(samples, _facts(answer={"class": "grail_lightning.answers.find.LastNumber"}), verifier)
+    assert found[:2] == samples[:2]
+    assert (found[2].status, found[2].prediction) == ("right", "2")
+
+
+class Judging(MathTask):
+    def verdict(self, prompt):
+        return Verdict.missing(prompt.reference)
+
+
+class Reading(MathTask):
+    def answer(self, text):
+        return "7"
+
+
+class Comparing(MathTask):
+    @staticmethod
+    def make_verifier():
+        return Verifier()
+
+
+def test_a_task_that_judges_reads_or_compares_itself_is_known_from_its_facts():
+    assert _grading(MathTask()).keys() == {"task", "compare", "answer"}
+    assert _grading(EnvironmentTask(environment=Calculator)).keys() == {"task", "compare", "answer"}
+    assert _grading(Judging())["own_verdicts"]
+    assert "answer" not in _grading(Reading())
+    with Verifier() as verifier, pytest.raises(ValueError, match=r"those of d were compared by .*Comparing.make_verif"):
+        regraded([sample()], _facts(**_grading(Comparing())), verifier)
 
 
 def test_text_of_a_model_cannot_steer_the_terminal(tmp_path, capsys):

@@ -112,6 +112,27 @@ def test_an_evaluation_elsewhere_belongs_to_the_run_that_trained_its_policy(by, 
     assert _runs(tmp_path / "evaluated_1")[0].events == tmp_path / "trained_1", "its learning curve, too"
 
 
+def test_a_config_beside_the_folder_of_a_model_is_no_run(tmp_path):
+    (tmp_path / "config.yaml").write_text("seed_everything: 0")
+    (tmp_path / "models" / "x").mkdir(parents=True)
+    model = {"checkpoint": None, "policy": str(tmp_path / "models" / "x"), "digest": "0", "step": 3}
+    place = keep_samples(tmp_path / "one" / "test" / "samples", {"A": A9}, model=model)
+    (tmp_path / "one" / "config_test.yaml").write_text("seed_everything: 7")
+    assert _runs(tmp_path / "one")[0].seed == 7, place
+
+
+def test_runs_of_unknown_seeds_are_those_of_one_method_if_the_user_says_so(tmp_path):
+    for name in ("g0", "g1"):
+        keep_samples(tmp_path / name, {"A": A9})
+    runs = _runs(f"G={tmp_path / 'g0'}", f"G={tmp_path / 'g1'}")
+    assert [(run.method, run.seed) for run in runs] == [("G", None)] * 2
+    for seed in (0, 0):
+        make_run(tmp_path / f"r{len([*tmp_path.iterdir()])}", {0: 0.1}, seed=seed)
+    same = [path for path in sorted(tmp_path.iterdir()) if path.name.startswith("r")]
+    with pytest.raises(ValueError, match=f"both have 0. .* as methods: NAME={same[1]}."):
+        _runs(f"R={same[0]}", f"R={same[1]}")
+
+
 # Figures and differences of kept samples.
 
 
