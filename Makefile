@@ -34,8 +34,8 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	@$(PIP) --constraint constraints.txt --editable ".[dev,docs]"
 	@touch $@
 
-quickstart: $(VENV)/installed  ## Train the packaged policy with GRAIL on this machine's CPU (minutes)
-	$(BIN)/grail-lightning fit --config configs/quickstart.yaml
+quickstart: $(VENV)/installed  ## Train the packaged policy with GRAIL on this machine's CPU (minutes; ARGS="--trainer.max_steps=4")
+	$(BIN)/grail-lightning fit --config configs/quickstart.yaml $(ARGS)
 
 tensorboard: $(VENV)/installed  ## Look at the runs in a browser
 	$(BIN)/tensorboard --logdir runs

@@ -173,3 +173,9 @@ def test_two_ranks_train_a_loaded_model_as_one_by_its_name(tmp_path):
     assert all(torch.equal(exported[0][name], p) for name, p in exported[1].items())
     fresh = loaded()[0].state_dict()
     assert any(not torch.equal(fresh[name], p) for name, p in exported[1].items())
+
+
+@pytest.mark.parametrize("credit", ["GRAIL", GRAIL])
+def test_a_name_or_a_class_in_place_of_an_object_is_told(credit):
+    with pytest.raises(ValueError, match=r"`credit` must be an object, an instance of `TokenCredit`, but got .*GRAIL"):
+        GrailModule("arithmetic", credit=credit)

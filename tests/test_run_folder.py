@@ -168,6 +168,11 @@ def test_a_run_that_is_refused_changes_nothing_of_an_earlier_one(capsys):
     assert "positions" in fails(capsys, "fit", *options, LAST, TOO_LONG)
     assert before.items() <= _disk().items()
     assert os.listdir("runs") == ["quickstart"]
+    # One that fails before its first step has moved it aside.
+    Path("typo.jsonl").write_text('{"problem": [5]}')
+    assert "typo.jsonl, line 1" in fails(capsys, "fit", *options, "--data=MathData", "--data.train=typo.jsonl")
+    assert before.items() <= _disk().items()
+    assert os.listdir("runs") == ["quickstart"]
     for checkpoint in ("best", "last"):  # What an evaluation leaves is the config that was given.
         main(["validate", *options, f"--ckpt_path={checkpoint}"])
     names = ("config_validate.2.yaml", "config_validate.yaml")

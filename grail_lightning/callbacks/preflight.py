@@ -179,12 +179,13 @@ class Preflight(Callback):
             )
 
     def _check_ends(self, figures: dict[str, float], module: GrailModule) -> None:
+        left_out = " and left out of the loss (`objective.mask_truncated`)" if module.objective.mask_truncated else ""
         if self._lasts("endless", figures["completions/clipped_ratio"] >= 1):
             self._warn(
                 "endless",
                 f"In each of the last {self._in_a_row['endless']} batches, every response was cut at the limit of "
-                f"{module.sampling.max_response_length} tokens. Raise `sampling.max_response_length`; if responses "
-                "repeat themselves, lower the learning rate; if the policy never generates its end token "
+                f"{module.sampling.max_response_length} tokens{left_out}. Raise `sampling.max_response_length`; if "
+                "responses repeat themselves, lower the learning rate; if the policy never generates its end token "
                 f"{module.tokenizer.eos_token!r}, as base models may, set `sampling.stop` to what follows an answer.",
             )
 
@@ -239,6 +240,12 @@ def _check_prompts(trainer: Trainer, module: GrailModule, data: PromptData, stag
     sets = [part.prompts for part in training.sets] if isinstance(training, TrainingLoader) else []
     for prompts in filter(len, sets):
         module.prompt_encoder(prompts[0].task)(prompts[0].messages)
+        penalties = [reward.name for reward in getattr(prompts[0].task, "rewards", ()) if reward.path == "overlong"]
+        if penalties and module.objective.mask_truncated:
+            rank_zero_warn(
+                f"The reward `{penalties[0]}` is lowest for responses that are cut, but `objective.mask_truncated` "
+                "leaves them out of the loss. Set it to false, so that the penalty reaches them."
+            )
     if remark := module.credit.check_prompts(sets):
         rank_zero_warn(remark)
     if stage == "fit" and not trainer.enable_validation:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import ModelParallelStrategy
 
@@ -29,6 +29,7 @@ from grail_lightning.callbacks import (
 )
 from grail_lightning.callbacks.export import check_steps_left
 from grail_lightning.callbacks.preflight import check_folders
+from grail_lightning.callbacks.progress import BatchProgressBar
 from grail_lightning.cli.config_files import expand_configs, not_followed, replace_lists
 from grail_lightning.cli.help import answer
 from grail_lightning.cli.mistakes import mistakes_in_one_line, option_error
@@ -138,7 +139,7 @@ class GrailCLI(LightningCLI):
             kwargs["strategy"] = type(config.strategy)(**fsdp2_options(options))
         callbacks = as_list(config.callbacks)
         if config.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
-            kwargs["callbacks"] = [*callbacks, TQDMProgressBar()]  # Rich's would be drawn again below the last line.
+            kwargs["callbacks"] = [*callbacks, BatchProgressBar()]  # Rich's would be drawn again below the last line.
         trainer = super().instantiate_trainer(**kwargs)
         check_devices(trainer)
         for callback in trainer.checkpoint_callbacks:

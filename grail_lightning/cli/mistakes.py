@@ -49,6 +49,14 @@ _ASIDE = (
 )
 
 
+# Algorithms that are options of others here.
+_KNOWN_AS = {
+    "grpo": " GRPO is `Uniform`.",
+    "drgrpo": " Dr. GRPO is `Uniform` with `model.objective.aggregation=dr_grpo`, the default.",
+    "dapo": " DAPO is `Uniform` with `model.objective.aggregation=dapo`.",
+    "oar": " Did you mean OARGradient or OARPerturbation?",
+    "grail": " Did you mean GRAIL?",
+}
 BASES: dict[str, tuple[type, tuple[str, ...]]] = {
     "model.credit": (TokenCredit, ("grail_lightning.credit",)),
     "predictions.compare": (TokenCredit, ("grail_lightning.credit",)),
@@ -147,7 +155,9 @@ def option_error(error: ArgumentError, known: Sequence[str]) -> str:
     types = [_type(kind.partition(": ")[0]) for kind in types]
     accepted = f"one of {', '.join(names)}, or the import path of a class" if names else " or ".join(types)
     others = [reason for reason in reasons if not reason.startswith(_TYPE)]
-    why = f": {'; '.join(others)}." if others else "." + did_you_mean(value.rpartition(".")[2], names)
+    name = value.rpartition(".")[2]
+    hint = _KNOWN_AS.get(name.lower().replace("-", "").replace("_", ""), "") if "Uniform" in names else ""
+    why = f": {'; '.join(others)}." if others else "." + (hint or did_you_mean(name, names))
     return f"`{option}` must be {accepted or 'another value'}{value and f', but got {value!r}'}{why}"
 
 

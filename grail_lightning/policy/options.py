@@ -146,6 +146,11 @@ def resolve_policy(name: str) -> str:
 def reading(name: str) -> Iterator[str]:
     """The folder or hub name of a policy, for Transformers to read from; what fails inside the context is one line."""
     path = resolve_policy(name)
+    # Transformers would speak of a "repo id"; one on the hub has one slash at most.
+    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(path).exists():
+        raise ValueError(
+            f"`policy` {name!r} cannot be loaded: there is no such folder. Give one in Hugging Face format."
+        )
     try:
         yield path
     except Exception as error:  # The library, the network and the hub raise many types.

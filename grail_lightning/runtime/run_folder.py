@@ -6,6 +6,7 @@ import inspect
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,8 +62,9 @@ class RunFolder:
         """The folder of a `fit` for itself alone: that of the checkpoint's run, or an empty one.
 
         For a new run an earlier one is moved aside. Lightning opens the files of loggers before it calls any check, so
-        a run takes its folder before all of them. A `ValueError` if another fit is using the folder, or it holds files
-        that may not be a run's.
+        a run takes its folder before all of them. After an error before the first step the earlier run comes back, and
+        the files of the other are removed. A `ValueError` if another fit is using the folder, or it holds files that
+        may not be a run's.
         """
         folder = self.path
         if checkpoint is None or not Path(checkpoint).resolve().is_relative_to(folder.resolve()):
@@ -70,6 +72,7 @@ class RunFolder:
         if not self.trainer.is_global_zero:
             yield
             return
+        aside = None
         with held(folder):
             if checkpoint is None and any((folder / name).exists() for name in _RUN):
                 aside = unused(folder)
@@ -78,7 +81,14 @@ class RunFolder:
                 rank_zero_info(f"{folder} held an earlier run, which is now in {aside}.")
         with held(folder):
             mark_if_new(folder)
-            yield
+            try:
+                yield
+            except Exception:
+                if aside is not None and self.trainer.global_step == 0:
+                    shutil.rmtree(folder)
+                    aside.rename(folder)
+                    rank_zero_info(f"Nothing was trained, and {folder} holds the earlier run again.")
+                raise
 
     def shared(self) -> None:
         """The folder for commands that do not train. It is created if needed, and not locked: a fit may be using it."""

@@ -9,11 +9,13 @@ from transformers import MiniMaxConfig
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Preflight
 from grail_lightning.callbacks.preflight import stuck_share
+from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
 from grail_lightning.module import GrailModule
 from grail_lightning.policy import Loading, LoRA, load_tokenizer
 from grail_lightning.step.options import Objective
 from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.rewards import RewardSpec
 from tests import runs
 from tests.architectures import SIZES
 from tests.callbacks.scripted import LIMIT, Scripted, box, loader, prompts, run
@@ -222,6 +224,16 @@ def test_the_real_module_is_told_what_keeps_it_from_learning(about, objective, c
     said = [text for text in said if about in text]
     assert len(said) == (part is not None)
     assert all(part in text for text in said)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_penalty_of_length_that_cannot_reach_responses_that_are_cut_is_told(masked):
+    penalty = RewardSpec(function="overlong", arguments={"limit": 8, "buffer": 4}, name="length")
+    data = ArithmeticData(num_train=2, num_val=2, prompts_per_batch=1, task=ArithmeticTask(rewards=[penalty]))
+    module = runs.module({"mask_truncated": masked}, sampling=Sampling(max_response_length=8))
+    said = _warnings(lambda: runs.trainer(1, Preflight(), limit_val_batches=0).fit(module, data))
+    told = [text for text in said if "The reward `length` is lowest for responses that are cut" in text]
+    assert len(told) == masked
 
 
 class Lengths(ArithmeticTask):
