@@ -141,7 +141,7 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
         ("--model.sampling.max_response_length=100000", "must leave room for a prompt in the 4096 positions"),
         ("--model.credit.w_min=9", r"0 ≤ w_min ≤ w_max, but got 9.0 and 5.0"),
         ("--model.loading.dtype=float16", "`loading.dtype` must not be float16 in training.* Use bfloat16"),
-        ("--model.policy=./nowhere", "`policy` './nowhere' cannot be loaded: .* Give a folder"),
+        ("--model.policy=./nowhere", "`policy` './nowhere' cannot be loaded: it does not exist. Give a folder"),
         ("--model.policy=arithmetc", "`policy` 'arithmetc' cannot be loaded: .* a packaged policy such as"),
         ("--model.policy=", "`policy` '' cannot be loaded"),
         ("--ckpt_path=last", "last.ckpt does not exist .*Train first"),

@@ -149,7 +149,7 @@ def reading(name: str) -> Iterator[str]:
     # Transformers would speak of a "repo id"; one on the hub has one slash at most.
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(path).exists():
         raise ValueError(
-            f"`policy` {name!r} cannot be loaded: there is no such folder. Give one in Hugging Face format."
+            f"`policy` {name!r} cannot be loaded: it does not exist. Give a folder in Hugging Face format."
         )
     try:
         yield path

@@ -48,8 +48,8 @@ def check_engine(engine: RolloutEngine, execution: Execution, credit: TokenCredi
     for name, given, kind in (("credit", credit, TokenCredit), ("engine", engine, RolloutEngine)):
         if not isinstance(given, kind):
             raise ValueError(
-                f"`{name}` must be an object, an instance of `{kind.__name__}`, but got {given!r:.80}. Import its class "
-                "and call it, as in `credit=GRAIL()`."
+                f"`{name}` must be an object, an instance of `{kind.__name__}`, but got {given!r:.80}. Call the class, "
+                "such as `credit=GRAIL()`."
             )
     if execution.sample_ahead and credit.needs().continuations:
         raise ValueError(
