@@ -128,7 +128,7 @@ class LastCheckpoint(Checkpoint):
         Lightning closes the epoch in which a run stops before the last saves. A resumed run would begin the next one.
         """
         checkpoint["steps_left"] = module_of(pl_module).steps_cut
-        if trainer.fit_loop.epoch_loop.batch_progress.current.ready < trainer.num_training_batches:
+        if 0 < trainer.fit_loop.epoch_loop.batch_progress.current.ready < trainer.num_training_batches:
             for progress in checkpoint["loops"]["fit_loop"]["epoch_progress"].values():
                 progress["processed"] = progress["completed"] = max(progress["started"] - 1, 0)
 

@@ -28,6 +28,7 @@ from grail_lightning.runtime.files import check_writable
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.loss import SAMPLER_GAP
 from grail_lightning.step.optimizer import explain_stuck_weights
+from grail_lightning.tasks.answered import AnswerTask
 from grail_lightning.tasks.problem import Prompt
 
 if TYPE_CHECKING:
@@ -240,7 +241,8 @@ def _check_prompts(trainer: Trainer, module: GrailModule, data: PromptData, stag
     sets = [part.prompts for part in training.sets] if isinstance(training, TrainingLoader) else []
     for prompts in filter(len, sets):
         module.prompt_encoder(prompts[0].task)(prompts[0].messages)
-        penalties = [reward.name for reward in getattr(prompts[0].task, "rewards", ()) if reward.path == "overlong"]
+        rewards = prompts[0].task.rewards if isinstance(prompts[0].task, AnswerTask) else ()
+        penalties = [reward.name for reward in rewards if reward.path == "overlong"]
         if penalties and module.objective.mask_truncated:
             rank_zero_warn(
                 f"The reward `{penalties[0]}` is lowest for responses that are cut, but `objective.mask_truncated` "

@@ -86,6 +86,10 @@ def test_a_run_that_stopped_inside_an_epoch_trains_on_the_rest_of_it(stop, valid
         before = fit("cut", step) if stop == "max_steps" else fit("cut", -1, Stop(step))
         assert len(before) == step // 2
         assert before + fit("cut", path=tmp_path / "cut" / "last.ckpt") == whole
+    # An epoch that is over stays over, also in a checkpoint that is saved before the next one begins.
+    first = fit("first", -1, Stop(6))
+    fit("second", 7, path=tmp_path / "first" / "last.ckpt")  # It saves at once, for 7 is inside a batch.
+    assert first + fit("second", path=tmp_path / "second" / "last.ckpt") == whole
     with pytest.raises(
         ValueError, match=r"`trainer.max_epochs` must be above the epoch .*, but got 2, .* is of epoch 2"
     ):
