@@ -264,6 +264,8 @@ def test_configs_are_found_from_any_folder(tmp_path):
         expand_configs(mistyped)
     (tmp_path / "quickstart.yaml").write_text("seed_everything: 1")
     assert expand_configs(["--config=quickstart.yaml", "x.yaml"]) == ["--config", "quickstart.yaml", "x.yaml"]
+    before = expand_configs(["fit", "--model.credit.std=0.3", "--config=quickstart.yaml", "--seed_everything=3"])
+    assert before == ["fit", "--config", before[2], "--model.credit.std=0.3", "--seed_everything=3"]
 
 
 def test_a_config_names_the_file_that_it_builds_on(tmp_path):

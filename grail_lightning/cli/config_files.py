@@ -16,7 +16,9 @@ _MERGE = "tag:yaml.org,2002:merge"  # The key `<<`, with which a mapping takes o
 
 
 def expand_configs(args: Sequence[str]) -> list[str]:
-    """The arguments, with each ``--config FILE`` preceded by the files on which it builds.
+    """The arguments, with each ``--config FILE`` behind the subcommand and preceded by the files on which it builds.
+
+    So options override files wherever they stand; the parser would let a file override those before it.
 
     The key ``config`` of a file names the file on which it builds, or a list of files, relative to its own folder. A
     file that is not there, or not in the working folder for ``--config``, is looked up among the configs of the
@@ -26,6 +28,7 @@ def expand_configs(args: Sequence[str]) -> list[str]:
         ValueError: If a file is missing, holds no options, or builds on itself.
     """
     expanded: list[str] = []
+    files: list[str] = []
     read: set[Path] = set()
     pending = deque(part for arg in args for part in (arg.split("=", 1) if arg.startswith("--config=") else [arg]))
     while pending:
@@ -35,9 +38,10 @@ def expand_configs(args: Sequence[str]) -> list[str]:
             continue
         *bases, last = _with_bases(Path(), pending.popleft())
         for file in [*(base for base in dict.fromkeys(bases) if base.resolve() not in read), last]:
-            expanded += ["--config", str(file)]
+            files += ["--config", str(file)]
             read.add(file.resolve())
-    return expanded
+    start = int(bool(args) and not args[0].startswith("-"))
+    return [*expanded[:start], *files, *expanded[start:]]
 
 
 def not_followed(content: str) -> str:
