@@ -101,11 +101,11 @@ def regraded(samples: Sequence[Sample], facts: Mapping[str, Any], verifier: Veri
             f"`regrade` compares answers, but the task judged the responses of {', '.join(own)} itself, such as by "
             "running programs. Run `test` again."
         )
-    if special := {name: grading["verifier"] for name, grading in gradings.items() if "verifier" in grading}:
-        name, verifier = next(iter(special.items()))
+    if special := [(name, grading["verifier"]) for name, grading in gradings.items() if "verifier" in grading]:
+        name, compared_by = special[0]
         raise ValueError(
             f"`regrade` compares answers by the usual conventions, but those of {name or 'the data'} were compared by "
-            f"{verifier}. Run `test` again."
+            f"{compared_by}. Run `test` again."
         )
     forms = {name: _form(grading) for name, grading in gradings.items()}
     rows = []
@@ -114,7 +114,7 @@ def regraded(samples: Sequence[Sample], facts: Mapping[str, Any], verifier: Veri
         rows.append((sample.reference, sample.prediction if form is None else form.last(sample.response), how))
     new = []
     for sample, (_, answer, _), verdict in zip(samples, rows, compare_answers(rows, verifier), strict=True):
-        if sample.end is not None and (sample.status == "missing" or not sample.reference):
+        if _stays(sample):
             new.append(sample)
             continue
         prediction = None if verdict.status == "missing" else answer
@@ -122,6 +122,11 @@ def regraded(samples: Sequence[Sample], facts: Mapping[str, Any], verifier: Veri
             replace(sample, prediction=prediction, correct=verdict.correct, status=verdict.status, layer=verdict.layer)
         )
     return new
+
+
+def _stays(sample: Sample) -> bool:
+    """Whether a rollout in an environment was judged by it, or had no answer."""
+    return sample.end is not None and (sample.status == "missing" or not sample.reference)
 
 
 def _form(grading: Mapping[str, Any]) -> AnswerForm | None:

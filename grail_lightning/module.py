@@ -206,9 +206,7 @@ class GrailModule(pl.LightningModule):
             self.policy.vision.forget()  # A checkpoint may follow.
         if stage == "fit" and self._configured is not None:  # By an earlier fit.
             self.steps_cut = 0
-            kept: list[Any] = [self.ahead, self.credit, self.second]
-            for part in filter(None, kept):
-                part.load_state_dict({})
+            self.on_load_checkpoint({})
         # Lightning's conversion (FSDP, double) refuses the frozen records in a batch. It has no hook for this.
         self.trainer.precision_plugin.convert_input = lambda data: data  # type: ignore[method-assign]
 

@@ -74,11 +74,11 @@ class _Model:
 class _Run:
     """The options of ``fit`` on a number of devices, as far as memory depends on them, with the longest prompt."""
 
-    def __init__(self, fit: Any, model: _Model, ranks: int, prompt: int) -> None:
+    def __init__(self, fit: Any, model: _Model, needs: Needs, ranks: int, prompt: int) -> None:
         self.model, self.ranks, self.prompt = model, ranks, prompt
         self.loading, self.execution, self.objective = fit.model.loading, fit.model.execution, fit.model.objective
         self.limit, self.on_cpu = fit.model.sampling.max_response_length, fit.trainer.accelerator == "cpu"
-        self.needs = _needs(fit.model.credit)
+        self.needs = needs
         precision = str(fit.trainer.precision or "32-true")
         self.weight = 2 if self.loading.dtype == "bfloat16" or precision == "bf16-true" else 4
         self.product = 2 if "16" in precision else self.weight
@@ -87,8 +87,9 @@ class _Run:
         self.masters = self.weight == 2 and self.loading.master_weights and not self.sharded
         updated = 4 if self.masters else self.weight  # Bytes of what the optimiser moves.
         self.state = _state_bytes(fit.model.optimizer, updated) * model.trained
-        self.second_state = 2.0 * updated * model.trained * (self.needs.training is not None)  # Two moments.
-        self.checkpoint = model.trained * updated + self.state + 1.5 * self.second_state
+        # Of a model that the credit method trains, which is taken to have two moments for each weight.
+        self.second = float(model.trained * updated * (needs.training is not None))
+        self.checkpoint = model.trained * updated + self.state + 3 * self.second
         prompts = (fit.get("data.init_args") or {}).get("prompts_per_batch") or 32
         self.rows = math.ceil(prompts / ranks) * self.execution.group_size
         engine = fit.model.engine
@@ -112,13 +113,12 @@ def _state_bytes(optimizer: Any, updated: int) -> float:
     """Bytes of state for each trained parameter, of a step on a small matrix whose numbers have so many bytes."""
     matrix = nn.Parameter(torch.zeros(64, 64, dtype=torch.float32 if updated == 4 else torch.bfloat16))
     matrix.grad = torch.zeros_like(matrix)
-    name = optimizer.class_path.rpartition(".")[2]
     try:
         made: Any = locate(optimizer.class_path)
         made = made([matrix], **optimizer.init_args.as_dict())
         made.step()
     except Exception:  # Some need a GPU, or several ranks.
-        return _STATES.get(name, 2.0 * updated)
+        return _STATES.get(optimizer.class_path.rpartition(".")[2], 2.0 * updated)
     parts = [part for part in made.state[matrix].values() if isinstance(part, torch.Tensor) and part.numel() > 1]
     return sum(part.numel() * part.element_size() for part in parts) / matrix.numel()
 
@@ -129,7 +129,7 @@ def _memory(run: _Run) -> dict[str, dict[str, float]]:
     weights = model.parameters * w / run.shards
     compared = run.loading.lora is None and (run.objective.kl_coefficient > 0 or run.needs.reference)
     trained = model.trained * (8 if run.masters else w)  # Masters and gradients, or gradients.
-    second = weights + (trained + run.second_state) / run.shards if run.second_state else 0.0
+    second = weights + (trained + 2 * run.second) / run.shards if run.second else 0.0
     kept = {
         "weights": weights,
         "master weights": 4.0 * model.trained * run.masters,
@@ -205,7 +205,8 @@ def main(arguments: list[str] | None = None) -> None:
         on_cpu = fit.trainer.accelerator == "cpu"
         own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB if on_cpu else 80
         prompt = asked.prompt_tokens or (fit.get("data.init_args") or {}).get("max_prompt_length") or 256
-        runs = [_Run(fit, model, ranks, prompt) for ranks in asked.gpus]
+        needs = _needs(fit.model.credit)
+        runs = [_Run(fit, model, needs, ranks, prompt) for ranks in asked.gpus]
         plans = [{"devices": run.ranks, "checkpoint": run.checkpoint, **_memory(run)} for run in runs]
     if asked.json:
         print(json.dumps(plans, indent=2))

@@ -20,11 +20,9 @@ class BatchProgressBar(TQDMProgressBar):
         trainer = self.trainer
         if trainer.max_steps < 0:
             return trainer.num_training_batches
-        left, steps = (
-            trainer.max_steps - trainer.global_step,
-            module_of(trainer.lightning_module).execution.steps_per_batch,
-        )
-        return min(trainer.num_training_batches, math.ceil(left / steps))
+        steps = module_of(trainer.lightning_module).execution.steps_per_batch
+        left = math.ceil((trainer.max_steps - trainer.global_step) / steps)
+        return min(trainer.num_training_batches, left)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the bar. Of an epoch in which a run is resumed, Lightning does not call the start."""

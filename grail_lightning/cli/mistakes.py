@@ -156,7 +156,8 @@ def option_error(error: ArgumentError, known: Sequence[str]) -> str:
     accepted = f"one of {', '.join(names)}, or the import path of a class" if names else " or ".join(types)
     others = [reason for reason in reasons if not reason.startswith(_TYPE)]
     name = value.rpartition(".")[2]
-    hint = _KNOWN_AS.get(name.lower().replace("-", "").replace("_", ""), "") if "Uniform" in names else ""
+    is_credit = BASES.get(option, (None,))[0] is TokenCredit
+    hint = _KNOWN_AS.get(name.lower().replace("-", "").replace("_", ""), "") if is_credit else ""
     why = f": {'; '.join(others)}." if others else "." + (hint or did_you_mean(name, names))
     return f"`{option}` must be {accepted or 'another value'}{value and f', but got {value!r}'}{why}"
 

@@ -79,6 +79,11 @@ class TokenWeights:
         if missing is None:
             object.__setattr__(self, "fallback", self.values.new_zeros(len(self.values), dtype=torch.bool))
 
+    @property
+    def before_scale(self) -> Tensor:
+        """``[B, T]``: the weights before the method scaled rows to the mean 1, if it has."""
+        return self.values if self.unscaled is None else self.unscaled
+
     def changed(self, change: Callable[[Tensor], Tensor]) -> TokenWeights:
         """The weights with a function applied to `values` and to the additive stage if there is one."""
         additive = None if self.additive is None else change(self.additive)

@@ -146,14 +146,13 @@ class Product(TokenCredit):
         added = [part.additive for part in (one, two) if part.additive is not None]
         metrics = {f"first/{name}": value for name, value in one.metrics.items()}
         metrics |= {f"second/{name}": value for name, value in two.metrics.items()}
-        before = [part.values if part.unscaled is None else part.unscaled for part in (one, two)]
         scales = one.unscaled is not None or two.unscaled is not None
         return TokenWeights(
             values=one.values * two.values,
             fallback=one.fallback | two.fallback,
             additive=sum(added[1:], added[0]) if added else None,
             answer=one.answer or two.answer,
-            unscaled=before[0] * before[1] if scales else None,
+            unscaled=one.before_scale * two.before_scale if scales else None,
             metrics=metrics,
         )
 

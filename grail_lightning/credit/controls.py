@@ -68,7 +68,7 @@ class Random(CreditControl):
         treated = _varies(weights.values, free)
         if weights.additive is not None:
             treated = treated | _varies(weights.additive, free)
-        values = _unscaled(weights).clone()
+        values = weights.before_scale.clone()
         for k in treated.nonzero().flatten().tolist():
             places = free[k].nonzero().flatten()
             generator = context.row_generator(int(batch.row[k]))
@@ -87,7 +87,7 @@ class AnswerOnly(CreditControl):
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The overwritten weights."""
         free = _reasoning(weights, batch)
-        return _replaced(weights, _unscaled(weights).masked_fill(free, 1), batch, free)
+        return _replaced(weights, weights.before_scale.masked_fill(free, 1), batch, free)
 
 
 class SameMagnitude(CreditControl):
@@ -168,11 +168,6 @@ def _reasoning(weights: TokenWeights, batch: RolloutBatch) -> Tensor:
     """``[B, T]`` bool: valid tokens before the answer that the method located."""
     answer = weights.answer or batch.answer
     return batch.response_mask & ~answer.whole & ~answer.after
-
-
-def _unscaled(weights: TokenWeights) -> Tensor:
-    """``[B, T]``: the method's weights before it scaled rows to the mean 1, if it has."""
-    return weights.values if weights.unscaled is None else weights.unscaled
 
 
 def _replaced(weights: TokenWeights, values: Tensor, batch: RolloutBatch, free: Tensor) -> TokenWeights:

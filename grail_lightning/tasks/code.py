@@ -136,13 +136,12 @@ class CodeTask(MathTask):
         None if there is no program, or if all of its lines are indented, as in a list: other text is run.
         """
         program, offset = self._found(text)
-        lines = [line for line in program.splitlines() if line.strip()]
-        return (program, offset) if any(not line[0].isspace() for line in lines) else None
+        return (program, offset) if _is_at_margin(program) else None
 
     def answer(self, text: str) -> str | None:
         """The program of a response, without what all of its lines are indented by, as in a list."""
         program, _ = self._found(text)
-        if self.program(text) is not None:  # As it stands: `dedent` also changes texts of several lines.
+        if _is_at_margin(program):  # As it stands: `dedent` also changes texts of several lines.
             return program
         return textwrap.dedent(program) if program.strip() else None
 
@@ -226,6 +225,11 @@ class CodeTask(MathTask):
             if passed:
                 return passed[0]
         return places or None
+
+
+def _is_at_margin(program: str) -> bool:
+    """Whether a line of a program is not indented."""
+    return any(line.strip() and not line[0].isspace() for line in program.splitlines())
 
 
 def _returns(text: str) -> list[tuple[int, int]]:
