@@ -25,7 +25,7 @@ class BatchProgressBar(TQDMProgressBar):
         return min(trainer.num_training_batches, left)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Make the bar. Of an epoch in which a run is resumed, Lightning does not call the start."""
+        """Make the bar and set its total: Lightning calls no `on_train_epoch_start` in the epoch of a resume."""
         super().on_train_start(trainer, pl_module)
         done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         self.train_progress_bar.total = convert_inf(min(trainer.num_training_batches, done + self.total_train_batches))

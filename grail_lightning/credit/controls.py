@@ -173,7 +173,7 @@ def _reasoning(weights: TokenWeights, batch: RolloutBatch) -> Tensor:
 def _replaced(weights: TokenWeights, values: Tensor, batch: RolloutBatch, free: Tensor) -> TokenWeights:
     """Weights with other values, scaled as the method's are, and no additive stage on the tokens that are free."""
     scaled, mask = values, batch.response_mask
-    if weights.unscaled is not None:  # The mean is 1, but that of a `Product`.
+    if weights.unscaled is not None:  # The mean is 1, except that of a `Product`.
         scaled = mean_one(values, mask) * masked_mean(weights.values, mask, dim=1)[:, None]
     return replace(weights, values=scaled, additive=_outside(weights.additive, free))
 

@@ -86,7 +86,7 @@ class PromptData(pl.LightningDataModule, ABC):
     def _validate_with(self, sets: list[PromptSet]) -> None:
         """Tell Lightning whether there is validation: it looks whether the method is overridden.
 
-        For an empty list it would validate nothing, while what waits for the end of a validation waited for ever.
+        With an empty list it validates nothing, and saves that wait for the end of a validation are never made.
         """
         vars(self).pop("val_dataloader", None)
         if not sets:
@@ -136,7 +136,7 @@ class PromptData(pl.LightningDataModule, ABC):
 
 
 def _numbered(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-    """The prompts of an evaluation; in an environment problems that repeat an earlier one begin by other numbers."""
+    """The prompts of an evaluation. In an environment equal ones are counted, so that each has its own random seed."""
     if not prompts or not prompts[0].task.has_environment:
         return prompts
     earlier, numbered = Counter[str](), []

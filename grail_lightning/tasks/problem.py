@@ -62,7 +62,7 @@ class Prompt:
         task: The task, which grades the responses.
         columns: Further columns of the dataset row, for rewards and tables.
         dataset: The name under which metrics are reported.
-        occurrence: How often the problem comes earlier in an evaluation, if its task counts that.
+        occurrence: The number of equal problems before this one in an evaluation; counted in environments alone.
     """
 
     messages: Messages | str
