@@ -159,7 +159,7 @@ class ExecutedMask(TokenCredit):
         values, treated = uniform_weights(batch).values.cpu(), batch.advantages != 0
         rows, masked = _programs(self, policy, batch, treated), 0
         runnable = [(row, row.program.plain) for row in rows.values() if row and row.program]
-        jobs = [(row, text, k) for row, text in runnable for k in range(len(row.tests.calls + row.tests.assertions))]
+        jobs = [(row, text, k) for row, text in runnable for k in range(len(row.tests))]
         traces: dict[int, list[Sequence[Visit]]] = defaultdict(list)
         for (its, *_), outcome in zip(jobs, _run(jobs), strict=True):
             # Of a trace that was cut nothing is used: what follows may be executed.

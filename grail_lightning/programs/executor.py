@@ -10,8 +10,8 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import lru_cache, partial
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -76,7 +76,7 @@ def refusal(backend: str) -> str:
         sandbox = _sandbox(backend, Limits(seconds=10.0))
         try:
             outcome = grade(sandbox, sandbox, program, tests)
-        except (OSError, ImportError, LostError) as error:
+        except (OSError, ImportError, RuntimeError, LostError) as error:
             return line_of(error)
         finally:
             sandbox.close()
@@ -132,12 +132,7 @@ class Executor:
         keys = [_key(job) for job in jobs]
         outcomes = {key: outcome for key in keys if (outcome := self._kept.get(key)) is not None}
         fresh = {key: job for key, job in zip(keys, jobs, strict=True) if key not in outcomes}
-        futures = [self._submit(partial(self._run, job)) for job in fresh.values()]
-        try:
-            outcomes |= dict(zip(fresh, (future.result() for future in futures), strict=True))
-        finally:
-            for future in futures:
-                future.cancel()
+        outcomes |= dict(zip(fresh, self._threads_here().map(self._run, fresh.values()), strict=True))
         with self._lock:
             self._kept |= {key: outcomes[key] for key in fresh if outcomes[key].trace is None and outcomes[key].certain}
             while len(self._kept) > _MOST_KEPT:  # the newest stay
@@ -149,7 +144,7 @@ class Executor:
 
         While it has to wait for others `queued` is called ten times a second.
         """
-        future = self._submit(lambda: self._attempt(lambda solver, _: printed(solver, program)))
+        future = self._threads_here().submit(self._attempt, lambda solver, _: printed(solver, program))
         try:
             while not wait([future], timeout=0.1).done:  # Between two waits a thread that was abandoned ends.
                 if not future.running():
@@ -171,10 +166,10 @@ class Executor:
         self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="programs")
         self._finalizer = weakref.finalize(self, _end, self._threads, self._sandboxes, self._pid)
 
-    def _submit(self, action: Callable[[], Result]) -> Future[Result]:
+    def _threads_here(self) -> ThreadPoolExecutor:
         if self._pid != os.getpid():  # we are a fork: threads and sandboxes are our parent's
             self._forget()
-        return self._threads.submit(action)
+        return self._threads
 
     def _run(self, job: Job) -> Outcome:
         """In a thread of ours."""
@@ -210,7 +205,6 @@ def _end(threads: ThreadPoolExecutor, sandboxes: list[Sandbox], pid: int) -> Non
 
 
 def _key(job: Job) -> bytes:
-    """A job's digest."""
     program, tests, trace = job
     calls = [encode((call.arguments, call.result)) for call in tests.calls]
     text = json.dumps([program, tests.entry, calls, tests.assertions, tests.preamble, trace])

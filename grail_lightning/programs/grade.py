@@ -16,14 +16,7 @@ _MAX_VISITS, _MAX_CHARACTERS = 1000, 1 << 20  # of a trace
 _TRACE_BYTES = 1 << 20
 _CALL_BYTES = 1 << 24  # Of the arguments in an assertion, which nobody but the row's author wrote.
 _PRINTED_CHARACTERS = 4000  # As JSON at most 48,000 bytes.
-_STATUS: dict[str, Status] = {
-    "value": "failed",
-    "syntax": "syntax",
-    "raised": "raised",
-    "memory": "memory",
-    "output": "output",
-    "trace": "timeout",
-}
+_SAID: tuple[Status, ...] = ("failed", "syntax", "raised", "memory", "output", "timeout")  # By the guest itself.
 
 
 class _Verdict(NamedTuple):
@@ -42,7 +35,7 @@ def line_of(text: object) -> str:
 
 def _verdict(reply: dict[str, Any]) -> _Verdict:
     """The error that a reply tells."""
-    status = _STATUS.get(str(reply.get("error")), "refused")
+    status = next((said for said in _SAID if said == reply.get("error")), "refused")
     kind = f"{reply.get('type')}: " if status == "raised" else ""
     line = reply.get("line")
     line = line if type(line) is int and 0 < line < 1 << 20 else None
@@ -112,7 +105,7 @@ class _Run:
         visits = _visits(reply.pop("trace", None))
         self._left -= sum(len(t) for v in visits for pair in (*v.variables, (v.value or "",)) for t in pair)
         self.visits += visits if self._left > 0 else []
-        self.cut |= reply.get("error") == "trace" or self._left <= 0 or len(self.visits) > _MAX_VISITS
+        self.cut |= reply.get("error") == "timeout" or self._left <= 0 or len(self.visits) > _MAX_VISITS
         del self.visits[_MAX_VISITS:]  # of all calls together
         return reply
 

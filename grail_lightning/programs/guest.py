@@ -79,12 +79,8 @@ def decode(data: Any, depth: int = 0) -> Any:
         raise ValueError("data that stand for no literal") from error
 
 
-class _OutputLimitError(BaseException):
-    """A program printed more than it may; no `except Exception` of it catches this."""
-
-
-class _TraceEndError(BaseException):
-    """A trace is full. A traced run ends here, for one that does not end by itself is killed with its trace."""
+class _LimitError(BaseException):
+    """The status and the message of a run that ends here; no `except Exception` of a program catches this."""
 
 
 class _Output(io.StringIO):
@@ -100,7 +96,7 @@ class _Output(io.StringIO):
         room = max(0, self._limit - self.tell())
         super().write(text[:room])
         if len(text) > room:
-            raise _OutputLimitError
+            raise _LimitError("output", "printed more than it may")
         return len(text)
 
 
@@ -172,7 +168,8 @@ class _Tracer:
         if len(self.visits) == _MAX_VISITS or self.left <= 0:
             sys.settrace(None)
             frame.f_trace = None
-            raise _TraceEndError
+            # A run that does not end by itself would be killed with its trace.
+            raise _LimitError("timeout", "the trace is full")
         names = sorted((name, self._show(held)) for name, held in frame.f_locals.items() if name[0] != ".")
         visit = [line, event, names, value, self._depth]
         self.left -= len(json.dumps(visit))  # As it is sent: a character that is not ASCII takes 6 or 12.
@@ -181,10 +178,8 @@ class _Tracer:
 
 def _failure(error: BaseException) -> Message:
     """An exception as data: its kind, its text and the line of the program where it was raised."""
-    if isinstance(error, _OutputLimitError):
-        return {"error": "output", "message": "printed more than it may"}
-    if isinstance(error, _TraceEndError):
-        return {"error": "trace", "message": "the trace is full"}
+    if isinstance(error, _LimitError):
+        return {"error": error.args[0], "message": error.args[1]}
     line, step = None, error.__traceback__
     while step is not None:
         line = step.tb_lineno if step.tb_frame.f_code.co_filename == "<program>" else line
@@ -199,12 +194,10 @@ def _failure(error: BaseException) -> Message:
 
 def _load(program: str, module: types.ModuleType) -> Message:
     try:
-        code = compile(program, "<program>", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, OverflowError, RecursionError) as error:
-        return {"error": "syntax", "message": str(error)[:300], "line": getattr(error, "lineno", None)}
-    except MemoryError as error:
-        return _failure(error)
-    try:
+        try:
+            code = compile(program, "<program>", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, OverflowError, RecursionError) as error:
+            return {"error": "syntax", "message": str(error)[:300], "line": getattr(error, "lineno", None)}
         exec(code, module.__dict__)  # noqa: S102 (this is the sandbox)
     except BaseException as error:
         return _failure(error)
@@ -228,7 +221,7 @@ def _call(first: Message, module: types.ModuleType, message: Message) -> Message
             if message["in_place"] and (now := encode(arguments)) != message["arguments"]:
                 reply["arguments"] = now
         except TypeError as error:
-            reply = {"error": "value", "message": f"the entry returned what is no literal: {error}"}
+            reply = {"error": "failed", "message": f"the entry returned what is no literal: {error}"}
     except BaseException as error:
         reply = _failure(error)
     return reply | ({"trace": tracer.visits} if tracer else {})
@@ -288,7 +281,7 @@ def script(first: Message, exchange: Exchange) -> NoReturn:
     module = sys.modules["__main__"] = types.ModuleType("__main__")  # Its classes can be pickled.
     try:
         exec(compile(first["program"], "<code>", "exec", dont_inherit=True), module.__dict__)  # noqa: S102
-    except _OutputLimitError:
+    except _LimitError:
         last = "… (cut)"
     except SystemExit as error:  # Python prints a text with which a program leaves.
         last = "" if error.code is None or isinstance(error.code, int) else f"{error.code}\n"

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Literal_ = None | bool | int | float | complex | str | list | tuple | dict | set  # type: ignore[type-arg]
-"""What a test may hold and a program may return."""
-
 Status = Literal["passed", "failed", "syntax", "raised", "timeout", "memory", "output", "crashed", "refused"]
 
 

