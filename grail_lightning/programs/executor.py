@@ -21,9 +21,6 @@ from grail_lightning.programs.outcome import Call, Job, Limits, Outcome, Tests
 from grail_lightning.programs.remote import RemoteSandbox
 from grail_lightning.programs.sandbox import COMMANDS, LostError, Sandbox, StartError
 
-AUTO = ("bubblewrap", "sandlock", "wasm")
-"""What `auto` tries, in this order; docs/sandbox.md has the figures."""
-
 _MAX_CHARACTERS = 1 << 17
 _ATTEMPTS = 20
 _LARGEST = 1 << 20
@@ -88,7 +85,7 @@ def choose(backend: str = "auto") -> str:
     if backend not in ("auto", *COMMANDS) and not _is_address(backend):
         raise ValueError(f"`backend` must be one of auto, {', '.join(COMMANDS)}, or an address, but got {backend!r}.")
     reasons = []
-    for name in AUTO if backend == "auto" else (backend,):
+    for name in COMMANDS if backend == "auto" else (backend,):
         reason = refusal(name)
         if not reason:
             return name

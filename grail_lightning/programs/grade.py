@@ -35,7 +35,7 @@ def line_of(text: object) -> str:
 
 def _verdict(reply: dict[str, Any]) -> _Verdict:
     """The error that a reply tells."""
-    status = next((said for said in _SAID if said == reply.get("error")), "refused")
+    status: Status = next((said for said in _SAID if said == reply.get("error")), "refused")
     kind = f"{reply.get('type')}: " if status == "raised" else ""
     line = reply.get("line")
     line = line if type(line) is int and 0 < line < 1 << 20 else None

@@ -9,7 +9,6 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from grail_lightning.programs.outcome import Limits
 from grail_lightning.programs.sandbox import EndedError, LostError, Sandbox, StartError
 
 _GUEST = Path(__file__).with_name("guest.py")
@@ -36,13 +35,9 @@ class RemoteSandbox(Sandbox):
     between requests. What a script prints last is its answer, which nobody vouches for.
     """
 
-    def __init__(self, backend: str, limits: Limits) -> None:
-        super().__init__(backend, limits)
-        self._messages: list[str] = []
-
     def begin(self, message: dict[str, Any]) -> dict[str, Any]:
         """See `Sandbox`."""
-        self._messages = []
+        self._messages: list[str] = []
         return self.ask({"output": self.limits.output_kb << 10} | message)
 
     def ask(self, message: dict[str, Any], more: int = 0) -> dict[str, Any]:
@@ -59,12 +54,6 @@ class RemoteSandbox(Sandbox):
         if not isinstance(reply, dict):
             raise EndedError("crashed", f"ended the process with exit code {result.get('return_code')}")
         return reply
-
-    def end(self) -> None:
-        """See `Sandbox`: nothing is left."""
-
-    def close(self) -> None:
-        """See `Sandbox`: nothing is left."""
 
     def _post(self, script: str) -> dict[str, Any]:
         """What became of a script."""

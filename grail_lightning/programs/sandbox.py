@@ -155,8 +155,11 @@ def _wasm(limits: Limits) -> list[str]:
     return [sys.executable, "-I", str(_GUEST.with_name("wasm_host.py")), json.dumps(config)]
 
 
-COMMANDS: dict[str, Callable[[Limits], list[str]]] = {"sandlock": _sandlock, "bubblewrap": _bubblewrap, "wasm": _wasm}
-"""The command of each back end: a process that says `ready` and then runs one program after the other."""
+COMMANDS: dict[str, Callable[[Limits], list[str]]] = {"bubblewrap": _bubblewrap, "sandlock": _sandlock, "wasm": _wasm}
+"""The command of each back end: a process that says `ready` and then runs one program after the other.
+
+They stand in the order in which `auto` tries them; docs/sandbox.md has the figures.
+"""
 
 
 class Sandbox:
