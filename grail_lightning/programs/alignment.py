@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import lru_cache
-from itertools import combinations, takewhile
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from grail_lightning.programs.outcome import Visit
@@ -47,7 +47,6 @@ class Statement(NamedTuple):
 class Program:
     """A program that can be parsed. Docstrings and other constants are no statements, since they do nothing."""
 
-    text: str
     statements: tuple[Statement, ...]
     # For each function, by the number of its statement: its local names, and names by the order of first binding.
     names: Mapping[int, Mapping[str, str]]
@@ -77,7 +76,7 @@ def read_program(text: str) -> Program | None:
             assigns = isinstance(node, ast.AugAssign) or (isinstance(node, ast.AnnAssign) and node.value is not None)
             kind = "Assign" if assigns else type(node).__name__
             statements.append(Statement(*places.of_statement(node), (depth, part, kind), function))
-        return Program(text, tuple(statements), names, plain, at_line)
+        return Program(tuple(statements), names, plain, at_line)
     return None
 
 
@@ -276,13 +275,10 @@ def edits(lines: Sequence[ProgramLine], reference: Sequence[ProgramLine]) -> lis
     return places if sum(lines_of) <= MOST_EDITS else None
 
 
-def repairs(
-    lines: Sequence[ProgramLine], reference: Sequence[ProgramLine], places: Sequence[Edit], size: int
-) -> Iterator[tuple[tuple[Edit, ...], str]]:
-    """Every choice of so many edits, the earliest places first, with the program in which they are made."""
-    for chosen in combinations(places, size):
-        made, at = list[ProgramLine](), 0
-        for edit in chosen:
-            made += [*lines[at : edit.start], *reference[edit.reference_start : edit.reference_stop]]
-            at = edit.stop
-        yield chosen, "\n".join(line.indent + line.text for line in [*made, *lines[at:]])
+def repaired(lines: Sequence[ProgramLine], reference: Sequence[ProgramLine], chosen: Sequence[Edit]) -> str:
+    """The program in which some edits are made, which stand in the order of its lines."""
+    made, at = list[ProgramLine](), 0
+    for edit in chosen:
+        made += [*lines[at : edit.start], *reference[edit.reference_start : edit.reference_stop]]
+        at = edit.stop
+    return "\n".join(line.indent + line.text for line in [*made, *lines[at:]])

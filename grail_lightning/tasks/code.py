@@ -11,6 +11,7 @@ import textwrap
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
 from grail_lightning.answers import AnswerForm, AnswerSpan, Fenced
@@ -22,7 +23,7 @@ from grail_lightning.programs.alignment import (
     edits,
     program_lines,
     read_program,
-    repairs,
+    repaired,
 )
 from grail_lightning.programs.executor import Executor
 from grail_lightning.programs.guest import encode
@@ -217,13 +218,13 @@ class CodeTask(MathTask):
         """The smallest set of edits that make all tests pass, the earliest of several; None if there are too many."""
         if self.executor.run(program, tests).status == "passed":
             return ()
-        places = edits(lines, reference)
-        for size in range(1, len(places or ())):
-            tried = list(repairs(lines, reference, places or (), size))
-            outcomes = self.executor.run_many([Job(repaired, tests) for _, repaired in tried])
-            passed = [chosen for (chosen, _), run in zip(tried, outcomes, strict=True) if run.status == "passed"]
-            if passed:
-                return passed[0]
+        places = edits(lines, reference) or ()
+        for size in range(1, len(places)):
+            tried = [*combinations(places, size)]
+            outcomes = self.executor.run_many([Job(repaired(lines, reference, some), tests) for some in tried])
+            for some, outcome in zip(tried, outcomes, strict=True):
+                if outcome.status == "passed":
+                    return some
         return places or None
 
 

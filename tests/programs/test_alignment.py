@@ -182,7 +182,7 @@ def blamed(text, arguments, reference=REFERENCE, entry="total"):
     tests = Tests(entry=entry, calls=(Call(arguments, None),))
     traces = [InProcess().run(one.plain, tests, trace=0).trace for one in (own, right)]
     number = first_divergence(own, traces[0], right, traces[1], align_programs(own, right))
-    return None if number is None else own.text[slice(*own.statements[number][:2])]
+    return None if number is None else textwrap.dedent(text).lstrip("\n")[slice(*own.statements[number][:2])]
 
 
 def changed(old, new, text=REFERENCE):
