@@ -12,31 +12,19 @@ from grail_lightning.grading import align_rows, answer_masks
 from grail_lightning.tasks import CodeTask
 from tests.batches import in_turns, rollouts
 from tests.credit.rollouts import context
+from tests.programs.traced import REFERENCE, changed
 
-RIGHT = """
-    def total(values, limit):
-        result = 0
-        for value in values:
-            if value <= limit:
-                result += value
-        return result
-"""
 TESTS = [[[[], 3], 0], [[[1, 5], 9], 6], [[[1, 5, 2, 3], 3], 6]]
 ROW = {
     "problem": "Add the values up to a limit.",
     "entry": "total",
     "tests": TESTS,
-    "reference": textwrap.dedent(RIGHT),
+    "reference": textwrap.dedent(REFERENCE),
 }
 
 
 def text_of(program):
     return f"So:\n```python\n{textwrap.dedent(program).strip()}\n```"
-
-
-def changed(old, new, text=RIGHT):
-    assert text.count(old) == 1
-    return text.replace(old, new)
 
 
 SLIP = changed("value <= limit", "value < limit")
@@ -87,7 +75,7 @@ def is_uniform(batch, weights, row):
 
 def test_each_mode_blames_its_statement(golden_policy, grouped):
     nothing = "I cannot."
-    batch = grouped([RIGHT, SLIP, LATE, NO_SYNTAX, RAISES, OTHER_SHAPE, RIGHT, nothing])
+    batch = grouped([REFERENCE, SLIP, LATE, NO_SYNTAX, RAISES, OTHER_SHAPE, REFERENCE, nothing])
     weights = EGCA()(golden_policy, batch, context())
     check_weights(EGCA(), weights, batch)
     assert [weighted(golden_policy, batch, weights, row) for row in (1, 2, 3, 4)] == [
@@ -112,7 +100,7 @@ def test_an_endless_loop_has_a_trace_and_a_statement(golden_policy, grouped):
 
 def test_grail_explains_the_last_return_or_the_whole_program(golden_policy, grouped, task):
     early = changed("result += value", "return value")
-    batch = grouped([RIGHT, early, OTHER_SHAPE, NO_SYNTAX])
+    batch = grouped([REFERENCE, early, OTHER_SHAPE, NO_SYNTAX])
 
     def told(mask):
         return [golden_policy.tokenizer.decode(i[m]).strip() for i, m in zip(batch.response_ids, mask, strict=True)]
@@ -130,11 +118,11 @@ def test_grail_explains_the_last_return_or_the_whole_program(golden_policy, grou
 
 
 def test_weights_are_those_of_a_loop(golden_policy, grouped):
-    batch = grouped([RIGHT, SLIP, LATE, RAISES], [SLIP, SLIP, RIGHT, LATE])
+    batch = grouped([REFERENCE, SLIP, LATE, RAISES], [SLIP, SLIP, REFERENCE, LATE])
     statements = {SLIP: "if value < limit:", LATE: "return result + 1", RAISES: "result += values[9]"}
     for w_max in (None, 1.0, 3.0, 0.25):
         weights = EGCA(w_max=w_max)(golden_policy, batch, context())
-        for row, program in enumerate([RIGHT, SLIP, LATE, RAISES, SLIP, SLIP, RIGHT, LATE]):
+        for row, program in enumerate([REFERENCE, SLIP, LATE, RAISES, SLIP, SLIP, REFERENCE, LATE]):
             ids = batch.response_ids[row][batch.response_mask[row]].tolist()
             ends = [
                 len(golden_policy.tokenizer.decode(ids[: k + 1], skip_special_tokens=True)) for k in range(len(ids))
@@ -151,7 +139,7 @@ def test_weights_are_those_of_a_loop(golden_policy, grouped):
 
 
 def test_only_a_negative_advantage_is_treated(golden_policy, grouped):
-    batch = grouped([SLIP, LATE, RIGHT, RIGHT], rewards=[0.5, 0, 0, 1])
+    batch = grouped([SLIP, LATE, REFERENCE, REFERENCE], rewards=[0.5, 0, 0, 1])
     batch = batch.replace(advantages=torch.tensor([0.1, -0.3, -0.3, 0.5]), correct=torch.tensor([0, 0, 1, 1]).bool())
     weights = EGCA()(golden_policy, batch, context())
     assert [row for row in range(4) if is_uniform(batch, weights, row)] == [0, 2, 3]
@@ -161,7 +149,7 @@ def test_only_a_negative_advantage_is_treated(golden_policy, grouped):
 
 def test_right_programs_are_moved_to_the_same_statements_on_request(golden_policy, grouped):
     """Two of the group depart at the `if`, one at the `return`; a right program of another shape has neither."""
-    spaced = RIGHT.replace("result", "r").replace("value <= limit", "value<=limit")
+    spaced = REFERENCE.replace("result", "r").replace("value <= limit", "value<=limit")
     batch = grouped([spaced, SLIP, SLIP, LATE], [OTHER_SHAPE, SLIP, LATE, LATE], rewards=[1, 0, 0, 0] * 2)
     weights = EGCA(right="balanced")(golden_policy, batch, context())
     length, values = int(batch.response_mask[0].sum()), weights.values[0]
@@ -178,7 +166,7 @@ def test_right_programs_are_moved_to_the_same_statements_on_request(golden_polic
 
 
 def test_controls_blame_other_statements_of_the_same_rollouts(golden_policy, grouped):
-    batch = grouped([RIGHT, SLIP, LATE, RAISES, NO_SYNTAX, OTHER_SHAPE])
+    batch = grouped([REFERENCE, SLIP, LATE, RAISES, NO_SYNTAX, OTHER_SHAPE])
     found = {
         name: EGCA(blamed=name)(golden_policy, batch, context()) for name in ("divergent", "random", "last", "permuted")
     }
@@ -205,7 +193,7 @@ def test_statements_that_no_test_executes_get_no_weight(golden_policy, grouped):
     )
     odd = "import math\ndef never(x):\n    return x; x = 1\n" + textwrap.dedent(OTHER_SHAPE)
     caught = "def total(values, limit):\n  try:\n    return values[9]\n  except IndexError:\n    return sum(values)"
-    batch = grouped([RIGHT, dead, odd, NO_SYNTAX, caught])
+    batch = grouped([REFERENCE, dead, odd, NO_SYNTAX, caught])
     method = ExecutedMask()
     weights = method(golden_policy, batch, context())
     check_weights(method, weights, batch)
@@ -233,7 +221,7 @@ def test_statements_that_no_test_executes_get_no_weight(golden_policy, grouped):
 def test_the_program_of_several_turns_is_that_of_the_last(golden_policy, task):
     """What an environment answers is in none of the weights, and counts for no length."""
     prompt = task.prompt(ROW)
-    rows = [[text_of(SLIP), "told: 3 failed", text_of(LATE)], [text_of(LATE), "told", text_of(RIGHT)]]
+    rows = [[text_of(SLIP), "told: 3 failed", text_of(LATE)], [text_of(LATE), "told", text_of(REFERENCE)]]
     sampled = in_turns(golden_policy, [prompt] * 2, rows).replace(group=torch.tensor([0, 0]))
     batch = rollouts(sampled, torch.tensor([0.0, 1.0]), group_size=2)
     weights = EGCA(right="balanced")(golden_policy, batch, context())
@@ -245,7 +233,7 @@ def test_the_program_of_several_turns_is_that_of_the_last(golden_policy, task):
 
 
 def test_nothing_divides_by_zero_where_nothing_is_to_blame(golden_policy, grouped):
-    batch = grouped([RIGHT, RIGHT], ["", "  "], rewards=[1, 1, 0, 0])
+    batch = grouped([REFERENCE, REFERENCE], ["", "  "], rewards=[1, 1, 0, 0])
     for method in (EGCA(), EGCA(right="balanced"), EGCA(blamed="permuted"), ExecutedMask()):
         weights = method(golden_policy, batch, context())
         check_weights(method, weights, batch)

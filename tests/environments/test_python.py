@@ -48,11 +48,9 @@ def test_a_program_is_answered_by_what_it_prints_and_its_traceback(python, code,
     [
         ("while True: pass", "Error: timeout: "),
         ("import os; os._exit(0)", "Error: crashed: "),
-        ("print('y' * 10**7)", "yyy"),
         ("while True: print('yes')", "yes\nyes\n"),
         ("raise Exception('y' * 10**7)", "y"),
         ("import traceback; traceback.format_exception = None; 1 / 0", "Error: crashed: "),
-        ("import socket; socket.socket()", TRACEBACK),
         ("open('note', 'w')", TRACEBACK),
     ],
 )
@@ -81,26 +79,23 @@ def test_results_are_capped_and_hold_no_control_characters(python):
     assert policy.tokenizer.decode(ids) == "\n<result>a< |end|></result>\n"
 
 
-def test_programs_of_many_rollouts_run_side_by_side(python):
-    calls = [[ParsedCall("run", {"code": f"print({k} ** 2)"})] for k in range(40)]
-    made = run_calls([(ToolSet(Python), python, some) for some in calls], [EpisodeLimits(tool_seconds=60)] * 40)
-    assert [call.result for (call,) in made] == [str(k * k) for k in range(40)]
+def called(python, codes, seconds):
+    """The calls of one rollout for each program."""
+    calls = [(ToolSet(Python), python, [ParsedCall("run", {"code": code})]) for code in codes]
+    return [call for (call,) in run_calls(calls, [EpisodeLimits(tool_seconds=seconds)] * len(calls))]
 
 
 def test_programs_that_loop_do_not_use_up_the_seconds_of_others():
-    python = Python(limits=Limits(seconds=0.5), workers=1)
-    codes = [f"while {k}: pass" for k in range(1, 5)] + ["print('mine')"]
-    calls = [[ParsedCall("run", {"code": code})] for code in codes]
-    made = run_calls([(ToolSet(Python), python, some) for some in calls], [EpisodeLimits(tool_seconds=1.5)] * 5)
-    assert [call.status for (call,) in made] == ["done"] * 5
-    assert made[-1][0].result == "mine"
+    codes = [f"while {k}: pass" for k in range(1, 16)] + ["print('mine')"]
+    made = called(Python(limits=Limits(seconds=0.2), workers=1), codes, seconds=2.5)
+    assert [call.status for call in made] == ["done"] * 16
+    assert made[-1].result == "mine"
 
 
 def test_programs_that_nobody_waits_for_hold_up_no_others():
     python = Python(limits=Limits(seconds=0.5), workers=1)
-    endless = [[ParsedCall("run", {"code": f"while {k}: pass"})] for k in range(1, 9)]
-    lost = run_calls([(ToolSet(Python), python, some) for some in endless], [EpisodeLimits(tool_seconds=0.2)] * 8)
-    assert {call.status for (call,) in lost} == {"timeout"}
+    lost = called(python, [f"while {k}: pass" for k in range(1, 9)], seconds=0.2)
+    assert {call.status for call in lost} == {"timeout"}
     begun = time.monotonic()
     assert python.run("print('next')") == "next"
     assert time.monotonic() - begun < 4, "eight programs take four seconds of a processor, and longer by the clock"
@@ -114,19 +109,8 @@ def test_the_worked_examples_of_word_problems_are_programs_with_their_results(py
         assert row["solution"].endswith(f"{pairs[-1][1]}</result>\n#### {row['answer']}")
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("backend=exec", "`backend` must be one of auto"),
-        ("limits.seconds=0", "`limits` and `workers` must be positive"),
-    ],
-)
-def test_a_wrong_option_is_one_line_before_a_model_is_loaded(argument, message, tmp_path, monkeypatch, capsys):
+def test_a_wrong_option_is_one_line_before_a_model_is_loaded(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert message in fails_early(
-        capsys,
-        "fit",
-        "--config=configs/smollm2_python.yaml",
-        "--model.policy=arithmetic",
-        f"--data.task.environment.{argument}",
-    )
+    options = ["--config=configs/smollm2_python.yaml", "--model.policy=arithmetic"]
+    said = fails_early(capsys, "fit", *options, "--data.task.environment.limits.seconds=0")
+    assert "`limits` and `workers` must be positive" in said

@@ -12,7 +12,7 @@ from grail_lightning.programs.alignment import (
     read_program,
 )
 from grail_lightning.programs.outcome import Call, Tests, Visit
-from tests.programs.traced import InProcess
+from tests.programs.traced import REFERENCE, InProcess, changed
 
 
 def program(text):
@@ -131,15 +131,6 @@ def test_lines_that_are_not_blank():
 
 # --- alignment -------------------------------------------------------------------------------------------------------
 
-REFERENCE = """
-    def total(values, limit):
-        result = 0
-        for value in values:
-            if value <= limit:
-                result += value
-        return result
-"""
-
 
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -183,11 +174,6 @@ def blamed(text, arguments, reference=REFERENCE, entry="total"):
     traces = [InProcess().run(one.plain, tests, trace=0).trace for one in (own, right)]
     number = first_divergence(own, traces[0], right, traces[1], align_programs(own, right))
     return None if number is None else textwrap.dedent(text).lstrip("\n")[slice(*own.statements[number][:2])]
-
-
-def changed(old, new, text=REFERENCE):
-    assert text.count(old) == 1
-    return text.replace(old, new)
 
 
 @pytest.mark.parametrize(

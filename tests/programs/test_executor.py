@@ -76,52 +76,63 @@ def test_what_is_expected_is_not_in_the_program_s_process(executor):
         assert executor.run(SEARCH, tests).passed == (True, True, False)
 
 
-def test_assertions_with_helpers_keywords_exceptions_and_several_calls(executor):
-    program = "def f(x, reverse=False):\n    if not x: raise ValueError('empty')\n    return sorted(x, reverse=reverse)"
-    tests = Tests(
-        entry="f",
-        preamble="import math\ndef near(a, b): return all(math.isclose(x, y) for x, y in zip(a, b))",
-        assertions=(
-            "assert near(f([2.0, 1.0]), [1.0, 2.0])",
-            "assert candidate([1, 3], reverse=True) == [3, 1] and f((2, 1)) == [1, 2]",
-            "try:\n    f([])\n    assert False\nexcept ValueError as error:\n    assert str(error) == 'empty'",
-            "assert f([1]) == [2], 'wrong'",
+AFTER = (
+    "def after(x, *more):\n    f(x, *more)\n    return x\n"
+    "def kept(x):\n    before = x.copy()\n    f(x)\n    return x == before"
+)
+LONG = "assert f(list(range(20000))) == sum(range(20000))"
+ENDS = ["assert list(map(f, [1])) == []", "assert all(map(f, [1]))"]
+RAISES = "def raises(x):\n    try: f(x)\n    except ValueError: return 1\n    return 0"
+NEGATIVE = "def f(x):\n    if x {} 0: raise ValueError('negative')\n    return x"
+
+
+@pytest.mark.parametrize(
+    ("program", "preamble", "assertions", "passed", "status", "message"),
+    [
+        (
+            "def f(x, reverse=False):\n    if not x: raise ValueError('empty')\n    return sorted(x, reverse=reverse)",
+            "import math\ndef near(a, b): return all(math.isclose(x, y) for x, y in zip(a, b))",
+            [
+                "assert near(f([2.0, 1.0]), [1.0, 2.0])",
+                "assert candidate([1, 3], reverse=True) == [3, 1] and f((2, 1)) == [1, 2]",
+                "try:\n    f([])\n    assert False\nexcept ValueError as error:\n    assert str(error) == 'empty'",
+                "assert f([1]) == [2], 'wrong'",
+            ],
+            *("1110", "failed", "AssertionError: wrong"),
         ),
-    )
-    outcome = executor.run(program, tests)
-    assert outcome.passed == (True, True, True, False)
-    assert (outcome.status, outcome.message) == ("failed", "AssertionError: wrong")
-
-
-def test_assertions_see_what_a_program_does_to_its_arguments(executor):
-    preamble = (
-        "def after(x, *more):\n    f(x, *more)\n    return x\n"
-        "def kept(x):\n    before = x.copy()\n    f(x)\n    return x == before"
-    )
-    asserted = ("after([2, 1]) == [1, 2]", "kept([1, 2])", "kept([2, 1])", "after({1: []}, 5) == {1: [5]}")
-    tests = Tests("f", (), tuple(f"assert {test}" for test in asserted), preamble)
-    program = "def f(x, *more):\n    for value in more: x[1].append(value)\n    return None if more else x.sort()"
-    assert executor.run(program, tests).passed == (True, True, False, True)
-    sets = Tests("f", (), ("assert after({1, 2}) == {3}",), preamble)
-    assert executor.run("def f(x):\n    x.clear()\n    x.add(3)", sets).status == "passed"
-
-
-def test_arguments_of_assertions_may_be_longer_than_what_a_program_may_print(executor):
-    tests = Tests("f", (), ("assert f(list(range(20000))) == sum(range(20000))",))
-    assert executor.run("def f(x): return sum(x)", tests).status == "passed"
-    assert executor.run("def f(x): return x.reverse() or sum(x)", tests).status == "passed"
-    assert executor.run("def f(x): return x * 9", tests).status == "output"
-
-
-def test_an_error_that_an_assertion_expects_is_not_the_reason_why_it_fails(executor):
-    preamble = "def raises(x):\n    try: f(x)\n    except ValueError: return 1\n    return 0"
-    tests = Tests("f", (), ("assert f(2) + raises(-1) == 5",), preamble)
-    program = "def f(x):\n    if x < 0: raise ValueError('negative')\n    return x"
-    assert executor.run(program, tests).status == "failed"
-    assert executor.run(program.replace("< 0", "> 0"), tests).message == "ValueError: negative"
-    # An error that takes other arguments than a text.
-    tests = Tests("f", (), ("assert raises(1)",), preamble)
-    assert executor.run("def f(x): b'\\xff'.decode()", tests).status == "passed"
+        # Assertions see what a program does to its arguments.
+        (
+            "def f(x, *more):\n    for value in more: x[1].append(value)\n    return None if more else x.sort()",
+            AFTER,
+            [
+                "assert after([2, 1]) == [1, 2]",
+                "assert kept([1, 2])",
+                "assert kept([2, 1])",
+                "assert after({1: []}, 5) == {1: [5]}",
+            ],
+            *("1101", "failed", "AssertionError"),
+        ),
+        ("def f(x):\n    x.clear()\n    x.add(3)", AFTER, ["assert after({1, 2}) == {3}"], "1", "passed", ""),
+        # Arguments may be longer than what a program may print.
+        ("def f(x): return sum(x)", "", [LONG], "1", "passed", ""),
+        ("def f(x): return x.reverse() or sum(x)", "", [LONG], "1", "passed", ""),
+        ("def f(x): return x * 9", "", [LONG], "0", "output", "a reply of more than "),
+        # An error that an assertion expects is not the reason why it fails.
+        (NEGATIVE.format("<"), RAISES, ["assert f(2) + raises(-1) == 5"], "0", "failed", "AssertionError"),
+        (NEGATIVE.format(">"), RAISES, ["assert f(2) + raises(-1) == 5"], "0", "raised", "ValueError: negative"),
+        # An error that takes other arguments than a text.
+        ("def f(x): b'\\xff'.decode()", RAISES, ["assert raises(1)"], "1", "passed", ""),
+        # No exception of a program ends the iteration of an assertion.
+        ("def f(x): raise StopIteration", "", ENDS, "00", "raised", ""),
+        ("def f(x): raise StopAsyncIteration", "", ENDS, "00", "raised", ""),
+        ("def f(x): raise GeneratorExit", "", ENDS, "00", "raised", ""),
+        ("def f(x): raise type('StopIteration', (BaseException,), {})", "", ENDS, "00", "raised", ""),
+    ],
+)
+def test_assertions(executor, program, preamble, assertions, passed, status, message):
+    outcome = executor.run(program, Tests("f", (), tuple(assertions), preamble))
+    assert ("".join(str(int(p)) for p in outcome.passed), outcome.status) == (passed, status), outcome
+    assert outcome.message.startswith(message)
 
 
 def test_programs_see_neither_the_configuration_nor_the_guest(executor):
@@ -130,13 +141,6 @@ def test_programs_see_neither_the_configuration_nor_the_guest(executor):
     assert executor.printed(script) == "<class '__main__.A'>\n"
     assert executor.printed("import sys\nprint(len(sys.argv))\nsys.exit('the end')") == "1\nthe end\n"
     assert executor.printed("import sys\nsys.exit(3)") == ""
-
-
-def test_no_exception_of_a_program_ends_the_iteration_of_an_assertion(executor):
-    kinds = ("StopIteration", "StopAsyncIteration", "GeneratorExit", "type('StopIteration', (BaseException,), {})")
-    tests = Tests("f", (), ("assert list(map(f, [1])) == []", "assert all(map(f, [1]))"))
-    for kind in kinds:
-        assert executor.run(f"def f(x): raise {kind}", tests).status == "raised"
 
 
 def test_tests_that_are_no_tests_are_an_error(executor):
@@ -214,18 +218,20 @@ def test_traces_of_exceptions_objects_and_recursion(executor):
     assert executor.run(text, emoji, trace=0).trace
 
 
-def test_outcomes_are_kept_in_order_and_reproducible(executor):
+def test_outcomes_are_kept_in_order_and_reproducible(executor, monkeypatch):
+    """The newest stay, and no traces."""
     noisy = "import os\ndef f(x): return hash(str(x)), list({str(n) for n in range(50)}), os.getpid() > 0"
-    tests = Tests(entry="f", calls=(Call((1,), None),))
-    texts = {executor.run(f"{noisy}  # {n}", tests).message for n in range(3)}
+    texts = {executor.run(f"{noisy}  # {n}", Tests("f", (Call((1,), None),))).message for n in range(3)}
     assert len(texts) == 1, "hashes have the same seed in each run"
-    jobs = [Job(f"def f(x): return x + {n % 3}", TESTS) for n in range(30)]
-    begin = time.monotonic()
+    monkeypatch.setattr("grail_lightning.programs.executor._MOST_KEPT", 5)
+    jobs = [Job(f"def f(x): return x + {n % 9}", TESTS) for n in range(18)]
     outcomes = executor.run_many(jobs)
-    assert [outcome.status for outcome in outcomes] == ["failed", "passed", "failed"] * 10
-    assert outcomes[0] is outcomes[3]
+    assert [outcome.status for outcome in outcomes] == (["failed", "passed"] + ["failed"] * 7) * 2
+    assert [*map(id, outcomes[:9])] == [*map(id, outcomes[9:])]
+    for _ in range(2):
+        assert [*map(id, executor._kept.values())] == [*map(id, outcomes[4:9])]
+        assert executor.run(TRACED, Tests("f", (Call((2,), None),)), trace=0).trace
     assert executor.run_many(jobs) == outcomes
-    assert time.monotonic() - begin < 30
 
 
 def test_sandboxes_that_are_killed_lose_no_verdict(executor):
@@ -315,9 +321,7 @@ from grail_lightning.programs.executor import Executor
 from grail_lightning.programs.outcome import Call, Limits, Tests
 executor = Executor("wasm", Limits(seconds=0.2, memory_mb=64), workers=1)
 program = "def f(n):\\n  x = 0\\n  for i in range(n): x += i\\n  return x, list(set(str(n))), hash(str(n))"
-def run(n):
-    outcome = executor.run(program, Tests("f", (Call((n,), None),)))
-    return outcome
+def run(n): return executor.run(program, Tests("f", (Call((n,), None),)))
 run(0)
 low, high = map(int, sys.argv[1:])
 while high - low > 1:
@@ -376,14 +380,6 @@ def test_no_program_waits_under_wasm(wasm):
     )
     assert wasm.run("import _host\ndef f(x): return _host.call(b'') and x", TESTS).status == "failed"
     assert time.monotonic() - begin < wasm._sandboxes[0].wall_seconds
-
-
-def test_the_newest_outcomes_are_kept_and_no_traces(executor, monkeypatch):
-    monkeypatch.setattr("grail_lightning.programs.executor._MOST_KEPT", 5)
-    outcomes = executor.run_many([Job(f"def f(x): return x + 1  # kept {n}", TESTS) for n in range(12)])
-    assert [*map(id, executor._kept.values())] == [*map(id, outcomes[7:])]
-    assert executor.run(TRACED, Tests("f", (Call((2,), None),)), trace=0).trace
-    assert [*map(id, executor._kept.values())] == [*map(id, outcomes[7:])]
 
 
 def test_an_outcome_that_may_be_the_machine_s_fault_is_not_kept():

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from grail_lightning.programs.executor import Executor
-from grail_lightning.programs.outcome import Call, Limits, Tests
+from grail_lightning.programs.outcome import Call, Job, Limits, Tests
 from tests.answering import server
 from tests.shell import fails_early
 
@@ -37,23 +37,23 @@ def remote():
         executor.close()
 
 
-@pytest.mark.parametrize("tests", [CALLS, ASSERTIONS], ids=["calls", "assertions"])
 @pytest.mark.parametrize(
-    "program",
+    ("program", "tests"),
     [
-        "def f(n):\n    print('noise')\n    return n * n",
-        "def f(n):\n    return n + n",
-        "seen = []\ndef f(n):\n    seen.append(n)\n    return n * n * (len(seen) < 3)",
-        "def f(n):\n    return [][n]",
-        "def f(n:",
-        "def g(n): return 1",
-        "def f(n): return {}[n] if n == 2 else n * n",
+        ("def f(n):\n    print('noise')\n    return n * n", CALLS),
+        ("def f(n):\n    return n + n", ASSERTIONS),
+        ("seen = []\ndef f(n):\n    seen.append(n)\n    return n * n * (len(seen) < 3)", CALLS),
+        ("seen = []\ndef f(n):\n    seen.append(n)\n    return n * n * (len(seen) < 3)", ASSERTIONS),
+        ("def f(n:", ASSERTIONS),
+        ("def g(n): return 1", CALLS),
+        ("def f(n): return {}[n] if n == 2 else n * n", CALLS),
+        ("def f(n): return {}[n] if n == 4 else n * n", ASSERTIONS),
     ],
 )
 def test_outcomes_are_those_of_a_sandbox_of_this_machine(program, tests, remote, programs_run):
     local = Executor(limits=LIMITS)
-    assert remote.run(program, tests) == local.run(program, tests)
-    assert remote.run(program, tests, trace=1) == local.run(program, tests, trace=1)
+    jobs = [Job(program, tests), Job(program, tests, 1)]
+    assert remote.run_many(jobs) == local.run_many(jobs)
     local.close()
 
 

@@ -8,6 +8,21 @@ from grail_lightning.programs import guest
 from grail_lightning.programs.grade import grade
 from grail_lightning.tasks import CodeTask, MathTask
 
+REFERENCE = """
+    def total(values, limit):
+        result = 0
+        for value in values:
+            if value <= limit:
+                result += value
+        return result
+"""
+
+
+def changed(old, new, text=REFERENCE):
+    """The program with another text in one place."""
+    assert text.count(old) == 1
+    return text.replace(old, new)
+
 
 class _Here:
     """What a `Sandbox` does, without one."""

@@ -76,51 +76,45 @@ def task(programs_run):
     made.executor.close()
 
 
+def asserted(entry, *assertions, preamble=""):
+    return Tests(entry, (), assertions, preamble)
+
+
+PI, NEAR = "from math import pi", "from math import isclose\ndef near(x): return x"
+CHECK = "def check(f, x):\n    assert f(x)"
+ADDS = asserted("add", "assert add(0, 1) == 1", "assert add(1, 0) == 1", preamble="METADATA = {}")
+
+
 @pytest.mark.parametrize(
     ("row", "tests"),
     [
         ({"entry": "f", "tests": [[[[1], 2], [3]]]}, Tests("f", (Call(([1], 2), [3]),))),
         # A text has what JSON lacks.
         ({"entry": "f", "tests": "[((1, {2}), (3,)), ([], None)]"}, Tests("f", (Call((1, {2}), (3,)), Call((), None)))),
-        ({"tests": ["assert g(1) == abs(-2)"]}, Tests("g", (), ("assert g(1) == abs(-2)",))),
-        (
-            {"tests": ["assert p(h(1))"], "entry": "", "reference": "def h(x): pass"},
-            Tests("h", (), ("assert p(h(1))",)),
-        ),
-        (
-            {"tests": ["assert g(pi) < 4"], "setup": "from math import pi"},
-            Tests("g", (), ("assert g(pi) < 4",), "from math import pi"),
-        ),
-        ({"tests": ["assert k(1) < g(2)"], "entry": "g"}, Tests("g", (), ("assert k(1) < g(2)",))),
+        ({"tests": ["assert g(1) == abs(-2)"]}, asserted("g", "assert g(1) == abs(-2)")),
+        ({"tests": ["assert p(h(1))"], "entry": "", "reference": "def h(x): pass"}, asserted("h", "assert p(h(1))")),
+        ({"tests": ["assert g(pi) < 4"], "setup": PI}, asserted("g", "assert g(pi) < 4", preamble=PI)),
+        ({"tests": ["assert k(1) < g(2)"], "entry": "g"}, asserted("g", "assert k(1) < g(2)")),
         # What the setup binds is not the function that is asked for.
         (
-            {"tests": ["assert isclose(near(f(1)), 2)"], "setup": "from math import isclose\ndef near(x): return x"},
-            Tests("f", (), ("assert isclose(near(f(1)), 2)",), "from math import isclose\ndef near(x): return x"),
+            {"tests": ["assert isclose(near(f(1)), 2)"], "setup": NEAR},
+            asserted("f", "assert isclose(near(f(1)), 2)", preamble=NEAR),
         ),
-        (
-            {"tests": ["check(f, 1)"], "setup": "def check(f, x):\n    assert f(x)"},
-            Tests("f", (), ("check(f, 1)",), "def check(f, x):\n    assert f(x)"),
-        ),
+        ({"tests": ["check(f, 1)"], "setup": CHECK}, asserted("f", "check(f, 1)", preamble=CHECK)),
         # A function may have the name of a built-in one.
-        ({"tests": ["assert sum(1)"], "reference": "def sum(x): pass"}, Tests("sum", (), ("assert sum(1)",))),
-        (MBPP, Tests("remove_Occ", (), tuple(MBPP["test_list"]))),
-        (SANITIZED, Tests("remove_Occ", (), tuple(MBPP["test_list"]), "import math")),
-        (
-            SANITIZED | {"test_setup_code": "x = 1"},
-            Tests("remove_Occ", (), (*MBPP["test_list"],), "import math\nx = 1"),
-        ),
-        (HUMAN_EVAL, Tests("add", (), ("assert add(0, 1) == 1", "assert add(1, 0) == 1"), "METADATA = {}")),
+        ({"tests": ["assert sum(1)"], "reference": "def sum(x): pass"}, asserted("sum", "assert sum(1)")),
+        (MBPP, asserted("remove_Occ", *MBPP["test_list"])),
+        (SANITIZED, asserted("remove_Occ", *MBPP["test_list"], preamble="import math")),
+        (SANITIZED | {"test_setup_code": "x"}, asserted("remove_Occ", *MBPP["test_list"], preamble="import math\nx")),
+        (HUMAN_EVAL, ADDS),
         # A file that can be run by itself calls its test.
-        (
-            HUMAN_EVAL | {"test": f"{HUMAN_EVAL['test']}\ncheck(add)"},
-            Tests("add", (), ("assert add(0, 1) == 1", "assert add(1, 0) == 1"), "METADATA = {}"),
-        ),
+        (HUMAN_EVAL | {"test": f"{HUMAN_EVAL['test']}\ncheck(add)"}, ADDS),
         # A `check` that is more than assertions stays whole.
-        (HUMAN_EVAL | {"test": MORE}, Tests("add", (), ("check(add)",), MORE)),
+        (HUMAN_EVAL | {"test": MORE}, asserted("add", "check(add)", preamble=MORE)),
         # The tests may call what the prompt defines.
         (
             HUMAN_EVAL | {"prompt": f"{HELPER}\n{HUMAN_EVAL['prompt']}", "test": "def check(f): assert f(0, 1) == 1"},
-            Tests("add", (), ("assert add(0, 1) == 1",), HELPER),
+            asserted("add", "assert add(0, 1) == 1", preamble=HELPER),
         ),
     ],
 )
@@ -128,36 +122,31 @@ def test_rows_of_three_forms_are_read(row, tests):
     assert read_problem({"problem": "p"} | row).tests == tests
 
 
+NO_FORM = r"A row must have `problem` and `tests` .*, but got \['answer', 'problem'\]"
+NO_ASSERTION = "Tests must be assertions, one statement each, but got "
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"problem": "p", "answer": "3"}, r"A row must have `problem` and `tests` .*, but got \['answer', 'problem'\]"),
-        ({"problem": "p", "tests": []}, "`tests` must be a list that is not empty"),
-        ({"tests": [[[1], 2]]}, "A row must have `problem`"),
-        ({"problem": "p", "tests": [[[1], 2]]}, "`entry` must name the function that `tests` call, but got None"),
-        ({"problem": "p", "entry": "f", "tests": [[1, 2]]}, r"A test must be \[arguments, result\].* but got \[1, 2\]"),
-        ({"problem": "p", "entry": "f", "tests": [[[1], open]]}, "A test must hold literals of Python, but builtin_f"),
-        (
-            {"problem": "p", "entry": "f", "tests": "[([1], f(2))]"},
-            r"`tests` must be literals of Python, but got '\[\(",
-        ),
-        ({"problem": "p", "tests": ["assert f("]}, r"`an assertion` must be Python, but got 'assert f\('"),
-        ({"problem": "p", "tests": ["a = 1; assert f(a)"]}, "Tests must be assertions, one statement each"),
-        (
-            {"problem": "p", "tests": ["assert f(1)", "f(1) == 2"]},
-            r"Tests must be assertions, .* but got 'f\(1\) == 2'",
-        ),
-        ({"problem": "p", "tests": ["assert (f(1) == 2, 'no')"]}, r'Tests must be assertions, .* but got "assert \(f'),
-        (
-            {"problem": "p", "tests": ["near(f(1), 2)"], "setup": "def near(a, b): return a == b"},
-            r"Tests must be assertions, .* but got 'near\(f",
-        ),
-        ({"problem": "p", "entry": "f", "tests": math.nan}, "`tests` must be a list that is not empty, but got nan"),
-        ({"problem": "p", "entry": "def", "tests": [[[1], 2]]}, "`entry` must name the function .*, but got 'def'"),
-        ({"problem": "p", "entry": "f", "tests": [[[1], 2]], "reference": 5}, "`reference` must be text, but got 5"),
-        ({"problem": "p", "tests": ["assert f(1)", 5]}, r"`entry` must name the function"),
-        ({"problem": "p", "tests": ["assert True"]}, r"Each test must call .* \(none was found\), but got 'assert T"),
-        ({"problem": "p", "tests": ["assert f(1)", "assert g(1)"]}, r"same function \(f\), but got 'assert g\(1\)'"),
+        ({"answer": "3"}, NO_FORM),
+        ({"tests": []}, "`tests` must be a list that is not empty"),
+        ({"problem": None, "tests": [[[1], 2]]}, "A row must have `problem`"),
+        ({"tests": [[[1], 2]]}, "`entry` must name the function that `tests` call, but got None"),
+        ({"entry": "f", "tests": [[1, 2]]}, r"A test must be \[arguments, result\].* but got \[1, 2\]"),
+        ({"entry": "f", "tests": [[[1], open]]}, "A test must hold literals of Python, but builtin_f"),
+        ({"entry": "f", "tests": "[([1], f(2))]"}, r"`tests` must be literals of Python, but got '\[\("),
+        ({"tests": ["assert f("]}, r"`an assertion` must be Python, but got 'assert f\('"),
+        ({"tests": ["a = 1; assert f(a)"]}, NO_ASSERTION),
+        ({"tests": ["assert f(1)", "f(1) == 2"]}, rf"{NO_ASSERTION}'f\(1\) == 2'"),
+        ({"tests": ["assert (f(1) == 2, 'no')"]}, rf'{NO_ASSERTION}"assert \(f'),
+        ({"tests": ["near(f(1), 2)"], "setup": "def near(a, b): return a == b"}, rf"{NO_ASSERTION}'near\(f"),
+        ({"entry": "f", "tests": math.nan}, "`tests` must be a list that is not empty, but got nan"),
+        ({"entry": "def", "tests": [[[1], 2]]}, "`entry` must name the function .*, but got 'def'"),
+        ({"entry": "f", "tests": [[[1], 2]], "reference": 5}, "`reference` must be text, but got 5"),
+        ({"tests": ["assert f(1)", 5]}, r"`entry` must name the function"),
+        ({"tests": ["assert True"]}, r"Each test must call .* \(none was found\), but got 'assert T"),
+        ({"tests": ["assert f(1)", "assert g(1)"]}, r"same function \(f\), but got 'assert g\(1\)'"),
         (MBPP | {"test_list": 5}, "`test_list` must be a list that is not empty, but got 5"),
         (MBPP | {"test_list": "assert f(1)"}, "`test_list` must be literals of Python, but got 'assert f"),
         (MBPP | {"code": 5}, "`code` must be text, but got 5"),
@@ -168,7 +157,7 @@ def test_rows_of_three_forms_are_read(row, tests):
 )
 def test_a_row_that_cannot_be_read_is_an_error(row, message):
     with pytest.raises(ValueError, match=message):
-        read_problem(row)
+        read_problem({"problem": "p"} | row)
 
 
 @pytest.mark.parametrize(
@@ -233,22 +222,14 @@ def test_the_program_is_the_last_block_and_its_offset_is_exact(task):
     assert marked.program("[BEGIN]\nx = 1\ny = 2\n") == ("x = 1\ny = 2", 8)
 
 
-def test_credit_methods_explain_the_last_return_statement_or_the_whole_program(task):
-    program = "def f(x):\n    if x:\n        return 1\n    return  -x  \n\nprint(f)"
-    text = fenced(program)
-    (span,) = task.answer_spans(text)
-    assert text[span.content_start : span.content_stop] == "return  -x"
-    assert text[span.start : span.stop] == "return  -x  \n\nprint(f)\n```"
-    (whole,) = CodeTask(explained="program").answer_spans(text)
-    assert (text[whole.content_start : whole.content_stop], whole.stop) == (program, len(text))
-    (whole,) = task.answer_spans(fenced("x = 1"))
-    assert text[whole.start :].startswith("```python")
-    assert task.answer_spans("return 1") == []
+SEVERAL = "def f(x):\n    if x:\n        return 1\n    return  -x  \n\nprint(f)"
 
 
 @pytest.mark.parametrize(
     ("program", "explained"),
     [
+        (SEVERAL, "return  -x"),
+        ("x = 1", "x = 1"),
         ("def f(xs):\n    return sum(\n        x for x in xs\n    )", "return sum(\n        x for x in xs\n    )"),
         ("def f(x):\n    if x: return x\n    returned = -x\n    print(returned)", "return x"),
         ("def f(x): return x + 1", "return x + 1"),
@@ -256,10 +237,17 @@ def test_credit_methods_explain_the_last_return_statement_or_the_whole_program(t
         ("def f(x):\n    return x +\n    returns = 1 (", "return x +"),
     ],
 )
-def test_a_return_statement_is_one_by_python_s_grammar(task, program, explained):
+def test_credit_methods_explain_the_last_return_statement_or_the_whole_program(task, program, explained):
+    """What a return statement is, Python's grammar says."""
     text = fenced(program)
     (span,) = task.answer_spans(text)
     assert text[span.content_start : span.content_stop] == explained
+    assert text[span.start : span.stop] == text[text.rindex(explained) if "return" in explained else 4 :]
+    task.explained = "program"
+    (whole,) = task.answer_spans(text)
+    task.explained = "return"
+    assert (text[whole.content_start : whole.content_stop], whole.stop) == (program, len(text))
+    assert task.answer_spans("return 1") == []
 
 
 def test_programs_are_graded_beside_other_tasks_and_their_order_is_kept(task):
@@ -396,13 +384,7 @@ def options(folder, rows):
 @pytest.mark.filterwarnings("ignore:`data.prompts_per_batch` is 16")
 def test_rows_and_options_that_cannot_be_used_are_one_line_before_a_model_is_loaded(programs_run, tmp_path, capsys):
     said = fails_early(capsys, "fit", *options(tmp_path, [MBPP, {"problem": "p", "answer": "3"}]))
-    assert re.search(
-        r"mbpp.jsonl, line 2: A row must have `problem` and `tests` .* but got \['answer', 'problem'\]", said
-    )
-    said = fails_early(capsys, "fit", *options(tmp_path, [MBPP | {"test_list": ["assert f("]}]))
-    assert "mbpp.jsonl, line 1: `an assertion` must be Python, but got 'assert f('" in said
-    said = fails_early(capsys, "fit", *options(tmp_path, [MBPP]), "--data.task.backend=chroot")
-    assert "`backend` must be one of auto" in said
+    assert re.search(f"mbpp.jsonl, line 2: {NO_FORM}", said)
     said = fails_early(capsys, "fit", *options(tmp_path, [MBPP | {"code": "x = 1"}]))
     assert "Of 1 reference programs that were run, 1 do not pass the tests of their own rows" in said
     said = fails_early(capsys, "fit", *options(tmp_path, [MBPP | {"code": None}]), "--model.credit=EGCA")
