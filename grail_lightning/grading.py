@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from grail_lightning.answers.records import AnswerSpan, AnswerVerifier, Verdict
 from grail_lightning.answers.spans import Alignment, align, special_ids
 from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch
 from grail_lightning.picture import as_text
-from grail_lightning.tasks.problem import Comparison, Prompt, Step, StepKind, TaskReward
+from grail_lightning.tasks.problem import Comparison, Prompt, Step, StepKind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -89,15 +89,17 @@ def _without_calls(batch: SampledBatch) -> list[str]:
 
 
 def grade_answers(texts: list[str], prompts: list[Prompt], verifier: AnswerVerifier | TaskVerifiers) -> list[Verdict]:
-    """One verdict for each response. The verifier, or that of the task, compares answers if `compare` is `math`."""
-    told: list[Verdict | None] = [None] * len(texts)
+    """One verdict for each response: the task's own, or that of its answer's comparison with the reference."""
+    verdicts: dict[int, Verdict] = {}
     for rows in _rows_of_tasks(prompts):
-        own = prompts[rows[0]].task.verdicts([texts[row] for row in rows], [prompts[row] for row in rows])
-        for row, verdict in zip(rows, own, strict=True):
-            told[row] = verdict
-    asked = [row for row, verdict in enumerate(told) if verdict is None]
-    compared = iter(_compared([texts[row] for row in asked], [prompts[row] for row in asked], verifier))
-    return [verdict or next(compared) for verdict in told]
+        task = prompts[rows[0]].task
+        own = task.verdicts([texts[row] for row in rows], [prompts[row] for row in rows])
+        verdicts |= {row: verdict for row, verdict in zip(rows, own, strict=True) if verdict is not None}
+        if asked := [row for row in rows if row not in verdicts]:
+            answers = [(prompts[row].reference, task.answer(texts[row]), task.compare) for row in asked]
+            its = verifier.of(task) if isinstance(verifier, TaskVerifiers) else verifier
+            verdicts |= zip(asked, compare_answers(answers, its), strict=True)
+    return [verdicts[row] for row in range(len(texts))]
 
 
 def _rows_of_tasks(prompts: Sequence[Prompt]) -> list[list[int]]:
@@ -106,18 +108,6 @@ def _rows_of_tasks(prompts: Sequence[Prompt]) -> list[list[int]]:
     for row, prompt in enumerate(prompts):
         rows_of[id(prompt.task)].append(row)
     return list(rows_of.values())
-
-
-def _compared(texts: list[str], prompts: list[Prompt], verifier: AnswerVerifier | TaskVerifiers) -> list[Verdict]:
-    """One verdict for each response, whose answer is compared with the reference."""
-    pairs = zip(texts, prompts, strict=True)
-    answers = [(p.reference, _answer(p.task, text), p.task.compare) for text, p in pairs]
-    own = [verifier.of(p.task) if isinstance(verifier, TaskVerifiers) else verifier for p in prompts]
-    verdicts: dict[int, Verdict] = {}
-    for one in {id(one): one for one in own}.values():
-        rows = [row for row, its in enumerate(own) if its is one]
-        verdicts |= zip(rows, compare_answers([answers[row] for row in rows], one), strict=True)
-    return [verdicts[row] for row in range(len(answers))]
 
 
 def compare_answers(rows: Sequence[tuple[str, str | None, Comparison]], verifier: AnswerVerifier) -> list[Verdict]:
@@ -134,16 +124,6 @@ def compare_answers(rows: Sequence[tuple[str, str | None, Comparison]], verifier
     ]
 
 
-def _answer(task: Task, text: str) -> str | None:
-    answer: object = task.answer(text)
-    if answer is None or isinstance(answer, str):
-        return answer
-    raise ValueError(
-        f"`{type(task).__name__}.answer` must return a string, or None for a response without an answer, but got "
-        f"{type(answer).__name__} ({str(answer)[:80]}). Return the answer as text: `str(answer)`."
-    )
-
-
 def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict[str, Tensor]]:
     """The rewards and their parts by name, ``[B]`` float32 on the CPU."""
     # The dtypes are explicit, since `precision: bf16-true` changes the default.
@@ -152,26 +132,19 @@ def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict
     lengths = batch.response_lengths.tolist()
     for rows in _rows_of_tasks(batch.prompts):
         texts, prompts = [batch.texts[r] for r in rows], [batch.prompts[r] for r in rows]
-        earned = _task_reward(texts, prompts, [verdicts[r] for r in rows], [lengths[r] for r in rows])
-        rewards[rows] = torch.tensor(earned.total, dtype=torch.float32)
+        task = prompts[0].task
+        earned = task.earn(texts, prompts, [verdicts[r] for r in rows], [lengths[r] for r in rows])
+        total = [float(value) for value in earned.total]
+        wanted = f"`{type(task).__name__}.earn` must return {len(rows)} finite numbers, one a response,"
+        if len(total) != len(rows) or not all(map(math.isfinite, total)):
+            raise ValueError(f"{wanted} but got {str(earned.total)[:200]}.")
+        rewards[rows] = torch.tensor(total, dtype=torch.float32)
         for name, part in earned.values.items():
+            if len(part) != len(rows):
+                raise ValueError(f"{wanted} but its part `{name}` has {len(part)}.")
             known = [torch.nan if value is None else value for value in part]
             values[name][rows] = torch.tensor(known, dtype=torch.float32)
     return rewards, dict(values)
-
-
-def _task_reward(texts: list[str], prompts: list[Prompt], verdicts: list[Verdict], lengths: list[int]) -> TaskReward:
-    """The rewards of responses to prompts of one task."""
-    task = prompts[0].task
-    earned = task.earn(texts, prompts, verdicts, lengths)
-    total = [float(value) for value in earned.total]
-    wanted = f"`{type(task).__name__}.earn` must return {len(texts)} finite numbers, one a response,"
-    if len(total) != len(texts) or not all(map(math.isfinite, total)):
-        raise ValueError(f"{wanted} but got {str(earned.total)[:200]}.")
-    for part, values in earned.values.items():
-        if len(values) != len(texts):
-            raise ValueError(f"{wanted} but its part `{part}` has {len(values)}.")
-    return TaskReward(total=total, values=earned.values)
 
 
 def align_rows(
@@ -236,20 +209,14 @@ def answer_masks(batch: SampledBatch, alignments: list[Alignment], which: WhichB
 
 
 def _answers(text: str, prompt: Prompt) -> list[AnswerSpan]:
-    answers: object = prompt.task.answer_spans(text)
-    if not isinstance(answers, list) or not all(_is_answer(answer, len(text)) for answer in answers):
-        raise ValueError(
-            f"`{type(prompt.task).__name__}.answer_spans` must return a list of `AnswerSpan`, which may be empty, with "
-            f"ranges within the text, 0 ≤ start ≤ content_start ≤ content_stop ≤ stop ≤ {len(text)}, but got "
-            f"{str(answers)[:200]}. Ranges are of characters, as in text[start:stop]."
-        )
+    answers = prompt.task.answer_spans(text)
+    for answer in answers:
+        if not 0 <= answer.start <= answer.content_start <= answer.content_stop <= answer.stop <= len(text):
+            raise ValueError(
+                f"`{type(prompt.task).__name__}.answer_spans` must return ranges of characters, as in "
+                f"text[start:stop], 0 ≤ start ≤ content_start ≤ content_stop ≤ stop ≤ {len(text)}, but got {answer}."
+            )
     return answers
-
-
-def _is_answer(answer: object, length: int) -> bool:
-    return isinstance(answer, AnswerSpan) and (
-        0 <= answer.start <= answer.content_start <= answer.content_stop <= answer.stop <= length
-    )
 
 
 class LocatedStep(NamedTuple):
@@ -285,29 +252,23 @@ def step_masks(
     steps = located_steps(batch, tokenizer, rows)
     if all(row is None for row in steps):
         return None
-    kinds: tuple[StepKind, ...] = get_args(StepKind)
-    places: dict[StepKind, list[int]] = {kind: [] for kind in kinds}
-    width = batch.response_mask.shape[1]
+    masks: dict[StepKind, Tensor] = {
+        kind: torch.zeros(batch.response_mask.shape, dtype=torch.bool) for kind in get_args(StepKind)
+    }
     for row, of_row in enumerate(steps):
         for step in of_row or []:
-            places[step.kind] += [row * width + token for token in step.tokens]
-    masks = {kind: torch.zeros(batch.response_mask.shape, dtype=torch.bool) for kind in kinds}
-    for kind, marked in places.items():
-        masks[kind].view(-1)[marked] = True
+            masks[step.kind][row, step.tokens] = True
     return {kind: mask.to(batch.response_mask.device) for kind, mask in masks.items()}
 
 
 def labelled_steps(text: str, prompt: Prompt) -> list[Step] | None:
     """The steps that a task labels in a response; a ValueError if one is no range within the text, or two overlap."""
-    steps: object = prompt.task.label_steps(text, prompt)
+    steps = prompt.task.label_steps(text, prompt)
     if steps is None:
         return None
-    wrong: Sequence[object] = [steps]
-    if isinstance(steps, list):
-        wrong = [step for step in steps if not _is_step(step, len(text))]
-        if not wrong:
-            ordered = sorted(steps, key=lambda step: (step.start, step.stop))
-            wrong = next(([one, two] for one, two in pairwise(ordered) if two.start < one.stop), [])
+    wrong = [step for step in steps if not _is_step(step, len(text))]
+    ordered = sorted(steps, key=lambda step: (step.start, step.stop))
+    wrong += [step for pair in pairwise(ordered) if pair[1].start < pair[0].stop for step in pair]
     if wrong:
         question = prompt.messages if isinstance(prompt.messages, str) else as_text(prompt.messages[-1]["content"])
         raise ValueError(
@@ -317,17 +278,9 @@ def labelled_steps(text: str, prompt: Prompt) -> list[Step] | None:
             f"{', '.join(repr(step)[:120] for step in wrong[:2])} for the prompt {question[:60]!r}. See "
             "docs/your_task.md."
         )
-    return steps  # type: ignore[return-value]
+    return steps
 
 
-def _is_step(step: object, length: int) -> bool:
-    if not isinstance(step, Step) or step.kind not in get_args(StepKind):
-        return False
-    ranges: list[Any] = [(step.start, step.stop), *([] if step.result is None else [step.result])]
-    return all(
-        isinstance(span, Sequence)
-        and len(span) == 2
-        and all(isinstance(place, int) for place in span)
-        and 0 <= span[0] <= span[1] <= length
-        for span in ranges
-    )
+def _is_step(step: Step, length: int) -> bool:
+    ranges = [(step.start, step.stop), step.result or (step.start, step.stop)]
+    return step.kind in get_args(StepKind) and all(0 <= start <= stop <= length for start, stop in ranges)
