@@ -81,19 +81,9 @@ class Worker:
         return answer
 
     def kill(self) -> None:
-        """End it, whatever it does, and take it off the process table."""
-        self.process.kill()
-        self.process.wait()
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Close our ends of its pipes."""
-        if self.process.returncode is None:
-            self.process.returncode = 0  # another process's child: not ours to wait for
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        """End it, whatever it does, close our ends of its pipes and take it off the process table."""
+        with contextlib.suppress(OSError), self.process:
+            self.process.kill()
 
 
 class WorkerPool:
@@ -120,7 +110,7 @@ class WorkerPool:
         if self._pid != os.getpid():  # we are a fork: the pipes are our parent's
             self._finalizer.detach()
             for worker in self.workers:
-                worker.abandon()
+                worker.process.returncode = 0  # not ours to wait for
             self._forget()
         with self._lock:
             try:

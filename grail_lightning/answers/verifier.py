@@ -14,6 +14,10 @@ from grail_lightning.answers.pool import WorkerPool
 from grail_lightning.answers.records import Verdict
 
 _CACHED_CHARACTERS = 512
+_FAULT = (
+    "The verifier has a bug: %s, with the reference %.200r and the answer %.200r. The answer counts as not correct, "
+    "with the status `crashed`. Please report the pair."
+)
 _log = logging.getLogger(__name__)
 
 
@@ -90,22 +94,14 @@ class Verifier:
         with self._cache_lock:
             for pair, outcome in outcomes.items():
                 if outcome.fault:
-                    self._count_fault(pair, outcome.fault)
+                    self.faults[outcome.fault] += 1
+                    if self.faults[outcome.fault] == 1:
+                        _log.warning(_FAULT, outcome.fault, *pair)
                 # A crash may be the machine's: another try is cheap.
                 elif outcome.status != "crashed" and len(pair[0]) + len(pair[1]) <= _CACHED_CHARACTERS:
                     self._cache[pair] = outcome
             while len(self._cache) > self.cache_size:
                 del self._cache[next(iter(self._cache))]
-
-    def _count_fault(self, pair: tuple[str, str], fault: str) -> None:
-        self.faults[fault] += 1
-        if self.faults[fault] == 1:
-            _log.warning(
-                "The verifier has a bug: %s, with the reference %.200r and the answer %.200r. The answer counts as not "
-                "correct, with the status `crashed`. Please report the pair.",
-                fault,
-                *pair,
-            )
 
     def close(self) -> None:
         """End the workers; grading again starts new ones."""
