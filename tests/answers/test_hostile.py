@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grail_lightning.answers import Verifier, find_boxes
+from grail_lightning.answers.records import STATUSES
 
 HOSTILE = [
     "\0", "3\0", "\ud800", "\udfff3", "\\", "{", "}", "{{{1", "}{", "$", "\\(", "%", "_", "^", "'", "\"", "\u202e3", "3\u0301",
@@ -49,7 +50,6 @@ def test_hostile_answers_are_never_right_never_raise_and_execute_nothing(tmp_pat
     assert time.perf_counter() - start < 45.0
 
 
-STATUSES = {"right", "wrong", "missing", "capped", "unparseable", "timeout", "crashed"}
 SPELLED = r"""
     \frac \dfrac12 \sqrt \sqrt[3] \left( \right] \{ \} \cup \in \le \ne \pm \infty \pi \cdot \times \circ % \% \$ $ \!
     \mid \\ & \text{min} \text{yes} \mathrm{~m} \overline{3} \begin{pmatrix} \begin{array}{r} \end{array} \boxed{ and or
@@ -65,7 +65,7 @@ answers = st.one_of(grammar, grammar, anything)
 def has_verdicts(verifier, pairs):
     verdicts = verifier.grade(pairs)
     assert [(verdict.gold, verdict.prediction) for verdict in verdicts] == pairs
-    assert {verdict.status for verdict in verdicts} <= STATUSES
+    assert {verdict.status for verdict in verdicts} <= {*STATUSES}
     assert all(verdict.correct == (verdict.status == "right") for verdict in verdicts)
     assert not verifier.faults
     return verdicts

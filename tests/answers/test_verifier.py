@@ -54,10 +54,11 @@ def test_a_batch_is_graded_in_order(verifier):
     assert Verdict.missing("7") == Verdict(correct=False, status="missing", layer="none", gold="7", prediction="")
 
 
-def test_cheap_pairs_start_no_worker():
-    with Verifier(num_workers=1) as cheap:
-        assert statuses(cheap.grade([("1/2", "0.5"), ("7", "8")])) == ["right", "wrong"]
+def test_cheap_pairs_start_no_worker_and_the_cache_is_bounded():
+    with Verifier(num_workers=1, cache_size=3) as cheap:
+        assert statuses(cheap.grade([("1/2", "0.5"), ("7", "8"), ("7", "9"), ("7", "10")])) == ["right"] + ["wrong"] * 3
         assert cheap._pool.workers == []
+        assert len(cheap._cache) == 3
 
 
 def test_a_hanging_pair_times_out_and_costs_nothing_else():
@@ -72,14 +73,17 @@ def test_a_hanging_pair_times_out_and_costs_nothing_else():
         assert statuses(impatient.grade([(r"\sqrt{75}", r"5\sqrt{3}")])) == ["right"]  # the killed one was replaced
 
 
-def test_a_dying_worker_costs_one_answer():
-    with Verifier(num_workers=1, timeout_seconds=30.0) as verifier:
-        verifier.grade([NEEDS_WORKER])
-        killer = threading.Timer(1.0, verifier._pool.workers[0].process.kill)  # It hangs by then.
-        killer.start()
-        verdicts = verifier.grade([("3", HANG), (r"\sqrt{12}", r"2\sqrt{3}"), (r"\sqrt{27}", r"3\sqrt{3}")])
-        killer.join()
-        assert statuses(verdicts) == ["crashed", "right", "right"]
+def test_a_dying_worker_costs_one_answer(verifier):
+    def kill():
+        while not (hanging := [worker for worker in verifier._pool.workers if worker.job == 0]):
+            time.sleep(0.05)
+        hanging[0].process.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    verdicts = verifier.grade([("3", HANG), (r"\sqrt{12}", r"2\sqrt{3}"), (r"\sqrt{27}", r"3\sqrt{3}")])
+    killer.join()
+    assert statuses(verdicts) == ["crashed", "right", "right"]
 
 
 def test_a_bug_of_ours_is_not_taken_for_a_bad_answer(caplog):
@@ -94,6 +98,9 @@ def test_a_bug_of_ours_is_not_taken_for_a_bad_answer(caplog):
         assert sorted(verifier.faults.values()) == [1, 2]
         assert any("ValueError: Invalid literal for Fraction: 'none' (compare.py:" in key for key in verifier.faults)
         assert any("TypeError" in key and "(values.py:" in key for key in verifier.faults)
+        # A crash may be the machine's: it is tried again when it comes again.
+        assert statuses(verifier.grade(here[:1])) == ["crashed"]
+        assert sorted(verifier.faults.values()) == [1, 3]
     assert len(caplog.records) == 2  # each kind once
     assert "The verifier has a bug: ValueError" in caplog.messages[0]
     assert "0.444444" in caplog.messages[0]
@@ -126,16 +133,10 @@ def test_a_repeated_pair_is_asked_once(verifier, monkeypatch):
     asked = []
     run = verifier._pool.run
     monkeypatch.setattr(verifier._pool, "run", lambda pairs, rules: asked.extend(pairs) or run(pairs, rules))
-    pair = (r"\sqrt{27}", r"3\sqrt{3}")
+    pair = (r"\sqrt{147}", r"7\sqrt{3}")
     assert statuses(verifier.grade([pair] * 8)) == ["right"] * 8
     assert statuses(verifier.grade([pair] * 8)) == ["right"] * 8
     assert len(asked) == 1
-
-
-def test_the_cache_is_bounded():
-    with Verifier(num_workers=1, cache_size=3) as small:
-        small.grade([("1", str(number)) for number in range(10)])
-        assert len(small._cache) == 3
 
 
 def test_threads_may_share_a_verifier(verifier):
@@ -236,10 +237,3 @@ def test_the_program_prints_verdict_layer_and_normal_forms(capsys):
         r"prediction  '\\frac{2}{4}'",
     ]
     assert main(["7", "8"]) == 1
-
-
-def test_a_pair_that_crashed_is_tried_again_when_it_comes_again():
-    with Verifier(num_workers=1, conventions=Conventions(tolerance="none")) as verifier:
-        for times in (1, 2):
-            assert statuses(verifier.grade([(r"\frac{4}{9}", "0.444444")])) == ["crashed"]
-            assert [*verifier.faults.values()] == [times]
