@@ -103,14 +103,9 @@ def test_no_exception_leaves_grade_in_twenty_thousand_pairs(verifier):
 
 @settings(max_examples=300, deadline=None, database=None, derandomize=True)
 @given(answers)
-def test_an_answer_is_equal_to_itself_unless_it_is_empty(verifier, text):
+def test_an_answer_is_equal_to_itself_unless_it_is_empty_and_its_boxes_stand_one_after_the_other(verifier, text):
     (verdict,) = verifier.grade([(text, text)])
     assert verdict.status == ("right" if text.strip() else "missing")
-
-
-@settings(max_examples=300, deadline=None, database=None, derandomize=True)
-@given(answers)
-def test_boxes_lie_in_the_text_and_one_after_the_other(text):
     end = 0
     for box in find_boxes(text):
         assert end <= box.start < box.content_start <= box.content_stop < box.stop <= len(text)
