@@ -51,10 +51,7 @@ def side_by_side(
     finally:
         for worker in running:  # After an exception, such as Ctrl-C.
             worker.abandon()
-    late = [worker.outcome.cancelled() for worker in workers]
-    return [
-        Outcome("timeout", None, w.limit) if end else w.outcome.result() for w, end in zip(workers, late, strict=True)
-    ]
+    return [worker.outcome.result() for worker in workers]
 
 
 class _Worker(threading.Thread):
@@ -62,9 +59,9 @@ class _Worker(threading.Thread):
 
     def __init__(self, function: Callable[[], Any], limit: float) -> None:
         super().__init__(daemon=True)
-        self.function, self.limit, self.began = function, limit, monotonic()
+        self.function, self.limit = function, limit
         self.outcome: Future[Outcome] = Future()
-        self.coroutine: Future[Any] | None = None  # What the thread waits for.
+        self.coroutine: Future[Any] | None = None  # What the thread waits for, or waited for last.
         self._ending = threading.Lock()
 
     def start(self) -> None:
@@ -81,19 +78,19 @@ class _Worker(threading.Thread):
         except BaseException as error:
             made = Outcome("failed", error, monotonic() - self.began)
         with self._ending:
-            if not self.outcome.cancelled():
+            if not self.outcome.done():
                 self.outcome.set_result(made)
 
     def abandon(self) -> None:
         """End a function that has no outcome. Python code gets an exception, since an endless loop takes time."""
         with self._ending:  # Held, because the number of a thread that has ended may be another's.
-            if not self.outcome.cancel():
+            if self.outcome.done():
                 return
-            if self.coroutine is None and self.ident is not None:
+            self.outcome.set_result(Outcome("timeout", None, self.limit))
+            if (self.coroutine is None or self.coroutine.done()) and self.ident is not None:
                 # Threads end silently by `SystemExit`.
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(SystemExit))
-        if self.coroutine is not None:
-            self.coroutine.cancel()
+        if self.coroutine is not None and self.coroutine.cancel():
             _leave_blocked_loop()
 
 
@@ -123,8 +120,6 @@ def awaited(value: Any) -> Any:
     if isinstance(worker, _Worker):
         worker.coroutine = future
     made = future.result()
-    if isinstance(worker, _Worker):
-        worker.coroutine = None
     if made.status == "failed":
         raise made.value
     return made.value
