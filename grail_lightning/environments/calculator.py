@@ -38,12 +38,12 @@ class Calculator:
         self._due = re.findall(r"<result>(.*?)</result>", solution)
         self._scored = bool(self._due)
         self._results: list[str] = []
-        self._called = self._gain = False
+        self._gain: bool | None = None  # Of the present turn; None without a call.
 
     def score_turn(self) -> float | None:
         """1 if the turn's call gave a result of the worked solution that was not there before, else 0; None without."""
-        called, gain, self._called, self._gain = self._called, self._gain, False, False
-        return float(gain) if called and self._scored else None
+        gain, self._gain = self._gain, None
+        return None if gain is None or not self._scored else float(gain)
 
     def state_key(self) -> tuple[str, ...]:
         """The results so far."""
@@ -55,7 +55,7 @@ class Calculator:
         Args:
             expression: Numbers, + - * / and parentheses, such as 12*(3+4).
         """
-        self._called = True  # A call that fails is a wrong one.
+        self._gain = bool(self._gain)  # A call that fails is a wrong one.
         text = expression.strip()
         if len(text) > _MAX_CHARACTERS:
             raise ValueError(f"an expression must have at most {_MAX_CHARACTERS} characters")
@@ -84,4 +84,4 @@ def _value(node: ast.expr, text: str) -> Fraction:
             return _value(operand, text) * (-1 if isinstance(sign, ast.USub) else 1)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             return _OPERATORS[type(op)](_value(left, text), _value(right, text))
-    raise ValueError("an expression has numbers, + - * / and parentheses alone")
+    raise SyntaxError
