@@ -117,21 +117,17 @@ def transcript(episode: Episode) -> str:
 
 def episode_json(episode: Episode) -> str:
     """An episode as ASCII, for `read_episode`, without pictures and arguments that JSON cannot hold."""
-    try:
-        return _written(episode)
-    except (ValueError, TypeError, RecursionError):  # Thousands of digits, or of nested lists.
-        turns = (replace(t, calls=tuple(replace(call, arguments={}) for call in t.calls)) for t in episode.turns)
-        return _written(replace(episode, turns=tuple(turns)))
-
-
-def _written(episode: Episode) -> str:
-    plain = (
+    turns = [
         t if isinstance(t.state, str | float | int | None) else replace(t, state=repr(t.state)) for t in episode.turns
-    )
-    record = asdict(replace(episode, turns=tuple(plain)))  # Which copies, and not every state can be copied.
-    for call in (call for turn in record["turns"] for call in turn["calls"]):
-        del call["pictures"]
-    return json.dumps(record, default=repr)
+    ]
+    try:
+        record = asdict(replace(episode, turns=tuple(turns)))  # Which copies, and not every state can be copied.
+        for call in (call for turn in record["turns"] for call in turn["calls"]):
+            del call["pictures"]
+        return json.dumps(record, default=repr)
+    except (ValueError, TypeError, RecursionError):  # Arguments of thousands of digits, or of nested lists.
+        bare = [replace(t, calls=tuple(replace(call, arguments={}) for call in t.calls)) for t in turns]
+        return episode_json(replace(episode, turns=tuple(bare)))
 
 
 def read_episode(text: str) -> Episode:
