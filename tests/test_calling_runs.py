@@ -131,7 +131,7 @@ def test_a_run_fits_validates_tests_and_predicts():
         ("--data.task.environment=nowhere.Guess", "`data.task.environment` must .*'nowhere.Guess'"),
         ("--data.task.environment.largst=3", "no option `data.task.environment.largst`.*Did you mean `?largest"),
         ("--data.task.limits.max_turns=0", "`limits.max_turns` must be positive, but got 0"),
-        ("--data.task.calls=hermes", "need a tokenizer with a chat template, but it has none"),
+        ("--data.task.calls=hermes", "chat_template is not set"),
         ("--data.task.calls=hermse", "`data.task.calls` must be .*'hermes'.* but got 'hermse'"),
         ("--data.max_prompt_length=30 --data.task.tool_instruction=null", "4 of 4 prompts .* longer than 30 tokens"),
     ],

@@ -238,10 +238,6 @@ def find_dialect(
     written = tokenizer.chat_template or (None if pictures is None else pictures.processor.chat_template)
     if kind == "tags" or not schemas or (kind == "auto" and not written):
         return Tags(tokenizer, schemas, encode, pictures, instruction)
-    if not written:
-        raise ValueError(
-            f"Calls of the form `{kind}` need a tokenizer with a chat template, but it has none. Choose plain `tags`."
-        )
     kwargs = {**({} if tokenizer.chat_template else {"chat_template": written}), **chat_template_kwargs}
     kwargs["tools"] = list(schemas)
     control, in_parts = _control_tokens(tokenizer).values(), pictures is not None

@@ -237,7 +237,7 @@ UNKNOWN = "qwen2_5", ("tool_call>", "call>")  # A form of calls that is not amon
         ("{{ tools }}" + CHATML.replace("<|im_end|>", ""), "auto", "ends the assistant's turn with no special token"),
         ("{{ tools }}" + CHATML, "hermes", "must have the form `hermes`"),
         ("{{ tools }}{% if messages[1] %}{{ raise_exception('no tools') }}{% endif %}", "auto", "no tools"),
-        (None, "hermes", "need a tokenizer with a chat template"),
+        (None, "hermes", "chat_template is not set"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_refused_with_what_to_do(template, kind, message):
