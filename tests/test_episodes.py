@@ -148,10 +148,10 @@ def test_a_tool_that_hangs_ends_its_rollout_alone_and_the_order_of_answers_chang
 class Opening(Calculator):
     """Its rules go to the end of the prompt."""
 
-    def reset(self, times: int = 1, **row):
+    def reset(self, **row):
         """Begin."""
         super().reset()
-        return " The rules." * times
+        return " The rules."
 
 
 class Telling(Calculator):
@@ -192,15 +192,13 @@ def test_the_rollouts_of_a_group_play_the_same_problem():
     assert larger[0] != larger[1]
 
 
-def test_what_reset_returns_is_in_a_prompt_of_text_and_must_leave_room():
+def test_what_reset_returns_is_in_a_prompt_of_text():
     task = task_of(Opening)
     plain = replace(task.prompt(ROW), messages="2+3?")
     engine = WritingEngine([[f"#### 5{END}"]])
     engine.update_weights(POLICY)
     batch = play(engine, POLICY, [plain], 1, Sampling(max_response_length=200), [0])
     assert POLICY.tokenizer.decode(batch.input_ids[0, : batch.prompt_width]) == "2+3? The rules."
-    with pytest.raises(ValueError, match=r"`reset` returned a text with which the prompt has .* tokens, more than"):
-        played([task], [[f"#### 5{END}"]], [ROW | {"times": 2000}])
 
 
 def test_a_row_without_a_column_of_reset_is_named():

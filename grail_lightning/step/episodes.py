@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from grail_lightning.batch import SampledBatch, Sampling
@@ -30,43 +30,41 @@ from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.environment import EnvironmentTask
 from grail_lightning.tasks.problem import REWARD, Prompt, TokenText
 
-TRUNCATED: tuple[EndReason, ...] = ("tokens", "context")
 
-
+@dataclass(eq=False)
 class _Rollout:
     """One rollout while it is played; without a task it has no environment, and one turn."""
 
+    policy: Policy
+    prompt: Prompt
+    dialect: Dialect | None
+    sampling: Sampling
+    most: float  # The tokens of all that policy and engine have room for.
+    seed: int
+    environment_seed: int
+
     environment: Any = None
     opening: str | None = None  # What `reset` returned.
-    state: Any = None  # The key of the state in which the newest turn began, and in which it ended.
-    next_state: Any = None
-    score: float | None = None  # Of the newest turn.
+    prompt_ids: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)  # After the prompt.
+    sampled: list[bool] = field(default_factory=list)  # Of each of these, whether the policy sampled it.
+    turn_of: list[int] = field(default_factory=list)
+    logprobs: list[float] | None = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     reward: float | None = None
     end: EndReason | None = None
 
-    def __init__(
-        self,
-        policy: Policy,
-        prompt: Prompt,
-        dialect: Dialect | None,
-        sampling: Sampling,
-        most: float,
-        seed: int,
-        environment_seed: int,
-    ) -> None:
-        self.policy, self.prompt, self.dialect, self.sampling = policy, prompt, dialect, sampling
-        self.most = most  # The tokens of all that policy and engine have room for.
-        self.seed, self.environment_seed = seed, environment_seed
-        self.task = prompt.task if isinstance(prompt.task, EnvironmentTask) else None
-        self.prompt_ids: list[int] = []
-        self.ids: list[int] = []  # After the prompt.
-        self.sampled: list[bool] = []  # Of each of these, whether the policy sampled it.
-        self.turn_of: list[int] = []
-        self.logprobs: list[float] | None = []
-        self.turns: list[Turn] = []
-        self.last: list[int] = []  # The ids of the newest turn.
-        self.asked: list[ParsedCall] = []  # Its calls.
-        self.calls: tuple[Call, ...] = ()  # The same after they were run.
+    # Of the newest turn: its ids, its calls before and after they were run, and where it began and ended.
+    last: list[int] = field(default_factory=list)
+    asked: list[ParsedCall] = field(default_factory=list)
+    calls: tuple[Call, ...] = ()
+    score: float | None = None
+    state: Any = None
+    next_state: Any = None
+
+    @property
+    def task(self) -> EnvironmentTask | None:
+        return self.prompt.task if isinstance(self.prompt.task, EnvironmentTask) else None
 
     def left(self) -> tuple[float, float]:
         """How many tokens may still be sampled, and for how many there is room."""
@@ -158,20 +156,15 @@ def play(
     each, are those of their turns. The environments of a group have one seed, that of its first row: advantages and
     states are compared between rollouts of the same problem.
     """
-    dialects = _dialects(policy, prompts)
-    first = [derive_seed(seed, "environment") for seed in seeds[::group_size]]
-    rows = zip(*([of for of in given for _ in range(group_size)] for given in (prompts, first)), seeds, strict=True)
-    most = longest_row(engine, policy)
-    rollouts = [_Rollout(policy, p, dialects.get(id(p.task)), sampling, most, seed, own) for p, own, seed in rows]
+    dialects, most, rollouts = _dialects(policy, prompts), longest_row(engine, policy), []
+    for row, seed in enumerate(seeds):
+        prompt = prompts[row // group_size]
+        of_group = derive_seed(seeds[row - row % group_size], "environment")
+        rollouts.append(_Rollout(policy, prompt, dialects.get(id(prompt.task)), sampling, most, seed, of_group))
     _each(rollouts, "begin")
     for rollout in rollouts:
         encode = rollout.dialect.prompt_ids if rollout.dialect else policy.encode
         rollout.prompt_ids = encode(_messages(rollout))
-        if rollout.opening and rollout.left()[1] < 1:
-            raise ValueError(
-                f"`reset` returned a text with which the prompt has {len(rollout.prompt_ids)} tokens, more than the "
-                f"{most} for which there is room: {rollout.opening[:80]!a}. Let it return less."
-            )
     number = 0
     with engine.turns(sampling) as sample:
         while on_any_rank(any(rollout.end is None for rollout in rollouts), engine, policy.device):
@@ -271,7 +264,7 @@ def _batch(policy: Policy, rollouts: Sequence[_Rollout], group_size: int) -> Sam
         [replace(r.prompt, messages=TokenText("", r.prompt_ids)) for r in rollouts],
         1,
         [r.ids for r in rollouts],
-        [r.end not in TRUNCATED for r in rollouts],
+        [r.end not in ("tokens", "context") for r in rollouts],
         logprobs if len(logprobs) == len(rollouts) else None,
         sampled=[r.sampled for r in rollouts],
         turn=[r.turn_of for r in rollouts],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from grail_lightning.answers import AnswerForm
@@ -114,21 +115,15 @@ class EnvironmentTask(MathTask):
         return made
 
     def check_columns(self, columns: Collection[str]) -> None:
-        """Check that the data has the columns that `reset` and the rewards ask for."""
-        check_columns(self.environment_class, columns)
+        """Check that the data has the columns that the rewards ask for."""
         super().check_columns({*columns, REWARD})
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The prompt of a row; `problem` and `answer` may be missing where the environment has a reward."""
         check_columns(self.environment_class, row)
-        if not self.gives_reward and not {"problem", "answer"} <= row.keys():
-            raise ValueError(
-                f"A row must have the columns `problem` and `answer`, but got only {sorted(row)}. `answer` may be "
-                "missing only if the environment has `get_reward`."
-            )
-        known = {name: value for name, value in row.items() if value is not None}
-        prompt = super().prompt({"problem": "", "answer": ""} | known)
-        return Prompt(messages=prompt.messages, reference=prompt.reference, task=self, columns=dict(row))
+        known = {name: "" if value is None else value for name, value in row.items()}
+        missing = {"problem": "", "answer": ""} if self.gives_reward else {}
+        return replace(super().prompt(missing | known), columns=dict(row))
 
     def verdict(self, prompt: Prompt) -> Verdict | None:
         """By the environment's reward where a row has no `answer`; None compares answers."""
