@@ -82,8 +82,8 @@ class Judge:
             )
         check_address("judge.url", self.url, "http://127.0.0.1:8000/v1")
 
-    def labels(self, policy: Policy, batch: RolloutBatch) -> list[dict[int, bool]]:
-        """For each row, by the number of the turn, whether it is good; turns without a readable label are left out."""
+    def labels(self, policy: Policy, batch: RolloutBatch) -> dict[int, dict[int, bool]]:
+        """By row and number of the turn, whether it is good; turns without a readable label are left out."""
         if self.key_variable and not os.environ.get(self.key_variable):
             raise ValueError(
                 f"`judge.key_variable` must name an environment variable that is set, but got {self.key_variable!r}. "
@@ -96,10 +96,9 @@ class Judge:
         if rows and all(reply.status != "done" for reply in replies):
             reason = replies[0].value or TimeoutError("`judge.batch_seconds`")
             LOG.warning(f"The judge at {self.url} has labelled no rollout of this batch ({reason!r:.300}).")
-        read = {
+        return {
             row: read_labels(reply.value) for row, reply in zip(rows, replies, strict=True) if reply.status == "done"
         }
-        return [read.get(row, {}) for row in range(len(batch))]
 
     def _question(self, policy: Policy, batch: RolloutBatch, row: int) -> str:
         assert batch.episodes is not None
@@ -187,7 +186,7 @@ class CriticSearch(TokenCredit):
         for row, episode in enumerate(batch.episodes or ()):
             for k, turn in enumerate(episode.turns[: int(exists[row].sum())]):
                 asked += bool(turn.calls)
-                if turn.calls and k in found[row]:
+                if turn.calls and k in found.get(row, {}):
                     labels[row, k] = float(found[row][k])
         return labels, {"unread_labels": Mean(float(asked - int((~labels.isnan()).sum())), float(asked))}
 
