@@ -33,20 +33,11 @@ def test_a_call_that_fails_scores_nothing_and_changes_no_state():
     assert (environment.score_turn(), environment.state_key()) == (1.0, ("3",))
 
 
-def test_without_a_worked_solution_turns_have_no_score():
+def test_without_a_worked_solution_turns_have_no_score_and_results_keep_their_digits():
     environment = begun(problem="How many?")
-    assert environment.calculator("1/8 + 1") == "1.125"
+    asked = ("+1000000.1 + 0", "123456.78+0.01", "1/3", "-(+2)*2000000.25", "1/8 + 1")
+    told = [environment.calculator(text) for text in asked]
+    assert told == ["1000000.1", "123456.79", "0.333333333333", "-4000000.5", "1.125"]
     assert environment.score_turn() is None
     environment.reset()
     assert environment.state_key() == ()
-
-
-def test_results_keep_their_digits():
-    environment = begun()
-    asked = ("+1000000.1 + 0", "123456.78+0.01", "1/3", "-(+2)*2000000.25")
-    assert [environment.calculator(text) for text in asked] == [
-        "1000000.1",
-        "123456.79",
-        "0.333333333333",
-        "-4000000.5",
-    ]

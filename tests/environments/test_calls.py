@@ -23,60 +23,50 @@ def _hermes(*values):
     return "".join(f"<tool_call>\n{json.dumps(value)}\n</tool_call>" for value in values)
 
 
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        (_hermes(ONE), [ParsedCall("search", {"query": "Ada"})]),
-        ("I look it up.\n" + _hermes(ONE) + "<|im_end|>", [ParsedCall("search", {"query": "Ada"})]),
-        (_hermes(ONE, {"name": "look"}), [ParsedCall("search", {"query": "Ada"}), ParsedCall("look")]),
-        (f"<think>\nPerhaps {_hermes(ONE)}\n</think>\n\nNo.", []),
-        (f"<think>\nPerhaps {_hermes(ONE)}", []),
-        (f"<think>Who?</think>{_hermes(ONE)}", [ParsedCall("search", {"query": "Ada"})]),
-        ('The answer is {"name": "search", "arguments": {}}.', []),
-        ("", []),
-    ],
-)
-def test_calls_in_json_between_tags_are_read_in_their_order_outside_thinking(text, calls):
-    assert hermes_calls(text) == calls
+def tags(text):
+    return tag_calls(text, TAGS)
+
+
+def by_parser(text):
+    return calls_by(json.loads, text)
+
+
+SEARCH, LOOK, NOTE = ParsedCall("search", {"query": "Ada"}), ParsedCall("look"), {"name": "look", "parameters": {}}
 
 
 @pytest.mark.parametrize(
-    ("text", "calls"),
+    ("read", "text", "calls"),
     [
-        ('{"name": "search", "parameters": {"query": "Ada"}}<|eot_id|>', [ParsedCall("search", {"query": "Ada"})]),
-        ('<|python_tag|>{"name": "look", "parameters": {}}<|eom_id|>', [ParsedCall("look")]),
-        ('Well: {"type": "function", "name": "look", "parameters": {}}', [ParsedCall("look")]),
-        (
-            '{"name": "look", "parameters": {}}; {"name": "search", "parameters": {"query": "Ada"}}',
-            [ParsedCall("look"), ParsedCall("search", {"query": "Ada"})],
-        ),
-        (
-            '{"name": "note", "parameters": {"call": {"name": "look", "parameters": {}}}}',
-            [ParsedCall("note", {"call": {"name": "look", "parameters": {}}})],
-        ),
-        ('She is {"name": "Ada", "age": 36}.', []),
-        ('<think>{"name": "look", "parameters": {}}</think>No.', []),
+        # In JSON between tags, in their order and outside of thinking.
+        (hermes_calls, _hermes(ONE), [SEARCH]),
+        (hermes_calls, "I look it up.\n" + _hermes(ONE) + "<|im_end|>", [SEARCH]),
+        (hermes_calls, _hermes(ONE, {"name": "look"}), [SEARCH, LOOK]),
+        (hermes_calls, f"<think>\nPerhaps {_hermes(ONE)}\n</think>\n\nNo.", []),
+        (hermes_calls, f"<think>\nPerhaps {_hermes(ONE)}", []),
+        (hermes_calls, f"<think>Who?</think>{_hermes(ONE)}", [SEARCH]),
+        (hermes_calls, 'The answer is {"name": "search", "arguments": {}}.', []),
+        (hermes_calls, "", []),
+        # In bare JSON with a name and parameters; other JSON is none.
+        (llama3_calls, '{"name": "search", "parameters": {"query": "Ada"}}<|eot_id|>', [SEARCH]),
+        (llama3_calls, f"<|python_tag|>{json.dumps(NOTE)}<|eom_id|>", [LOOK]),
+        (llama3_calls, 'Well: {"type": "function", "name": "look", "parameters": {}}', [LOOK]),
+        (llama3_calls, f'{json.dumps(NOTE)}; {{"name": "search", "parameters": {{"query": "Ada"}}}}', [LOOK, SEARCH]),
+        (llama3_calls, json.dumps({"name": "note", "parameters": {"c": NOTE}}), [ParsedCall("note", {"c": NOTE})]),
+        (llama3_calls, 'She is {"name": "Ada", "age": 36}.', []),
+        (llama3_calls, f"<think>{json.dumps(NOTE)}</think>No.", []),
+        # In a tag, the value of the one parameter, or an object of several.
+        (tags, "Who? <search> Ada </search>", [SEARCH]),
+        (tags, "<search>7</search>\n", [ParsedCall("search", {"query": "7"})]),
+        (tags, '<move>{"x": 1, "y": [2]}</move>', [ParsedCall("move", {"x": 1, "y": [2]})]),
+        (tags, "<look></look>", [LOOK]),
+        (tags, "<search>a <search>b</search>", [ParsedCall("search", {"query": "b"})]),
+        (tags, "<think>I can use <search> here.</think>4", []),
+        (tags, "<think><search>Ada</search>", [SEARCH]),  # The tag has ended the turn.
+        (tags, "<seek>Ada</seek> is 4", []),
     ],
 )
-def test_bare_json_with_a_name_and_parameters_is_a_call_and_other_json_is_none(text, calls):
-    assert llama3_calls(text) == calls
-
-
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        ("Who? <search> Ada </search>", [ParsedCall("search", {"query": "Ada"})]),
-        ("<search>7</search>\n", [ParsedCall("search", {"query": "7"})]),
-        ('<move>{"x": 1, "y": [2]}</move>', [ParsedCall("move", {"x": 1, "y": [2]})]),
-        ("<look></look>", [ParsedCall("look")]),
-        ("<search>a <search>b</search>", [ParsedCall("search", {"query": "b"})]),
-        ("<think>I can use <search> here.</think>4", []),
-        ("<think><search>Ada</search>", [ParsedCall("search", {"query": "Ada"})]),  # The tag has ended the turn.
-        ("<seek>Ada</seek> is 4", []),
-    ],
-)
-def test_a_tag_holds_the_value_of_the_one_parameter_or_an_object_of_several(text, calls):
-    assert tag_calls(text, TAGS) == calls
+def test_calls_are_read_in_every_form(read, text, calls):
+    assert read(text) == calls
 
 
 @pytest.mark.parametrize(
@@ -97,14 +87,14 @@ def test_a_tag_holds_the_value_of_the_one_parameter_or_an_object_of_several(text
         (llama3_calls, '<|python_tag|>search.call(query="Ada")', "", "no JSON object with a name"),
         (llama3_calls, '{"name": "f", "parameters": ' + '{"a":' * 60_000, "", "nested too deeply"),
         (llama3_calls, '{"name": "f", "parameters": {"a": "' + "a" * 400_000 + '"}}', "", "65,536 characters"),
-        (lambda text: tag_calls(text, TAGS), "Who? <search>Ada", "search", "no </search>"),
-        (lambda text: tag_calls(text, TAGS), "Who? Ada</search>", "search", "no <search> before"),
-        (lambda text: tag_calls(text, TAGS), "<move>1, 2</move>", "move", 'Write <move>{"x": …, "y": …}</move>'),
-        (lambda text: tag_calls(text, TAGS), "<move>[1, 2]</move>", "move", "must be a JSON object"),
-        (lambda text: tag_calls(text, TAGS), "<search>\ud800</search>", "", "surrogates not allowed"),
-        (lambda text: calls_by(json.loads, text), '{"tool_calls": [{"function": "f"}]}', "", "no name"),
-        (lambda text: calls_by(json.loads, text), '{"tool_calls": [3]}', "", "could not be read"),
-        (lambda text: calls_by(json.loads, text), "[" * 60_000, "", "could not be read"),
+        (tags, "Who? <search>Ada", "search", "no </search>"),
+        (tags, "Who? Ada</search>", "search", "no <search> before"),
+        (tags, "<move>1, 2</move>", "move", 'Write <move>{"x": …, "y": …}</move>'),
+        (tags, "<move>[1, 2]</move>", "move", "must be a JSON object"),
+        (tags, "<search>\ud800</search>", "", "surrogates not allowed"),
+        (by_parser, '{"tool_calls": [{"function": "f"}]}', "", "no name"),
+        (by_parser, '{"tool_calls": [3]}', "", "could not be read"),
+        (by_parser, "[" * 60_000, "", "could not be read"),
     ],
 )
 def test_a_call_that_cannot_be_read_has_a_short_error_for_the_policy(read, text, name, error):
@@ -115,7 +105,7 @@ def test_a_call_that_cannot_be_read_has_a_short_error_for_the_policy(read, text,
     assert len(call.error) < 250
 
 
-@pytest.mark.parametrize("read", [hermes_calls, llama3_calls, lambda text: tag_calls(text, TAGS)])
+@pytest.mark.parametrize("read", [hermes_calls, llama3_calls, tags])
 @pytest.mark.parametrize(
     "piece",
     [
