@@ -123,16 +123,11 @@ def test_a_run_fits_validates_tests_and_predicts():
     [
         (f"{ENVIRONMENT}NoReset", "must have a method `reset`, but `NoReset` has none. Write"),
         (f"{ENVIRONMENT}Untyped", "`Untyped.guess` cannot be described"),
-        (
-            f"{ENVIRONMENT}Column",
-            "`Column.reset` must take the columns `problem` of a row, but got: missing .*'largest_allowed'",
-        ),
+        (f"{ENVIRONMENT}Column", "`Column.reset` must take the columns `problem` .* missing .*'largest_allowed'"),
         (f"{ENVIRONMENT}Nowhere", "`data.task.environment` must .*'mine.Nowhere'"),
-        ("--data.task.environment=nowhere.Guess", "`data.task.environment` must .*'nowhere.Guess'"),
         ("--data.task.environment.largst=3", "no option `data.task.environment.largst`.*Did you mean `?largest"),
         ("--data.task.limits.max_turns=0", "`limits.max_turns` must be positive, but got 0"),
         ("--data.task.calls=hermes", "chat_template is not set"),
-        ("--data.task.calls=hermse", "`data.task.calls` must be .*'hermes'.* but got 'hermse'"),
         ("--data.max_prompt_length=30 --data.task.tool_instruction=null", "4 of 4 prompts .* longer than 30 tokens"),
     ],
 )
@@ -150,7 +145,6 @@ LONG = "test --evaluation.sampling.max_response_length=1000"
         (f"fit {ENVIRONMENT}Failing", "`Failing.get_reward` must not fail, but raised KeyError: 'no reward'"),
         # A prompt has 6 tokens, and many more with what declares the tools. The model has 1,024 places.
         (f"{LONG} --data.task.tool_instruction=null", "4 of 4 prompts .* longer than 24 tokens"),
-        (f"{LONG} {ENVIRONMENT}Failing", "`Failing.get_reward` must not fail"),
     ],
 )
 def test_what_fails_in_a_run_is_one_line(arguments, message, capsys):

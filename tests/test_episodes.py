@@ -38,12 +38,14 @@ def task_of(environment, limits=None, **options):
     return EnvironmentTask(environment, limits=EpisodeLimits(**(limits or {})), **(bare | options))
 
 
-def played(tasks, texts, rows=(ROW,), length=200, make=WritingEngine, stop=()):
-    """The rollouts of the tasks whose turns are these texts, graded."""
+def played(tasks, texts, rows=(ROW,), length=200, make=WritingEngine, stop=(), size=1, **changes):
+    """The rollouts of the tasks whose turns are these texts, in groups of a size, graded."""
     engine = make(texts)
     engine.update_weights(POLICY)
     prompts = [task.prompt(row) for task, row in zip(tasks, [*rows] * (len(tasks) // len(rows)), strict=True)]
-    batch = play(engine, POLICY, prompts, 1, Sampling(max_response_length=length, stop=stop), list(range(len(texts))))
+    prompts = [replace(prompt, **changes) for prompt in prompts]
+    sampling = Sampling(max_response_length=length, stop=stop)
+    batch = play(engine, POLICY, prompts, size, sampling, list(range(len(texts))))
     with Verifier() as verifier:
         return grade_and_locate(batch, verifier, POLICY.tokenizer)
 
@@ -76,11 +78,14 @@ def test_a_rollout_ends_by_the_limit_that_it_hits(limits, length, turns, end, fi
     assert tally.compute()[f"episodes/end_{end}"] == 1.0
 
 
-@pytest.mark.parametrize("last", ["<calculator>0+5</calculator>", "#### 5 <calculator>1+1</calculator>"])
-def test_a_last_turn_that_calls_a_tool_has_no_answer(last):
+def test_a_last_turn_that_calls_a_tool_has_no_answer():
     """Else calls without end would be paid for by an argument that happens to be the answer."""
-    batch = played([task_of(Calculator, {"max_turns": 2}, answer=LastNumber())], [[CALL, last]])
-    assert (batch.episodes[0].end, batch.verdicts[0].status, batch.rewards.tolist()) == ("turns", "missing", [0.0])
+    last = "<calculator>0+5</calculator>", "#### 5 <calculator>1+1</calculator>"
+    task = task_of(Calculator, {"max_turns": 2}, answer=LastNumber())
+    batch = played([task] * 2, [[CALL, text] for text in last])
+    assert [episode.end for episode in batch.episodes] == ["turns"] * 2
+    assert [verdict.status for verdict in batch.verdicts] == ["missing"] * 2
+    assert batch.rewards.tolist() == [0.0, 0.0]
     assert not batch.answer.whole.any()
 
 
@@ -179,13 +184,8 @@ def test_an_answer_is_never_read_out_of_a_result_and_a_task_without_an_environme
 
 def test_the_rollouts_of_a_group_play_the_same_problem():
     """The number of the example is drawn by the seed, which is another for another prompt."""
-    engine, task = (
-        WritingEngine([[f"<guess>{k}</guess>", f"#### 5{END}"] for k in range(30, 70, 5)] * 2),
-        task_of(example()),
-    )
-    engine.update_weights(POLICY)
-    prompts, sampling = [task.prompt(ROW), task.prompt(ROW)], Sampling(max_response_length=200)
-    episodes = play(engine, POLICY, prompts, 8, sampling, range(16)).episodes
+    texts = [[f"<guess>{k}</guess>", f"#### 5{END}"] for k in range(30, 70, 5)] * 2
+    episodes = played([task_of(example())] * 2, texts, [ROW], size=8).episodes
     told = [[episode.calls[0].result for episode in episodes[k : k + 8]] for k in (0, 8)]
     larger = [sum("larger" in text for text in group) for group in told]
     assert all(group == sorted(group) for group in told), "one number divides the guesses of a group"
@@ -193,21 +193,8 @@ def test_the_rollouts_of_a_group_play_the_same_problem():
 
 
 def test_what_reset_returns_is_in_a_prompt_of_text():
-    task = task_of(Opening)
-    plain = replace(task.prompt(ROW), messages="2+3?")
-    engine = WritingEngine([[f"#### 5{END}"]])
-    engine.update_weights(POLICY)
-    batch = play(engine, POLICY, [plain], 1, Sampling(max_response_length=200), [0])
+    batch = played([task_of(Opening)], [[f"#### 5{END}"]], messages="2+3?")
     assert POLICY.tokenizer.decode(batch.input_ids[0, : batch.prompt_width]) == "2+3? The rules."
-
-
-def test_a_row_without_a_column_of_reset_is_named():
-    class Priced(example()):
-        def reset(self, price, **row):
-            """Begin."""
-
-    with pytest.raises(ValueError, match=r"`Priced.reset` must take the columns `answer`, `problem` .*'price'"):
-        task_of(Priced).prompt(ROW)
 
 
 def test_the_mean_score_of_turns_counts_turns_that_have_one():
