@@ -94,7 +94,7 @@ def test_turn_rewards_are_returns_beside_those_of_the_group(policy):
     assert weights.metrics == {"scored_turns": (3, 6), "turn_score": (1, 3)}
     # By number of the turn: 1, 0.5, 0.5 | 0, 0 | 1.
     found = by_turn(batch, TurnRewards(discount=0.5)(policy, batch, context()).additive)
-    assert [value for row in found for value in row] == near([1 / 3, 0, 0, -1 / 6, 0, -1 / 6], 8, torch.float32)
+    assert _flat(found) == near([1 / 3, 0, 0, -1 / 6, 0, -1 / 6], 8, torch.float32)
 
 
 @pytest.mark.parametrize("method", [TurnRewards, CriticSearch, lambda: GiGPO(scores=True)])
@@ -136,18 +136,12 @@ def test_igpo_rewards_the_rise_of_the_probability_of_the_answer(normalise, polic
         outcomes.append([False] * len(gains) + [True])
     expected = []
     for row in range(6):
-        mates = [j for j in range(6) if j // 3 == row // 3]
+        of_group = slice(row // 3 * 3, row // 3 * 3 + 3)
+        pairs = [*zip(_flat(rewards[of_group]), _flat(outcomes[of_group]), strict=True)]
         scaled = []
         for value, last in zip(rewards[row], outcomes[row], strict=True):
-            others = torch.tensor(
-                [
-                    v
-                    for j in mates
-                    for v, o in zip(rewards[j], outcomes[j], strict=True)
-                    if normalise == "joint" or o == last
-                ],
-                dtype=torch.float64,
-            )
+            chosen = [v for v, o in pairs if normalise == "joint" or o == last]
+            others = torch.tensor(chosen, dtype=torch.float64)
             scaled.append(((value - others.mean()) / (others.std() + 1e-4)).item())
         expected += [sum(0.5 ** (m - k) * scaled[m] for m in range(k, len(scaled))) for k in range(len(scaled))]
     assert _flat(by_turn(batch, found.additive)) == near(expected, 300, torch.float32, 1.0)

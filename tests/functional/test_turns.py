@@ -7,7 +7,6 @@ from grail_lightning.functional.turns import (
     relative,
     spread_turns,
     sum_by_turn,
-    turn_changes,
     turn_numbers,
     turn_starts,
 )
@@ -41,9 +40,3 @@ def test_values_are_compared_with_those_of_their_key():
     assert relative(values, key, counted).tolist() == [[-2, 0, 2, 0], [0, 0, 0, 0]]
     expected = [[-2 / 2.0001, 0, 2 / 2.0001, 0], [0, 0, 0, 0]]
     assert relative(values, key, counted, standardise=True).tolist() == expected
-
-
-def test_changes_of_value_add_up_to_what_the_row_gained():
-    values, exists = torch.tensor([[0.5, 0.7, 0.2], [0.5, 0, 0]]).double(), existing_turns(turn_numbers(MASK, TURN))[:2]
-    changes = turn_changes(values, torch.tensor([1.0, 0.0]).double(), exists)
-    torch.testing.assert_close(changes, torch.tensor([[0.2, -0.5, 0.8], [-0.5, 0, 0]]).double())
