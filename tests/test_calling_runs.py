@@ -153,21 +153,6 @@ def test_what_fails_in_a_run_is_one_line(arguments, message, capsys):
     assert re.search(message, said), said
 
 
-def test_a_chat_template_that_rewrites_history_is_refused_before_a_model_is_loaded(capsys, folder):
-    file = folder / "policy" / "chat_template.jinja"
-    file.write_text(
-        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>"
-        "{% if loop.last or m.role != 'assistant' %}{{ m.content }}{% endif %}"
-        "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|end|>"
-        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
-    try:
-        said = fails_early(capsys, "fit", "--config=guess.yaml")
-    finally:
-        file.unlink()
-    assert "chat template" in said
-
-
 AHEAD = ["--model.engine=tests.elsewhere.Elsewhere", "--model.execution.sample_ahead=true"]
 
 

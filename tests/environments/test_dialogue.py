@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -182,21 +183,20 @@ def test_a_tokenizer_without_tools_in_its_template_or_without_a_template_gets_pl
 
 
 DIALECTS = {
-    "qwen3": lambda: _find(_model("qwen3"), enable_thinking=False),
-    "llama3_1": lambda: _find(_model("llama3_1")),
-    "tags": lambda: _find(_tokenizer(CHATML, QWEN, QWEN_PLAIN)),
-    "normalised": lambda: _find(_tokenizer(_shipped("qwen2_5"), QWEN, QWEN_PLAIN, "<|im_end|>", normalizers.NFKC())),
+    "qwen3": cache(lambda: _find(_model("qwen3"), enable_thinking=False)),
+    "llama3_1": cache(lambda: _find(_model("llama3_1"))),
+    "tags": cache(lambda: _find(_tokenizer(CHATML, QWEN, QWEN_PLAIN))),
+    "normalised": cache(
+        lambda: _find(_tokenizer(_shipped("qwen2_5"), QWEN, QWEN_PLAIN, "<|im_end|>", normalizers.NFKC()))
+    ),
 }
-MADE = {}
 
 
 @pytest.mark.parametrize("name", DIALECTS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_no_result_adds_or_removes_a_control_token(name, data):
-    if name not in MADE:
-        MADE[name] = DIALECTS[name]()
-    dialect = MADE[name]
+    dialect = DIALECTS[name]()
     control = {token: added.content for token, added in dialect.tokenizer.added_tokens_decoder.items()}
     control = {token: text for token, text in control.items() if text.strip() and text != "protein"}
     texts = [*control.values(), *(["</result>", "<result>", "</search>", "<search>"] if name == "tags" else [])]
@@ -215,7 +215,7 @@ def test_no_result_adds_or_removes_a_control_token(name, data):
 
 
 def test_every_control_token_as_text_stays_readable_and_harmless_text_stays_itself():
-    dialect = _find(_model("llama3_1"))
+    dialect = DIALECTS["llama3_1"]()
     read = dialect.tokenizer.decode(dialect.between(["".join(LLAMA)]))
     assert read.count("< |reserved_special_token_") == 240
     harmless = 'A "protein"    and 1 < 2 | x>y: [1]\nnaïve 💡 #<b>'
