@@ -129,7 +129,7 @@ class GrailModule(pl.LightningModule):
         self.steps_cut = 0  # The number of the last batch's steps that exceed `max_steps`.
         self._configured: ConfiguredOptions | None = None
         self._restored: dict[str, torch.Tensor] = {}  # Weights of the checkpoint of a resumed fit, for exact masters.
-        self._weights_step = 0  # The optimiser steps behind the weights, which only a Trainer that fits knows.
+        self.weights_step = 0  # The optimiser steps behind the weights, which only a Trainer that fits knows.
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -248,7 +248,7 @@ class GrailModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore them. An evaluation drops the master weights of an earlier fit, which belong to other parameters."""
         self.credit.load_state_dict(checkpoint.get("credit", {}))
-        fits, self._weights_step = self.trainer.state.fn == "fit", checkpoint.get("global_step", 0)
+        fits, self.weights_step = self.trainer.state.fn == "fit", checkpoint.get("global_step", 0)
         self.ahead.load_state_dict(checkpoint.get("ahead", {}) if fits else {})
         if self.second is not None and fits:
             self.second.load_state_dict(checkpoint.get("second", {}))
@@ -284,7 +284,7 @@ class GrailModule(pl.LightningModule):
             )
             update.compute_before_steps(self.reference)
             last_step = self.take_steps(update)
-        weights, self._weights_step = update.final_weights(), self.global_step
+        weights, self.weights_step = update.final_weights(), self.global_step
         figures = batch_figures(batch, weights, self.tokenizer) | sampling_figures | last_step
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
         if batch.episodes is not None:
@@ -370,7 +370,7 @@ class GrailModule(pl.LightningModule):
 
     def credit_context(self, credit: TokenCredit) -> CreditContext:
         """What a credit method is told beside the batch, with a fresh generator."""
-        step = self.global_step if self.trainer.state.fn == "fit" else self._weights_step
+        step = self.global_step if self.trainer.state.fn == "fit" else self.weights_step
         continuations: Continuations | None = None
         if credit.needs().continuations:
             from grail_lightning.step.continuations import SampledContinuations

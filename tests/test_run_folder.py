@@ -136,8 +136,8 @@ def test_a_run_of_an_older_version_can_go_on_and_moves_aside_once_it_is_marked()
 
 def test_what_was_written_by_an_evaluation_alone_is_no_earlier_run():
     folder = _folder(logger=False, default_root_dir="out")
-    folder.shared()
-    Path("out", "config_validate.yaml").touch()
+    with folder.shared():
+        Path("out", "config_validate.yaml").touch()
     with folder.taken():
         pass
     assert os.listdir() == ["out"]

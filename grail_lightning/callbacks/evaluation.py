@@ -82,7 +82,6 @@ class Evaluation(Callback):
         self.first: dict[str, Any] = {}
         self.last: dict[str, Any] = {}
         self._finished = False
-        self._loaded: int | None = None
         self._running: _Running | None = None  # None outside of an evaluation, and in the sanity check.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -90,7 +89,6 @@ class Evaluation(Callback):
         module = module_of(pl_module)
         sampling = self.sampling or module.sampling
         module.evaluation = EvaluationPlan(num_samples=self.num_samples, sampling=sampling)
-        self._loaded = None
         if stage == "fit":
             self.first, self.last = {}, {}
 
@@ -127,10 +125,6 @@ class Evaluation(Callback):
             return f"{first} -> {last}; not comparable, because the run was resumed with other {' and '.join(differ)}"
         return f"{self.first['accuracy']:.3f} -> {last}" if self.first else last
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Remember the step of the checkpoint, at which validation and test log."""
-        self._loaded = checkpoint["global_step"]
-
     def state_dict(self) -> dict[str, Any]:
         """The first and the last accuracy of the run, with their conditions."""
         return {"first": self.first, "last": self.last}
@@ -145,10 +139,11 @@ class Evaluation(Callback):
         if trainer.sanity_checking:
             return
         module, stage = module_of(pl_module), trainer.state.fn
-        step = trainer.global_step if stage == "fit" else tell_policy(trainer, pl_module, self._loaded)
+        step = trainer.global_step if stage == "fit" else tell_policy(trainer, pl_module)
         shown = TableOptions(pass_at=self.pass_at, maj_at=self.maj_at, by=self.by)
         self._running = _Running(trainer, module, shown, step)
-        module.evaluation = replace(module.evaluation, done=self._running.done)
+        if (kept := self._running.kept) is not None:
+            module.evaluation = replace(module.evaluation, done=kept.done)
 
     on_test_start = on_validation_start
 
@@ -168,26 +163,22 @@ class Evaluation(Callback):
     on_test_batch_end = on_validation_batch_end
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the metrics."""
-        if self._running is None:
+        """Log the metrics. A test prints them as a table."""
+        running = self._running
+        if running is None:
             return
-        figures = self._running.log(pl_module, "val")
+        figures = running.log(pl_module, "test" if trainer.testing else "val")
         if trainer.state.fn == "fit":
-            self.last = {"step": trainer.global_step, "accuracy": figures["accuracy"]} | self._running.conditions()
+            self.last = {"step": trainer.global_step, "accuracy": figures["accuracy"]} | running.conditions()
             if trainer.global_step == 0:
                 self.first = self.last
-        self._running.finish()
+        if trainer.testing and trainer.is_global_zero and len(running.samples):
+            print(evaluation_table(running.samples, running.shown))
+        if running.kept is not None:
+            running.kept.finish()  # Until its table stands there, a test is not over: the same command goes on with it.
         self._running = None
 
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the metrics and print them as a table."""
-        if self._running is None:
-            return
-        self._running.log(pl_module, "test")
-        if trainer.is_global_zero and len(self._running.samples):
-            print(evaluation_table(self._running.samples, self._running.shown))
-        self._running.finish()  # Until its table stands there, a test is not over: the same command goes on with it.
-        self._running = None
+    on_test_epoch_end = on_validation_epoch_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the files of the samples; what is written stays."""
@@ -203,7 +194,7 @@ class Evaluation(Callback):
 class _Running:
     """An evaluation from its first batch to its figures: its problems, and the samples that a test keeps.
 
-    Every rank must call the constructor, `log` and `finish`. `step` is the number of optimiser steps of the policy.
+    Every rank must call the constructor and `log`. `step` is the number of optimiser steps of the policy.
     """
 
     def __init__(self, trainer: Trainer, module: GrailModule, shown: TableOptions, step: int) -> None:
@@ -217,11 +208,6 @@ class _Running:
         if tests and (batches := tested_batches(trainer)) is not None:
             self.shown = replace(shown, first=batches.first_rows())
             self.kept = KeptSamples(trainer, module, batches, step, self.shown)
-
-    @property
-    def done(self) -> frozenset[tuple[int, int]]:
-        """The batches that need not be sampled, by the numbers of loader and batch."""
-        return frozenset() if self.kept is None else self.kept.done
 
     def add(self, outputs: object, prompts: Sequence[Prompt], number: tuple[int, int]) -> None:
         """Count the responses of a batch, and keep them. `outputs` are None for a batch that is `done`."""
@@ -256,11 +242,6 @@ class _Running:
         # Without a step Lightning would log at the number of batches, which is 0 outside of a fit.
         pl_module.log_dict(known | {"step": float(self._step)}, batch_size=1, sync_dist=world_size() > 1)
         return figures
-
-    def finish(self) -> None:
-        """Mark what is kept as complete."""
-        if self.kept is not None:
-            self.kept.finish()
 
     def conditions(self) -> dict[str, Any]:
         """The conditions of the figures: a text, and values that differ if the problems or the sampling differ."""

@@ -62,12 +62,9 @@ def data_of(trainer: Trainer) -> LightningDataModule | None:
     return data
 
 
-def tell_policy(trainer: Trainer, pl_module: LightningModule, loaded: int | None) -> int:
-    """Log which policy validation, test or prediction uses, and return its number of optimiser steps. A collective.
-
-    `loaded` is the number of optimiser steps of the loaded checkpoint, if there is one.
-    """
-    step = trainer.global_step if loaded is None else loaded
+def tell_policy(trainer: Trainer, pl_module: LightningModule) -> int:
+    """Log which policy validation, test or prediction uses, and return its number of optimiser steps. A collective."""
+    step = module_of(pl_module).weights_step
     last = RunFolder(trainer).path / "checkpoints" / "last.ckpt"
     if trainer.ckpt_path:
         policy = f"of {trainer.ckpt_path}, saved at step {step}."

@@ -6,7 +6,7 @@ import base64
 import inspect
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,11 +85,10 @@ class PredictionWriter(Callback):
         self._path = Path()
         self._names: list[str] = []
         self._writer: Any = None
-        self._loaded: int | None = None
+        self._groups = 0  # Of this rank, until now.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forget the checkpoint of an earlier stage, and check that the further methods find what they need."""
-        self._loaded = None
+        """Check that the further methods find what they need."""
         if stage != "predict":
             return
         credit = module_of(pl_module).credit
@@ -106,17 +105,14 @@ class PredictionWriter(Callback):
                     f"first: --model.credit={name} --predictions.compare+={type(credit).__name__}."
                 )
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Remember the step of the loaded policy."""
-        self._loaded = checkpoint["global_step"]
-
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open this rank's partial file."""
         import pyarrow.parquet as pq
 
-        tell_policy(trainer, pl_module, self._loaded)
+        tell_policy(trainer, pl_module)
         self._path = Path(self.file) if self.file else RunFolder(trainer).path / "predictions.parquet"
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._groups = 0
         self._names = _method_names([module_of(pl_module).credit, *self.compare])
         # Whether there are turns and pictures is known at the end; without any, `_join` leaves their columns out.
         types = prediction_types(self._names[1:]) | _OPTIONAL
@@ -144,6 +140,9 @@ class PredictionWriter(Callback):
             columns["pictures"] = _picture_column(policy, batch, answer.whole, budget)
         if len(output.batch):
             columns |= _columns(output, module, self._names[0], compared)
+            # Groups have numbers of their own in each batch, and get those of this rank.
+            columns["group"] = [(self._groups + k) * trainer.world_size + trainer.global_rank for k in columns["group"]]
+            self._groups += int(output.batch.group.max()) + 1
             self._writer.write_table(arrow_table(columns, prediction_types([*compared]) | _OPTIONAL))
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -185,24 +184,12 @@ def _join(parts: list[Path], file: Path) -> int:
     for name, those in {"turns": TURN_COLUMNS, "pictures": ["pictures"]}.items():
         if not any(source.read([name]).drop_null().num_rows for source in sources):
             schema = pa.schema([column for column in schema if column.name not in those])
-    write_tables(file, _numbered_on(sources, schema), schema)
+    groups = (source.read_row_group(k, schema.names) for source in sources for k in range(source.num_row_groups))
+    write_tables(file, groups, schema)
     for source, part in zip(sources, parts, strict=True):
         source.close()
         part.unlink()
     return int(pq.read_metadata(file).num_rows)
-
-
-def _numbered_on(sources: Sequence[Any], schema: Any) -> Iterator[Any]:
-    """The batches of files with the columns of a schema. The groups of each are numbered on from the one before."""
-    import pyarrow.compute as pc
-
-    place, before = schema.get_field_index("group"), 0
-    for source in sources:
-        for index in range(source.num_row_groups):
-            table = source.read_row_group(index).select(schema.names)
-            groups = pc.add(table["group"], before)
-            before = pc.max(groups).as_py() + 1
-            yield table.set_column(place, schema.field(place), groups)
 
 
 def prediction_types(compared: Sequence[str]) -> dict[str, str]:

@@ -145,8 +145,7 @@ def arrow_table(columns: dict[str, list[Any]], types: dict[str, str]) -> Any:
     import pyarrow as pa
 
     def typed(kind: str) -> Any:
-        inner = kind.removeprefix("list<").removesuffix(">")
-        scalar = pa.bool_() if inner == "bool" else getattr(pa, inner)()
+        scalar = pa.type_for_alias(kind.removeprefix("list<").removesuffix(">"))
         return pa.list_(scalar) if kind.startswith("list<") else scalar
 
     schema = pa.schema([(column, typed(kind)) for column, kind in types.items()])

@@ -121,11 +121,9 @@ def _facts(trainer: Trainer, module: GrailModule, batches: Batches, step: int, t
     options = {name: value for name, value in vars(module.engine).items() if isinstance(value, str) and name[0] != "_"}
     data = data_of(trainer)
     sources = {prompt.dataset: data and type(data).__name__ for prompt in prompts}
-    sources |= {
-        loader.prompts[0].dataset: loader.prompts.spec.path
-        for loader in loaders
-        if len(loader.prompts) and isinstance(loader.prompts, RowPrompts)
-    }
+    for rows in (loader.prompts for loader in loaders):
+        if len(rows) and isinstance(rows, RowPrompts):
+            sources[rows[0].dataset] = rows.spec.path
     return {
         "format": FORMAT,
         "created": _now(),

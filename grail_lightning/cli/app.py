@@ -6,8 +6,8 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from jsonargparse import ArgumentError, Namespace
@@ -28,6 +28,7 @@ from grail_lightning.callbacks import (
     Throughput,
 )
 from grail_lightning.callbacks.export import check_steps_left
+from grail_lightning.callbacks.hooks import fast_dev_run
 from grail_lightning.callbacks.preflight import check_folders
 from grail_lightning.callbacks.progress import BatchProgressBar
 from grail_lightning.cli.config_files import expand_configs, not_followed, replace_lists
@@ -150,7 +151,8 @@ class GrailCLI(LightningCLI):
     def _run(self, **options: Any) -> None:
         """Run the subcommand in its folder, with the arguments of the Trainer's method."""
         check_folders(self.trainer)
-        checkpoint = options["ckpt_path"] = RunFolder(self.trainer).checkpoint(options.get("ckpt_path"))
+        folder = RunFolder(self.trainer)
+        checkpoint = options["ckpt_path"] = folder.checkpoint(options.get("ckpt_path"))
         state = read_state(checkpoint, self.trainer.strategy, options.get("weights_only"))
         if self.subcommand == "fit":
             if checkpoint and "global_step" in state:
@@ -160,24 +162,11 @@ class GrailCLI(LightningCLI):
                 task.check_length(self.model.sampling.max_response_length)
         if self.subcommand == "test":
             options["verbose"] = False  # `Evaluation` prints its own table, with intervals.
-        with self._folder(checkpoint):
+        own = folder.taken(checkpoint) if self.subcommand == "fit" else folder.shared()
+        with nullcontext() if fast_dev_run(self.trainer) else own, keep_tables(self.trainer):
             getattr(self.trainer, str(self.subcommand))(**options)
 
     fit = validate = test = predict = _run  # Lightning calls the method of the subcommand's name.
-
-    @contextmanager
-    def _folder(self, checkpoint: str | None) -> Iterator[None]:
-        """The folder of the subcommand: an empty one for a new run, that of the checkpoint's run, or a shared one."""
-        folder = RunFolder(self.trainer)
-        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            yield
-        elif self.subcommand == "fit":
-            with folder.taken(checkpoint), keep_tables(self.trainer):
-                yield
-        else:
-            folder.shared()
-            with keep_tables(self.trainer):
-                yield
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -23,9 +22,6 @@ def expand_configs(args: Sequence[str]) -> list[str]:
     The key ``config`` of a file names the file on which it builds, or a list of files, relative to its own folder. A
     file that is not there, or not in the working folder for ``--config``, is looked up among the configs of the
     package. A file on which several of them build is read once.
-
-    Raises:
-        ValueError: If a file is missing, holds no options, or builds on itself.
     """
     expanded: list[str] = []
     files: list[str] = []
@@ -49,14 +45,11 @@ def not_followed(content: str) -> str:
 
     It would read a base again, over the options of a file that came after it, and it looks in the file's folder alone.
     """
-    if "config" not in content or not isinstance(root := yaml.compose(content, yaml.SafeLoader), yaml.MappingNode):
-        return content
-    for key, value in root.value:
-        start, stop = value.start_mark.index, value.end_mark.index
-        # An alias has the place of its anchor, and an empty value none.
-        if key.value == "config" and value.tag == "tag:yaml.org,2002:str" and start > key.end_mark.index:
-            line = "\n" if content[start:stop].endswith("\n") else ""  # Of a block.
-            return f"{content[:start]}{json.dumps([value.value])}{line}{content[stop:]}"
+    root = yaml.compose(content, yaml.SafeLoader) if "config" in content else None
+    for place, (key, value) in enumerate(root.value if isinstance(root, yaml.MappingNode) else []):
+        if key.value == "config" and value.tag == "tag:yaml.org,2002:str":
+            root.value[place] = key, yaml.SequenceNode("tag:yaml.org,2002:seq", [value])
+            return str(yaml.serialize(root))
     return content
 
 
@@ -113,11 +106,7 @@ def find_config(name: Path, folder: Path = Path()) -> Path:
 
 
 def read_options(file: Path, given_as: str = "`--config`") -> dict[str, Any]:
-    """The options of a YAML file, which errors call `given_as`.
-
-    Raises:
-        ValueError: If it cannot be read, is no YAML, or does not hold options. The message names file and line.
-    """
+    """The options of a YAML file; a ValueError with file and line, which calls it `given_as`, if it holds none."""
     try:
         with file.open(encoding="utf-8") as stream:
             content = yaml.load(stream, _UniqueKeys)  # noqa: S506  (a SafeLoader)

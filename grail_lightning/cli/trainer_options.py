@@ -49,11 +49,7 @@ def as_list(value: object) -> list[Any]:
 
 
 def strategy_options(strategy: object) -> object:
-    """The value of `trainer.strategy`, where FSDP2 is given by its class path, because Lightning has no name for it.
-
-    Raises:
-        ValueError: For FSDP1.
-    """
+    """The value of `trainer.strategy`, where FSDP2 is given by its class path, because Lightning has no name for it."""
     name = strategy if isinstance(strategy, str) else getattr(strategy, "class_path", "")
     check_strategy(name)
     if name.lower() == "fsdp":
@@ -65,11 +61,7 @@ def strategy_options(strategy: object) -> object:
 
 
 def fsdp2_options(trainer: Namespace) -> dict[str, Any]:
-    """The arguments of FSDP2 with sizes of its mesh: with "auto" Lightning would split layers within a node.
-
-    Raises:
-        ValueError: If the sizes that are given do not fit the devices.
-    """
+    """The arguments of FSDP2 with sizes of its mesh: with "auto" Lightning would split layers within a node."""
     on_cuda = trainer.accelerator in ("auto", "gpu", "cuda") and CUDAAccelerator.is_available()
     kind: Any = CUDAAccelerator if on_cuda else CPUAccelerator
     each = kind.auto_device_count() if trainer.devices == "auto" else kind.parse_devices(trainer.devices)
@@ -86,13 +78,9 @@ def fsdp2_options(trainer: Namespace) -> dict[str, Any]:
 
 
 def check_devices(trainer: Trainer) -> None:
-    """Check the strategy, and that torchrun or SLURM has started as many processes as there are devices.
-
-    Raises:
-        ValueError: If a policy cannot be trained under the strategy, or the run would wait for processes. Lightning
-            asks for their number only if it starts them by itself.
-    """
+    """Check the strategy, and that torchrun or SLURM has started as many processes as there are devices."""
     check_strategy(trainer.strategy)
+    # Lightning asks for their number only if it starts them by itself, and would wait for those that are missing.
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if environment is not None and environment.creates_processes_externally:
         environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)

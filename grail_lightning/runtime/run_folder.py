@@ -90,12 +90,14 @@ class RunFolder:
                     rank_zero_info(f"Nothing was trained, and {folder} holds the earlier run again.")
                 raise
 
-    def shared(self) -> None:
+    @contextmanager
+    def shared(self) -> Iterator[None]:
         """The folder for commands that do not train. It is created if needed, and not locked: a fit may be using it."""
         folder = self.path
         if self.trainer.is_global_zero:
             folder.mkdir(parents=True, exist_ok=True)
             mark_if_new(folder)
+        yield
 
 
 def _check_ours(folder: Path) -> None:

@@ -14,7 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from importlib import resources
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,31 +65,20 @@ def _read(file: Path, max_rollouts: int) -> tuple[list[Row], int]:
     The rollouts of one prompt are kept together: the last group is left out if the limit would cut it, unless it is the
     only one.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from pyarrow.dataset import dataset
 
-    if max_rollouts < 1:
-        raise ValueError(f"`max_rollouts` must be at least 1, but got {max_rollouts}.")
-    wanted = f"{file} must be a Parquet file that `grail-lightning predict` wrote, but"
-    try:
-        with pq.ParquetFile(file) as source:
-            number = source.metadata.num_rows
-            missing = [f"`{name}`" for name in _REQUIRED if name not in source.schema_arrow.names]
-            batches = source.iter_batches(batch_size=64)
-            rows = [] if missing else [*islice((row for rows in batches for row in rows.to_pylist()), max_rollouts + 1)]
-    except FileNotFoundError:
-        raise ValueError(f"{wanted} got: there is no such file. Correct the path.") from None
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{wanted} got: {' '.join(str(error).split()).rstrip('.')}. Correct the path.") from None
-    if missing:
-        raise ValueError(f"{wanted} it has no column {', '.join(missing)}. Texts without credit get it by `predict`.")
-    if not rows:
-        raise ValueError(f"{file} must hold at least one rollout, but got none. Predict first.")
+    source = dataset(file)
+    if missing := [f"`{name}`" for name in _REQUIRED if name not in source.schema.names]:
+        raise ValueError(
+            f"{file} must be a Parquet file that `grail-lightning predict` wrote, but it has no column "
+            f"{', '.join(missing)}. Texts without credit get it by `predict`."
+        )
+    rows = source.head(max_rollouts + 1).to_pylist()
     if len(rows) > max_rollouts:
         cut = _problem(rows.pop())
         if cut == _problem(rows[-1]) != _problem(rows[0]):
             rows = [row for row in rows if _problem(row) != cut]
-    return rows, number
+    return rows, source.count_rows()
 
 
 def _problem(row: Row) -> tuple[str, ...]:

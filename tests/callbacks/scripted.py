@@ -55,7 +55,7 @@ class Scripted(pl.LightningModule):
         self.tokenizer = self.policy.tokenizer
         self.evaluation = None
         self.seen = []
-        self.steps_cut = 0
+        self.steps_cut = self.weights_step = 0
 
     def rollouts(self, problems, num_samples):
         if not problems:  # the share of a rank in a last small batch
@@ -91,6 +91,7 @@ class Scripted(pl.LightningModule):
             optimizer.zero_grad()
             self.manual_backward(sum(p.sum() for p in self.policy.parameters() if p.requires_grad))
             optimizer.step()
+        self.weights_step = self.global_step
         spread = batch.rewards.reshape(-1, self.group_size)
         metrics = {
             "reward": float(batch.rewards.mean()),
@@ -109,6 +110,9 @@ class Scripted(pl.LightningModule):
         values = batch.response_mask * torch.arange(batch.response_ids.shape[1]).float()
         fallback = ~batch.answer.whole.any(1)
         return StepOutput(batch, TokenWeights(values=values, scores=values * 2, fallback=fallback))
+
+    def on_load_checkpoint(self, checkpoint):
+        self.weights_step = checkpoint["global_step"]
 
     def credit_context(self, credit):
         return CreditContext(step=self.global_step, generator=torch.Generator(), token_budget=4096)
