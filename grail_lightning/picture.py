@@ -128,8 +128,6 @@ class Picture:
 
 def is_image(value: object) -> TypeGuard[Image]:
     """Whether a value is an image of Pillow."""
-    if type(value).__module__.partition(".")[0] in ("builtins", "pathlib"):  # Without an import of Pillow.
-        return False
     from PIL.Image import Image
 
     return isinstance(value, Image)
@@ -152,10 +150,11 @@ def _parts(messages: Messages | str) -> Iterator[dict[str, Any]]:
 
 def in_parts(messages: Messages) -> Messages:
     """The messages with every content as a list of parts, which templates for pictures expect."""
-    return [
-        message if isinstance(message["content"], list) else message | {"content": _text_part(message["content"])}
-        for message in messages
-    ]
+    return [message | {"content": _as_parts(message["content"])} for message in messages]
+
+
+def _as_parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return content if isinstance(content, list) else _text_part(content)
 
 
 def _text_part(text: str) -> list[dict[str, Any]]:
@@ -199,7 +198,7 @@ def with_pictures(
 def _split(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A copy of a content in parts, with a part of type image for each `PLACE` in the texts."""
     parts: list[dict[str, Any]] = []
-    for part in _text_part(content) if isinstance(content, str) else content:
+    for part in _as_parts(content):
         if part.get("type") != "text":
             parts.append(dict(part))
             continue

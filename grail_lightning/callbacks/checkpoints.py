@@ -85,6 +85,8 @@ class LastCheckpoint(Checkpoint):
         if trainer.global_step == 0 or trainer.state.fn != "fit":
             self._termination.watch(trainer, noting=False)
 
+    on_test_start = on_predict_start = on_validation_start
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save with the figures of this validation."""
         if trainer.state.fn != "fit" or trainer.sanity_checking or trainer.global_step == 0:
@@ -92,12 +94,6 @@ class LastCheckpoint(Checkpoint):
         if self.on_validation:
             self._save(trainer, pl_module, again=True)
         self._save_if_due(trainer, pl_module)
-
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A SIGTERM ends a test or a prediction at once."""
-        self._termination.watch(trainer, noting=False)
-
-    on_predict_start = on_test_start
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the state at the end of training, unless `max_steps` has interrupted a batch."""

@@ -16,7 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from grail_lightning.answers import Alignment, align
+from grail_lightning.answers import align
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.callbacks.hooks import module_of, output_of, policy_of, rollouts_of, tell_policy
 from grail_lightning.callbacks.rollouts import (
@@ -221,9 +221,10 @@ def _columns(
     alignments = align_rows(batch, module.tokenizer)
     columns["token_starts"] = [list(aligned.starts) for aligned in alignments]
     columns["token_stops"] = [list(aligned.stops) for aligned in alignments]
-    boxes = [_box(output, row, aligned) for row, aligned in enumerate(alignments)]
-    for place, name in enumerate(("box_start", "box_stop", "box_first_token", "box_last_token")):
-        columns[name] = [box[place] for box in boxes]
+    answers = [answer_place(output, row, aligned) for row, aligned in enumerate(alignments)]
+    for end, (of_text, of_tokens) in enumerate((("box_start", "box_first_token"), ("box_stop", "box_last_token"))):
+        columns[of_text] = [place and place[end] for place, _ in answers]
+        columns[of_tokens] = [tokens[-end] if tokens else None for _, tokens in answers]
     steps = [labelled_steps(a.text, prompt) for a, prompt in zip(alignments, batch.prompts, strict=True)]
     for name in ("start", "stop", "kind"):
         columns[f"step_{name}s"] = [None if row is None else [getattr(step, name) for step in row] for row in steps]
@@ -249,12 +250,6 @@ def _rows(values: Tensor | None, batch: RolloutBatch) -> list[Any]:
         return [None] * len(batch)
     rows = zip(values.detach().float().cpu(), batch.response_mask.cpu(), batch.valid_mask.cpu(), strict=True)
     return [sampled_values(row[valid], sampled[valid]) for row, sampled, valid in rows]
-
-
-def _box(output: StepOutput, row: int, aligned: Alignment) -> tuple[int | None, ...]:
-    """The first and the last character of the answer, and its first and last token; None without one."""
-    place, tokens = answer_place(output, row, aligned)
-    return *(place or (None, None)), *((tokens[0], tokens[-1]) if tokens else (None, None))
 
 
 @torch.inference_mode(False)

@@ -132,11 +132,44 @@ class Preflight(Callback):
         statuses = Counter(verdict.status for verdict in output.batch.verdicts)
         verdicts = sum_by_name({status: float(number) for status, number in statuses.items()})
         self._check_groups(figures, verdicts, train_equal=objective.train_equal)
-        self._check_ends(figures, module)
-        self._check_verdicts(verdicts)
-        self._check_rate(figures, trainer.optimizers[0])
+        left_out = " and left out of the loss (`objective.mask_truncated`)" if objective.mask_truncated else ""
+        self._report(
+            "endless",
+            figures["completions/clipped_ratio"] >= 1,
+            f"In each of the last {self.patience} batches, every response was cut at the limit of "
+            f"{module.sampling.max_response_length} tokens{left_out}. Raise `sampling.max_response_length`; if "
+            "responses repeat themselves, lower the learning rate; if the policy never generates its end token "
+            f"{module.tokenizer.eos_token!r}, as base models may, set `sampling.stop` to what follows an answer.",
+            self.patience,
+        )
+        total, slow, crashed = sum(verdicts.values()), verdicts.get("timeout", 0.0), verdicts.get("crashed", 0.0)
+        self._report(
+            "verdicts",
+            slow + crashed > _MOST_TIMEOUTS * total,
+            f"{slow + crashed:.0f} of the {total:.0f} answers of this batch ({(slow + crashed) / max(total, 1):.1%}) "
+            f"could not be graded: {slow:.0f} timed out, {crashed:.0f} crashed. They count as wrong. Is the machine "
+            "short of cores or memory? Otherwise look at them: the callback `KeepRollouts` writes the column "
+            "`status`. `train/verdict/timeout` and `train/verdict/crashed` are logged for each batch.",
+        )
+        # A warm-up from 0 has a positive rate after its first step. A batch without a gradient says nothing.
+        rates = [figures.get("learning_rate", 1.0), *(group["lr"] for group in trainer.optimizers[0].param_groups)]
+        if max(rates) > 0 or figures["grad_norm"] > 0:
+            self._report(
+                "rate",
+                max(rates) <= 0,
+                f"The learning rate was 0 in each of the last {self.patience} batches with a gradient (norm now "
+                f"{figures.get('grad_norm', 0.0):.3g}). Set `lr` of the optimizer, or look at the factor of the "
+                "scheduler.",
+                self.patience,
+            )
         if objective.scale_rewards == "bnpo":
-            self._check_range(output.batch.rewards)
+            outside = output.batch.rewards[(output.batch.rewards - 0.5).abs() > 0.5 + ROUNDING]
+            self._report(
+                "bnpo",
+                len(outside) > 0,
+                f"A reward of {sum(outside[:1].tolist()):.3g} lies outside [0, 1], and `objective.scale_rewards: bnpo` "
+                "stops the run at the first group whose mean does. Scale the rewards to [0, 1], or set it to group.",
+            )
         gap = figures.get(SAMPLER_GAP, 0.0)
         if gap > _BEYOND_ROUNDING and module.policy is not None and not module.engine.own_weights:
             raise ValueError(
@@ -145,80 +178,36 @@ class Preflight(Callback):
                 "from its cache than in one pass, so the run trains on what it did not sample. Take another model, "
                 "or an engine with a copy of the weights (vLLM)."
             )
-        if gap > _MOST_SAMPLER_GAP:
-            correct = "" if module.execution.decided_cap else ", or set `execution.sampler_cap: 2`"
-            self._warn(
-                "sampler",
-                f"Sampler and trainer differ by {gap:.2g} nats a token in the log-probability of the same tokens "
-                f"(`{SAMPLER_GAP}`). Sample in the precision of training{correct}.",
-            )
+        correct = "" if module.execution.decided_cap else ", or set `execution.sampler_cap: 2`"
+        self._report(
+            "sampler",
+            gap > _MOST_SAMPLER_GAP,
+            f"Sampler and trainer differ by {gap:.2g} nats a token in the log-probability of the same tokens "
+            f"(`{SAMPLER_GAP}`). Sample in the precision of training{correct}.",
+        )
 
-    def _warn(self, problem: str, text: str) -> None:
-        if problem not in self._warned:
+    def _report(self, problem: str, now: bool, text: str, patience: int = 1) -> None:
+        """Warn once of a problem that has been there in `patience` consecutive batches, this one included."""
+        self._in_a_row[problem] = self._in_a_row[problem] + 1 if now else 0
+        if self._in_a_row[problem] >= patience and problem not in self._warned:
             self._warned.add(problem)
             rank_zero_warn(text)
-
-    def _lasts(self, problem: str, now: bool) -> bool:
-        """Whether a problem is there in as many consecutive batches as `patience` says, this one included."""
-        self._in_a_row[problem] = self._in_a_row[problem] + 1 if now else 0
-        return self._in_a_row[problem] >= self.patience
 
     def _check_groups(self, figures: dict[str, float], verdicts: dict[str, float], *, train_equal: bool) -> None:
         dead = figures["frac_reward_zero_std"] >= 1 and not train_equal
         self._statuses = self._statuses + Counter(verdicts) if dead else Counter()
-        if self._lasts("dead", dead):
-            total = max(self._statuses.total(), 1)
-            shares = ", ".join(f"{number / total:.0%} {status}" for status, number in self._statuses.most_common(3))
-            self._warn(
-                "dead",
-                f"In each of the last {self._in_a_row['dead']} batches, all rollouts of each group earned the same "
-                f"reward (mean reward now {figures['reward']:.3g}; verdicts of these batches: {shares}), so every "
-                "advantage is 0. If verdicts are mixed, raise `sampling.temperature`, or look at the reward function. "
-                "If answers are missing, look at the rollouts in TensorBoard: the prompt or "
-                "`sampling.max_response_length` may be at fault. If all are wrong or all right, take easier or harder "
-                "problems, or a larger `execution.group_size`.",
-            )
-
-    def _check_ends(self, figures: dict[str, float], module: GrailModule) -> None:
-        left_out = " and left out of the loss (`objective.mask_truncated`)" if module.objective.mask_truncated else ""
-        if self._lasts("endless", figures["completions/clipped_ratio"] >= 1):
-            self._warn(
-                "endless",
-                f"In each of the last {self._in_a_row['endless']} batches, every response was cut at the limit of "
-                f"{module.sampling.max_response_length} tokens{left_out}. Raise `sampling.max_response_length`; if "
-                "responses repeat themselves, lower the learning rate; if the policy never generates its end token "
-                f"{module.tokenizer.eos_token!r}, as base models may, set `sampling.stop` to what follows an answer.",
-            )
-
-    def _check_verdicts(self, verdicts: dict[str, float]) -> None:
-        total, slow, crashed = sum(verdicts.values()), verdicts.get("timeout", 0.0), verdicts.get("crashed", 0.0)
-        if slow + crashed > _MOST_TIMEOUTS * total:
-            self._warn(
-                "verdicts",
-                f"{slow + crashed:.0f} of the {total:.0f} answers of this batch ({(slow + crashed) / total:.1%}) could "
-                f"not be graded: {slow:.0f} timed out, {crashed:.0f} crashed. They count as wrong. Is the machine "
-                "short of cores or memory? Otherwise look at them: the callback `KeepRollouts` writes the column "
-                "`status`. `train/verdict/timeout` and `train/verdict/crashed` are logged for each batch.",
-            )
-
-    def _check_rate(self, figures: dict[str, float], optimizer: Optimizer) -> None:
-        # A warm-up from 0 has a positive rate after its first step. A batch without a gradient says nothing.
-        moves = figures.get("learning_rate", 1.0) > 0 or any(group["lr"] > 0 for group in optimizer.param_groups)
-        if (moves or figures["grad_norm"] > 0) and self._lasts("rate", not moves):
-            self._warn(
-                "rate",
-                f"The learning rate was 0 in each of the last {self._in_a_row['rate']} batches with a gradient (norm "
-                f"now {figures['grad_norm']:.3g}). Set `lr` of the optimizer, or look at the factor of the scheduler.",
-            )
-
-    def _check_range(self, rewards: Tensor) -> None:
-        outside = rewards[(rewards < -ROUNDING) | (rewards > 1 + ROUNDING)]
-        if len(outside):
-            self._warn(
-                "bnpo",
-                f"A reward of {outside[0].item():.3g} lies outside [0, 1], and `objective.scale_rewards: bnpo` stops "
-                "the run at the first group whose mean does. Scale the rewards to [0, 1], or set it to group.",
-            )
+        total = max(self._statuses.total(), 1)
+        shares = ", ".join(f"{number / total:.0%} {status}" for status, number in self._statuses.most_common(3))
+        self._report(
+            "dead",
+            dead,
+            f"In each of the last {self.patience} batches, all rollouts of each group earned the same reward (mean "
+            f"reward now {figures['reward']:.3g}; verdicts of these batches: {shares}), so every advantage is 0. If "
+            "verdicts are mixed, raise `sampling.temperature`, or look at the reward function. If answers are missing, "
+            "look at the rollouts in TensorBoard: the prompt or `sampling.max_response_length` may be at fault. If all "
+            "are wrong or all right, take easier or harder problems, or a larger `execution.group_size`.",
+            self.patience,
+        )
 
 
 def check_folders(trainer: Trainer) -> None:

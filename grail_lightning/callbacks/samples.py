@@ -43,7 +43,7 @@ from grail_lightning.runtime.seeds import run_seed, sample_seed
 from grail_lightning.tasks.answered import AnswerTask
 from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.environment import EnvironmentTask
-from grail_lightning.tasks.problem import Prompt, problem_id
+from grail_lightning.tasks.problem import problem_id
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
@@ -286,19 +286,14 @@ def samples_of(batch: GradedBatch, indices: Sequence[int]) -> list[Sample]:
             num_tokens=lengths[row],
             finished=finished[row],
             seed=sample_seed(problem_id(prompt), row % num_samples),
-            columns=_short_columns(prompt),
+            columns={str(k): v for k, v in prompt.columns.items() if k not in _NO_COLUMNS and _is_short(v)},
             **({} if batch.episodes is None else episode_columns(batch.episodes[row])),
         )
         for row, (prompt, verdict) in enumerate(zip(batch.prompts, batch.verdicts, strict=True))
     ]
 
 
-def _short_columns(prompt: Prompt) -> dict[str, Any]:
-    """The further columns of a problem that are numbers or short texts, such as `subject` and `level`."""
-
-    def is_short(value: object) -> bool:
-        number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
-        return number or (isinstance(value, str) and len(value) <= _LONGEST_COLUMN)
-
-    columns = {str(name): value for name, value in prompt.columns.items() if name not in _NO_COLUMNS}
-    return {name: value for name, value in columns.items() if is_short(value)}
+def _is_short(value: object) -> bool:
+    """Whether the value of a further column is a number or a short text, as those of `subject` and `level`."""
+    number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return number or (isinstance(value, str) and len(value) <= _LONGEST_COLUMN)

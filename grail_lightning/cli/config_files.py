@@ -45,7 +45,7 @@ def not_followed(content: str) -> str:
 
     It would read a base again, over the options of a file that came after it, and it looks in the file's folder alone.
     """
-    root = yaml.compose(content, yaml.SafeLoader) if "config" in content else None
+    root: Any = yaml.compose(content, yaml.SafeLoader) if "config" in content else None
     for place, (key, value) in enumerate(root.value if isinstance(root, yaml.MappingNode) else []):
         if key.value == "config" and value.tag == "tag:yaml.org,2002:str":
             root.value[place] = key, yaml.SequenceNode("tag:yaml.org,2002:seq", [value])

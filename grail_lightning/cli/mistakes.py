@@ -6,6 +6,7 @@ import errno
 import importlib
 import inspect
 import os
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,7 +41,7 @@ _NOT_LOGGED = "Early stopping conditioned on metric"  # One that only the run co
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 # How jsonargparse's lines begin, among them those that give no reason.
-_KEY, _TYPE, _UNRECOGNISED = 'Parser key "', "Expected a ", "unrecognized arguments: "
+_KEY, _TYPE, _GIVEN, _UNRECOGNISED = 'Parser key "', "Expected a ", "Given value: ", "unrecognized arguments: "
 _REQUIRED = "the following arguments are required: "
 _TYPES = {"dot import path string": "the import path of a class", "NoneType": "null", "tuple": "a list in brackets"}
 _ASIDE = (
@@ -140,7 +141,10 @@ def option_error(error: ArgumentError, known: Sequence[str]) -> str:
             if stray == "class_path":
                 return f"The options of a class in `{option}` must stand under `init_args`, beside `class_path`."
             if option:
-                known = [f"{option}.{name}" for name in _options_of(_owner(message, line))]
+                parser, owner = ArgumentParser(), _owner(message, line)
+                parser.add_class_arguments(import_function(owner, {}, "A class", owner), fail_untyped=False)
+                options = list(parser.get_defaults().keys())
+                known = [f"{option}.{name}" for name in options]
             return _no_option(f"{option}.{stray}".lstrip("."), known)
         if line.startswith(_REQUIRED) and option:
             return f"`{option}` must be given with all arguments: {line}."
@@ -149,10 +153,10 @@ def option_error(error: ArgumentError, known: Sequence[str]) -> str:
         return f"{needed} must be given, on the command line or in a file such as configs/quickstart.yaml."
     if not option:
         return message
-    value = _value(lines)
+    given = [line.removeprefix(_GIVEN) for line in lines if line.startswith(_GIVEN)]
+    value = next((text for text in given if "NestedArg(" not in text and "Namespace(" not in text), "")
     names, reasons = choices(option), _reasons(lines)
-    types = [r.removeprefix(_TYPE).removeprefix("<class '").partition("'>")[0] for r in reasons if r.startswith(_TYPE)]
-    types = [_type(kind.partition(": ")[0]) for kind in types]
+    types = [_type(reason.removeprefix(_TYPE)) for reason in reasons if reason.startswith(_TYPE)]
     accepted = f"one of {', '.join(names)}, or the import path of a class" if names else " or ".join(types)
     others = [reason for reason in reasons if not reason.startswith(_TYPE)]
     name = value.rpartition(".")[2]
@@ -164,6 +168,7 @@ def option_error(error: ArgumentError, known: Sequence[str]) -> str:
 
 def _type(name: str) -> str:
     """What a type is called in a message."""
+    name = name.removeprefix("<class '").partition("'>")[0]
     kind, _, values = name.removeprefix("typing.").partition("[")
     return f"one of {values.removesuffix(']')}" if kind == "Literal" else _TYPES.get(name, name)
 
@@ -172,10 +177,11 @@ def _deepest(message: str) -> tuple[str, list[str]]:
     """The innermost option that a message is about, and the lines about it.
 
     The message is a tree with one branch for each type that an option could have. The indentation of a line says to
-    which option it belongs.
+    which option it belongs. A value that stands at the end of a line gets one of its own.
     """
     above: list[tuple[int, str]] = []
     lines: dict[str, list[str]] = {}
+    message = re.sub(r"\. Got value: |(?<=import path string): ", f"\n{' ' * len(message)}{_GIVEN}", message)
     for line in filter(str.strip, message.splitlines()):
         text = line.lstrip(" -")
         indent = len(line) - len(text)
@@ -193,17 +199,6 @@ def _reasons(lines: Iterable[str]) -> list[str]:
     """What is wrong, in the words of jsonargparse, one reason for each type."""
     leaves = [line.partition(". Got value: ")[0].strip(" -.") for line in lines]
     return list(dict.fromkeys(leaf for leaf in leaves if leaf and not leaf.startswith(_ASIDE)))
-
-
-def _value(lines: Iterable[str]) -> str:
-    """What was given, where the lines say it in the user's words."""
-    values = (
-        line.partition(said)[2] for said in ("Given value: ", "Got value: ", "import path string: ") for line in lines
-    )
-    plain = (value.partition(". Got value: ")[0] for value in values)
-    return next(
-        (value for value in plain if value and not any(form in value for form in ("NestedArg(", "Namespace("))), ""
-    )
 
 
 def _stray(line: str) -> str:
@@ -234,10 +229,3 @@ def _owner(message: str, line: str) -> str:
     before, _, after = message.partition(line)
     made_of = f"{line}{after}".partition("\n")[0]  # A class that is called later stands behind the reason.
     return (made_of if "class_path" in made_of else before).rpartition("class_path")[2].split("'")[1]
-
-
-def _options_of(owner: str) -> list[str]:
-    """The dotted names of the options of a class."""
-    parser = ArgumentParser()
-    parser.add_class_arguments(import_function(owner, {}, "A class", owner), fail_untyped=False)
-    return list(parser.get_defaults().keys())

@@ -16,24 +16,16 @@ class PhaseClock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds: dict[str, float] = defaultdict(float)
-        self._inside: list[str] = []
-        self._since = 0.0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the time inside the context as this phase's."""
-        self._charge()
-        self._inside.append(name)
-        try:
-            yield
-        finally:
-            self._charge()
-            self._inside.pop()
+        begun, counted = self._now(), sum(self.seconds.values())
+        yield
+        of_inner_phases = sum(self.seconds.values()) - counted
+        self.seconds[name] += self._now() - begun - of_inner_phases
 
-    def _charge(self) -> None:
+    def _now(self) -> float:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # Its work is asynchronous.
-        now = time.perf_counter()
-        if self._inside:
-            self.seconds[self._inside[-1]] += now - self._since
-        self._since = now
+        return time.perf_counter()

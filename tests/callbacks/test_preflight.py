@@ -132,6 +132,7 @@ def test_a_run_that_cannot_learn_is_told_once_and_others_nothing(say, options, p
 TWO_RANKS = """
 import os, sys, types, warnings
 import torch, torch.distributed as dist
+from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Preflight
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.outputs import StepOutput
@@ -142,7 +143,8 @@ dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_
 statuses = [["right"] * 60] * 2 if rank == 0 else [["right"] * 39 + ["timeout"], ["right"] * 38 + ["timeout"] * 2]
 figures = {"frac_reward_zero_std": 0.0, "completions/clipped_ratio": 0.0, "reward": 1.0}
 watch, trainer = Preflight(), types.SimpleNamespace(optimizers=[torch.optim.SGD([torch.zeros(1)], lr=1.0)])
-module = types.SimpleNamespace(objective=Objective(), execution=Execution())
+module = types.SimpleNamespace(objective=Objective(), execution=Execution(), sampling=Sampling(max_response_length=9))
+module.tokenizer = types.SimpleNamespace(eos_token="")
 for batch in statuses:
     verdicts = [types.SimpleNamespace(status=status) for status in batch]
     with warnings.catch_warnings(record=True) as caught:
