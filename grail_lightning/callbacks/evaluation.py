@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, tell_policy
 from grail_lightning.callbacks.samples import KeptSamples, samples_of, tested_batches
 from grail_lightning.data.sources import metric_name, metric_names
-from grail_lightning.evaluate.records import sample_frame, with_votes
+from grail_lightning.evaluate.records import Sample, sample_frame, with_votes
 from grail_lightning.evaluate.table import TableOptions, by_column, evaluation_table
 from grail_lightning.metrics import AnswerAccuracy, MajAtK, PassAtK
 from grail_lightning.runtime.checks import check_option
@@ -152,13 +152,13 @@ class Evaluation(Callback):
         trainer: Trainer,
         pl_module: LightningModule,
         outputs: object,
-        batch: list[Prompt],
+        batch: object,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
         """Add the graded responses of a batch to the metrics, and keep them."""
         if self._running is not None:
-            self._running.add(outputs, batch, (dataloader_idx, batch_idx))
+            self._running.add(outputs, (dataloader_idx, batch_idx))
 
     on_test_batch_end = on_validation_batch_end
 
@@ -208,20 +208,25 @@ class _Running:
         if tests and (batches := tested_batches(trainer)) is not None:
             self.shown = replace(shown, first=batches.first_rows())
             self.kept = KeptSamples(trainer, module, batches, step, self.shown)
+            self._count(self.kept.known(), [loader.prompts[0] for loader in batches.loaders if len(loader.prompts)])
 
-    def add(self, outputs: object, prompts: Sequence[Prompt], number: tuple[int, int]) -> None:
-        """Count the responses of a batch, and keep them. `outputs` are None for a batch that is `done`."""
-        if self.kept is not None and number in self.kept.done:
-            samples = self.kept.recalled(number)
-        else:
-            batch = output_of(outputs).batch
-            prompts = batch.prompts[:: self._plan.num_samples]  # Rows of one group are neighbours.
-            samples = samples_of(batch, self._indices(number, len(prompts)))
-            if self.kept is not None:
-                self.kept.write(samples)
+    def add(self, outputs: object, number: tuple[int, int]) -> None:
+        """Count the responses of a batch, and keep them. `outputs` are None for one that was counted at the start."""
+        if outputs is None:
+            return
+        batch = output_of(outputs).batch
+        prompts = batch.prompts[:: self._plan.num_samples]  # Rows of one group are neighbours.
+        samples = samples_of(batch, self._indices(number, len(prompts)))
+        if self.kept is not None:
+            self.kept.writer.write(samples)
+        self._count(samples, prompts)
+
+    def _count(self, samples: Iterable[Sample], prompts: Sequence[Prompt]) -> None:
+        """Count samples. `prompts` are some of each dataset, whose tasks say how answers are compared."""
         compare = {prompt.dataset: prompt.task.compare for prompt in prompts}
-        self._batches.append(with_votes(sample_frame(samples, self._plan.num_samples), compare))
-        self._digest += sum(int(sample.problem, 16) for sample in samples if sample.sample == 0)
+        frame = with_votes(sample_frame(samples, self._plan.num_samples), compare)
+        self._batches.append(frame)
+        self._digest += sum(int(problem, 16) for problem in frame["problem"][frame["sample"] == 0])
 
     def _indices(self, number: tuple[int, int], num_prompts: int) -> list[int]:
         """The places of a batch's problems in their datasets."""

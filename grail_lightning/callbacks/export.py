@@ -67,10 +67,8 @@ class ExportPolicy(Callback):
         source, best = f"step {trainer.global_step}", Path(monitors[-1].best_model_path if monitors else "")
         if self.which == "best" and best.is_file():
             # The file is this run's own, and the states of callbacks in it may be of any type.
-            weights, source = (
-                torch.load(best, map_location="cpu", weights_only=False)["state_dict"],
-                f"checkpoint {best}",
-            )
+            weights = torch.load(best, map_location="cpu", weights_only=False)["state_dict"]
+            source = f"checkpoint {best}"
         elif self.which == "best":
             rank_zero_warn(
                 "`which: best` found no checkpoint file of a `ModelCheckpoint` with `monitor`; the last weights are "

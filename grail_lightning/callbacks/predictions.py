@@ -119,6 +119,7 @@ class PredictionWriter(Callback):
         schema = arrow_table({name: [] for name in types}, types).schema
         self._writer = pq.ParquetWriter(self._part(trainer.global_rank), schema)
 
+    @torch.inference_mode(False)  # As for the module's `predict_step`.
     def on_predict_batch_end(
         self,
         trainer: Trainer,
@@ -131,7 +132,11 @@ class PredictionWriter(Callback):
         """Add the rollouts of a batch."""
         output, module = output_of(outputs), module_of(pl_module)
         policy = policy_of(module)
-        compared = self._compared(module, output)
+        # Collectives: every rank takes part, also without rows.
+        compared = {
+            name: run_credit(method, module.control, policy, rollouts_of(output), module.credit_context(method))
+            for name, method in zip(self._names[1:], self.compare, strict=True)
+        }
         columns: dict[str, list[Any]] = {name: [None] * len(output.batch) for name in _OPTIONAL}
         if policy.vision is not None:
             batch = rollouts_of(output)
@@ -159,16 +164,6 @@ class PredictionWriter(Callback):
         """Close the partial file."""
         if self._writer is not None:
             self._writer.close()
-
-    @torch.inference_mode(False)  # As for the module's `predict_step`.
-    def _compared(self, module: GrailModule, output: StepOutput) -> dict[str, TokenWeights]:
-        """The weights of the further methods by name. A collective: every rank must call this, also without rows."""
-        return {
-            name: run_credit(
-                method, module.control, policy_of(module), rollouts_of(output), module.credit_context(method)
-            )
-            for name, method in zip(self._names[1:], self.compare, strict=True)
-        }
 
     def _part(self, rank: int) -> Path:
         return self._path.with_name(f".{self._path.name}.rank{rank}")
@@ -252,7 +247,6 @@ def _rows(values: Tensor | None, batch: RolloutBatch) -> list[Any]:
     return [sampled_values(row[valid], sampled[valid]) for row, sampled, valid in rows]
 
 
-@torch.inference_mode(False)
 def _picture_column(policy: Policy, batch: RolloutBatch, explained: Tensor, token_budget: int) -> list[str | None]:
     """JSON of the pictures of each row, those of its prompt first; None for a row without any.
 

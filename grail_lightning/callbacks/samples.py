@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -200,25 +200,16 @@ class KeptSamples:
             raise
         self.folder.mkdir(parents=True, exist_ok=True)  # On a machine with a disk of its own.
         self.done = frozenset.intersection(*all_gather_objects(frozenset(self._whole_batches())))
-        mine = {place for batch in self.done for place in batches.of_rank(batch, trainer)}
-        self._known: dict[Place, list[Sample]] = defaultdict(list)
-        for sample in read_samples(self.folder):
-            if (place := (sample.dataset, sample.index)) in mine:
-                self._known[place].append(replace(sample, prompt="", response="", transcript=None))
-        self._writer = SampleWriter(self.folder, trainer.global_rank)
+        self.writer = SampleWriter(self.folder, trainer.global_rank)
 
-    def recalled(self, batch: tuple[int, int]) -> list[Sample]:
-        """This rank's samples of a batch that is `done`, in the order in which they would be drawn; without texts."""
-        places = self.batches.of_rank(batch, self._trainer)
-        return [sample for place in places for sample in sorted(self._known[place], key=lambda s: s.sample)]
-
-    def write(self, samples: Sequence[Sample]) -> None:
-        """Append the samples of a batch; they are on the disk when this returns."""
-        self._writer.write(samples)
+    def known(self) -> Iterator[Sample]:
+        """This rank's samples of the batches that are `done`."""
+        mine = {place for batch in self.done for place in self.batches.of_rank(batch, self._trainer)}
+        return (sample for sample in read_samples(self.folder) if (sample.dataset, sample.index) in mine)
 
     def finish(self) -> None:
         """Mark the evaluation as complete, so that the next one begins anew."""
-        self._writer.close()
+        self.writer.close()
         self._trainer.strategy.barrier("samples")
         if self._trainer.is_global_zero:
             write_evaluation(self.folder, self._facts | {"finished": _now()})
@@ -231,7 +222,7 @@ class KeptSamples:
             rank_zero_info(
                 f"The samples of whole batches are kept in {self.folder}; the same command goes on with them."
             )
-        self._writer.close()
+        self.writer.close()
         self._lock.close()
 
     def _open(self) -> None:
