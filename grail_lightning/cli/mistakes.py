@@ -41,8 +41,14 @@ _NOT_LOGGED = "Early stopping conditioned on metric"  # One that only the run co
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 # How jsonargparse's lines begin, among them those that give no reason.
-_KEY, _TYPE, _GIVEN, _UNRECOGNISED = 'Parser key "', "Expected a ", "Given value: ", "unrecognized arguments: "
+_KEY, _TYPE, _GIVEN = 'Parser key "', "Expected a ", "Given value: "
 _REQUIRED = "the following arguments are required: "
+# The name of an option that does not exist, perhaps behind that of its group.
+_STRAY = re.compile(
+    r"unrecognized arguments: --([^\s=]+)"
+    r"|Option '([^']+)' is not accepted"
+    r"|(?:Group '([^']+)' )?does not accept option '([^']+)'"
+)
 _TYPES = {"dot import path string": "the import path of a class", "NoneType": "null", "tuple": "a list in brackets"}
 _ASIDE = (
     *("Subtypes:", "Errors:", "Given value", "Does not validate", "Expected a path but", "Problem with given"),
@@ -137,7 +143,8 @@ def option_error(error: ArgumentError, known: Sequence[str]) -> str:
     message = str(error)
     option, lines = _deepest(message)
     for line in lines:
-        if stray := _stray(line):
+        if found := _STRAY.search(line):
+            stray = ".".join(filter(None, found.groups()))
             if stray == "class_path":
                 return f"The options of a class in `{option}` must stand under `init_args`, beside `class_path`."
             if option:
@@ -199,16 +206,6 @@ def _reasons(lines: Iterable[str]) -> list[str]:
     """What is wrong, in the words of jsonargparse, one reason for each type."""
     leaves = [line.partition(". Got value: ")[0].strip(" -.") for line in lines]
     return list(dict.fromkeys(leaf for leaf in leaves if leaf and not leaf.startswith(_ASIDE)))
-
-
-def _stray(line: str) -> str:
-    """The name in a line about an option that does not exist; empty in other lines."""
-    for before, after in ((f"{_UNRECOGNISED}--", "="), ("Option '", "' is not acc"), ("does not accept option '", "'")):
-        if before in line:
-            name = line.partition(before)[2].partition(after)[0].split()[0]
-            group = line.partition("Group '")[2].partition("'")[0]
-            return name if name.startswith(group) else f"{group}.{name}"
-    return ""
 
 
 def _no_option(option: str, known: Sequence[str]) -> str:
