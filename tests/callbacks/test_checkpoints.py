@@ -30,29 +30,42 @@ def _every_two_batches(max_steps, *callbacks):
     return run(max_steps, *callbacks, **options)
 
 
+def _fit(folder, max_steps, *callbacks, path=None, ends=None, **options):
+    """A run with `last.ckpt` in a folder, which `ends` with an exception or not, and what it was trained on."""
+    module = Scripted(_never_better)
+    trainer = _every_two_batches(max_steps, *callbacks, LastCheckpoint(folder=str(folder), **options))
+    with pytest.raises(ends) if ends else nullcontext() as end:
+        trainer.fit(module, datamodule=_data(), ckpt_path=path, weights_only=path and True)
+    module.end = end
+    return module
+
+
+def _seen(*modules):
+    """The prompts of each batch, one run after the other."""
+    return [[prompt.messages for prompt in batch] for module in modules for batch in module.seen]
+
+
+def _saved_at(file):
+    return torch.load(file, weights_only=True)["global_step"]
+
+
 def test_the_last_checkpoint_is_the_last_state_though_it_is_not_the_best(tmp_path):
     best = ModelCheckpoint(dirpath=tmp_path, monitor="val/accuracy", mode="max", filename="best", save_last=False)
     _every_two_batches(8, Evaluation(at_start=False), best, LastCheckpoint(folder=str(tmp_path))).fit(
         Scripted(lambda prompt, k, step: box(prompt.reference if step < 6 else "none")), datamodule=_data()
     )
-    steps = {p.stem: torch.load(p, weights_only=True)["global_step"] for p in tmp_path.glob("*.ckpt")}
     # All right at step 4, all wrong at step 8.
-    assert steps == {"best": 4, "last": 8}
+    assert {file.stem: _saved_at(file) for file in tmp_path.glob("*.ckpt")} == {"best": 4, "last": 8}
 
 
 @pytest.mark.parametrize("stop", [5, 8], ids=lambda stop: f"stopped_at_{stop}")
 def test_a_run_that_stopped_goes_on_with_the_next_prompts(tmp_path, stop):
-    whole = Scripted(_never_better)
-    _every_two_batches(16, Evaluation(), LastCheckpoint(folder=str(tmp_path / "whole"))).fit(whole, datamodule=_data())
-    before, after = Scripted(_never_better), Scripted(_never_better)
-    _every_two_batches(stop, Evaluation(), LastCheckpoint(folder=str(tmp_path))).fit(before, datamodule=_data())
-    trainer = _every_two_batches(16, Evaluation(), LastCheckpoint(folder=str(tmp_path)))
-    trainer.fit(after, datamodule=_data(), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    whole, before = _fit(tmp_path / "whole", 16, Evaluation()), _fit(tmp_path, stop, Evaluation())
+    after = _fit(tmp_path, 16, Evaluation(), path=tmp_path / "last.ckpt")
     # The batch in which `max_steps` fell is taken again from its beginning.
-    seen = [[p.messages for p in batch] for batch in before.seen[: stop // 2] + after.seen]
-    assert seen == [[p.messages for p in batch] for batch in whole.seen]
-    assert trainer.global_step == 16
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 16
+    before.seen = before.seen[: stop // 2]
+    assert _seen(before, after) == _seen(whole)
+    assert _saved_at(tmp_path / "last.ckpt") == 16
 
 
 class Stop(Callback):
@@ -78,7 +91,7 @@ def test_a_run_that_stopped_inside_an_epoch_trains_on_the_rest_of_it(stop, valid
             max_steps, Evaluation(at_start=False), *callbacks, last, enable_checkpointing=True, max_epochs=2, **how
         )
         trainer.fit(module, datamodule=data, ckpt_path=path, weights_only=path and True)
-        return [[p.messages for p in batch] for batch in module.seen]
+        return _seen(module)
 
     whole = fit("whole")
     assert len(whole) == 6
@@ -115,8 +128,7 @@ def test_what_waits_for_a_validation_does_not_wait_where_there_is_none(kind, tmp
     last = LastCheckpoint(folder=str(tmp_path), every_n_batches=2)
     with pytest.raises(SystemExit):
         _every_two_batches(16, last, Terminate("on_train_batch_start", 6)).fit(Scripted(_never_better), datamodule=data)
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 8
-    assert last._saved_at == 8
+    assert _saved_at(tmp_path / "last.ckpt") == last._saved_at == 8
 
 
 @pytest.mark.parametrize(
@@ -129,10 +141,8 @@ def test_an_interrupted_run_says_what_to_go_on_from(step, said, tmp_path, caplog
                 raise KeyboardInterrupt
 
     handler = signal.getsignal(signal.SIGINT)
-    last = LastCheckpoint(folder=str(tmp_path))
     try:
-        with pytest.raises(SystemExit):
-            _every_two_batches(8, Evaluation(), last, Interrupt()).fit(Scripted(_never_better), datamodule=_data())
+        _fit(tmp_path, 8, Evaluation(), Interrupt(), ends=SystemExit)
     finally:
         signal.signal(signal.SIGINT, handler)
     assert said in caplog.text
@@ -152,18 +162,12 @@ class Terminate(Callback):
     ids=["in_a_batch", "behind_a_batch", "in_a_validation"],
 )
 def test_a_sigterm_saves_at_the_next_border_and_says_how_to_go_on(hook, step, border, tmp_path, caplog):
-    whole, before, after = (Scripted(_never_better) for _ in range(3))
-    _every_two_batches(8, Evaluation(), LastCheckpoint(folder=str(tmp_path / "whole"))).fit(whole, datamodule=_data())
-    last = LastCheckpoint(on_validation=False, folder=str(tmp_path))
-    with pytest.raises(SystemExit) as stop:
-        _every_two_batches(8, Terminate(hook, step), Evaluation(), last).fit(before, datamodule=_data())
-    assert stop.value.code == 143
-    file = tmp_path / "last.ckpt"
+    whole, file = _fit(tmp_path / "whole", 8, Evaluation()), tmp_path / "last.ckpt"
+    before = _fit(tmp_path, 8, Terminate(hook, step), Evaluation(), ends=SystemExit, on_validation=False)
+    assert before.end.value.code == 143
     assert f"Ended by SIGTERM at step {border}; {file} is of step {border}. Resume with the same command" in caplog.text
-    resumed = _every_two_batches(8, Evaluation(), LastCheckpoint(folder=str(tmp_path)))
-    resumed.fit(after, datamodule=_data(), ckpt_path=file, weights_only=True)
-    seen = [[p.messages for p in batch] for batch in before.seen + after.seen]
-    assert seen == [[p.messages for p in batch] for batch in whole.seen]
+    after = _fit(tmp_path, 8, Evaluation(), path=file)
+    assert _seen(before, after) == _seen(whole)
     for ours, theirs in zip(after.parameters(), whole.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -196,32 +200,24 @@ class Validated(Callback):
 
 
 def test_a_validation_that_was_cut_off_is_made_up_for(tmp_path):
-    last = LastCheckpoint(every_n_batches=1, on_validation=False, folder=str(tmp_path))
-    before, after = Validated(cut_off=8), Validated()
-    with pytest.raises(ConnectionError):
-        _every_two_batches(12, Evaluation(), before, last).fit(Scripted(_never_better), datamodule=_data())
+    how, before, after = {"every_n_batches": 1, "on_validation": False}, Validated(cut_off=8), Validated()
+    _fit(tmp_path, 12, Evaluation(), before, ends=ConnectionError, **how)
     assert before.steps == [0, 4]
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 6, "that of the batch before"
-    last = LastCheckpoint(every_n_batches=1, on_validation=False, folder=str(tmp_path))
-    _every_two_batches(12, Evaluation(), after, last).fit(
-        Scripted(_never_better), datamodule=_data(), ckpt_path=tmp_path / "last.ckpt", weights_only=True
-    )
+    assert _saved_at(tmp_path / "last.ckpt") == 6, "that of the batch before"
+    _fit(tmp_path, 12, Evaluation(), after, path=tmp_path / "last.ckpt", **how)
     assert after.steps == [8, 12]
 
 
 @pytest.mark.parametrize("step", [2, 6])
 def test_a_sigterm_in_the_batch_before_a_validation_ends_the_run_after_it(step, tmp_path):
     before, after, evaluation = Validated(), Validated(), Evaluation()
-    callbacks = (Terminate("on_train_batch_start", step), evaluation, before, LastCheckpoint(folder=str(tmp_path)))
-    with pytest.raises(SystemExit) if step == 2 else nullcontext():  # In its last batch a run comes to its end.
-        _every_two_batches(8, *callbacks).fit(Scripted(_never_better), datamodule=_data())
+    ends = SystemExit if step == 2 else None  # In its last batch a run comes to its end.
+    _fit(tmp_path, 8, Terminate("on_train_batch_start", step), evaluation, before, ends=ends)
     assert evaluation.last["step"] == step + 2
     if step == 2:
-        _every_two_batches(8, Evaluation(), after, LastCheckpoint(folder=str(tmp_path))).fit(
-            Scripted(_never_better), datamodule=_data(), ckpt_path=tmp_path / "last.ckpt", weights_only=True
-        )
+        _fit(tmp_path, 8, Evaluation(), after, path=tmp_path / "last.ckpt")
     assert before.steps + after.steps == [0, 4, 8], "each validation once"
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 8
+    assert _saved_at(tmp_path / "last.ckpt") == 8
 
 
 @pytest.mark.filterwarnings("ignore:.*there is no last checkpoint available")  # Lightning's own warning
@@ -249,14 +245,8 @@ def test_the_last_checkpoint_of_a_trainer_is_found_and_a_run_without_a_step_left
 
 
 def test_a_run_goes_on_from_inside_a_batch_with_the_next_prompts(tmp_path):
-    def fit(max_steps, folder, path=None):
-        seen = Scripted(_never_better)
-        run = _every_two_batches(max_steps, LastCheckpoint(folder=str(tmp_path / folder)))
-        run.fit(seen, datamodule=_data(), ckpt_path=path, weights_only=True)
-        return run, [[p.messages for p in batch] for batch in seen.seen]
-
-    (_, whole), (run, before) = fit(8, "whole"), fit(5, "cut")
-    run.save_checkpoint(tmp_path / "inside.ckpt")
+    whole, before = _fit(tmp_path / "whole", 8), _fit(tmp_path / "cut", 5)
+    before.trainer.save_checkpoint(tmp_path / "inside.ckpt")
     with pytest.warns(UserWarning, match="saved inside a batch"):
-        _, after = fit(7, "resumed", tmp_path / "inside.ckpt")
-    assert [*before, *after] == whole
+        after = _fit(tmp_path / "resumed", 7, path=tmp_path / "inside.ckpt")
+    assert _seen(before, after) == _seen(whole)

@@ -11,13 +11,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from grail_lightning.answers import Verifier
 from grail_lightning.callbacks import CreditPictures
 from grail_lightning.callbacks.pictures import _shown
-from grail_lightning.credit import GRAIL, UCAS
-from grail_lightning.credit.base import TokenWeights, token_advantages
+from grail_lightning.credit import GRAIL
+from grail_lightning.credit.base import TokenWeights
 from grail_lightning.engines import build_batch
 from grail_lightning.environments.episode import Call, Episode, Turn
 from grail_lightning.grading import align_rows, answer_masks, grade_and_locate
 from grail_lightning.step.outputs import StepOutput
-from grail_lightning.step.report import effective_weights
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.views.pictures import heatmap
 from tests.callbacks.scripted import board
@@ -94,19 +93,6 @@ def test_a_task_that_labels_wrongly_is_one_warning_and_no_end(tmp_path):
     assert "`Mislabels.label_steps` must return" in said[0]
     assert run.global_step == 3
     assert events_of(tmp_path).Tags()["images"] == []
-
-
-def test_an_additive_stage_is_counted_into_the_weight():
-    watch = Watch()
-    trainer(1, watch).fit(module(credit=UCAS()), batches(1, size=8))
-    batch, found = watch.outputs[0].batch, watch.outputs[0].weights
-    assert found.additive is not None
-    shares, live = effective_weights(batch, found), batch.advantages != 0
-    assert live.any()
-    assert torch.allclose(shares[live] * batch.advantages[live, None], token_advantages(batch.advantages, found)[live])
-    assert torch.equal(shares[~live], found.values[~live])
-    plain = TokenWeights(values=found.values, fallback=found.fallback)
-    assert torch.equal(effective_weights(batch, plain), found.values)
 
 
 def test_the_answer_that_is_framed_is_the_one_that_the_method_used(arithmetic):

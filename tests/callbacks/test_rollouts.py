@@ -5,19 +5,13 @@ import re
 import warnings
 
 import pyarrow.parquet as pq
-import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 
 from grail_lightning.callbacks import CreditPictures, KeepRollouts
 from grail_lightning.callbacks.pictures import code_block
-from grail_lightning.callbacks.rollouts import (
-    encodable,
-    prompt_text,
-    rollout_columns,
-)
-from grail_lightning.step.outputs import StepOutput
+from grail_lightning.callbacks.rollouts import encodable, prompt_text
 from grail_lightning.tasks.base import Prompt
 from tests.batches import graded
 from tests.callbacks.scripted import TASK, Scripted, board, box, loader, panels, prompts, run
@@ -118,12 +112,3 @@ def test_a_file_takes_text_that_is_not_unicode_and_batches_without_advantages(tm
     run(2, KeepRollouts(), default_root_dir=tmp_path).fit(Raw(_half_right), loader(prompts(2)))
     rows = pq.read_table(tmp_path / "rollouts").to_pylist()
     assert {(row["response"], row["advantage"]) for row in rows} == {("? x", None)}
-
-
-def test_rows_are_those_of_the_batch_in_any_device_layout():
-    # Non-contiguous tensors, as after `select`: values must follow their rows.
-    picked = Scripted(_half_right).rollouts(prompts(3), 2).select(torch.tensor([4, 1]))
-    columns = rollout_columns(StepOutput(picked))
-    assert columns["reward"] == [1.0, 0.0]
-    assert columns["prompt"] == ["Compute 2+1.", "Compute 0+1."]
-    assert columns["status"] == ["right", "wrong"]

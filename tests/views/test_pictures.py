@@ -97,12 +97,6 @@ def test_one_colour_scale_has_its_middle_at_one_and_black_text_can_be_read_on_it
         assert (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05) / 0.05 > 7
 
 
-def test_a_long_text_loses_the_lines_in_its_middle_and_can_be_read_in_a_thumbnail_of_360_pixels():
-    image = picture(*[rollout("We need to find the value. " * 99)] * 2, prompt="We need it. " * 99)
-    assert WIDTH * 360 / image.shape[1] >= 6.9, "pixels of a character's width, which is 0.6 of the size of the font"
-    assert image.shape[0] < 1.6 * image.shape[1], "a taller thumbnail would be made smaller"
-
-
 _DRAWN = [
     "$",
     "$x_1$",
