@@ -81,7 +81,6 @@ class Evaluation(Callback):
         self.at_start, self.at_end = at_start, at_end
         self.first: dict[str, Any] = {}
         self.last: dict[str, Any] = {}
-        self._finished = False
         self._running: _Running | None = None  # None outside of an evaluation, and in the sanity check.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -105,16 +104,11 @@ class Evaluation(Callback):
         if self.at_end and over and self.last.get("step") != trainer.global_step:
             _validate(trainer)
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Only a fit that has finished prints its outcome."""
-        self._finished = bool(self.last) and trainer.is_global_zero and not fast_dev_run(trainer)
-
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Print the outcome of training, below the messages of other callbacks."""
+        """Print the outcome of a fit below the messages of other callbacks. An interrupted one has no teardown."""
         self._end()
-        if self._finished:
+        if stage == "fit" and self.last and trainer.is_global_zero and not fast_dev_run(trainer):
             print(f"held-out accuracy: {self._outcome()}")
-        self._finished = False
 
     def _outcome(self) -> str:
         """``0.412 -> 0.871 (512 problems, temperature 1.0)``; not comparable after a resume with other conditions."""
@@ -203,7 +197,7 @@ class _Running:
         self._batches: list[pd.DataFrame] = []  # The samples of this rank.
         self.samples = sample_frame([], self._plan.num_samples)  # In the end those of all ranks.
         self.kept: KeptSamples | None = None
-        self._digest = self._counted = 0
+        self._counted = 0
         tests = trainer.state.fn == "test" and not fast_dev_run(trainer)
         if tests and (batches := tested_batches(trainer)) is not None:
             self.shown = replace(shown, first=batches.first_rows())
@@ -224,9 +218,7 @@ class _Running:
     def _count(self, samples: Iterable[Sample], prompts: Sequence[Prompt]) -> None:
         """Count samples. `prompts` are some of each dataset, whose tasks say how answers are compared."""
         compare = {prompt.dataset: prompt.task.compare for prompt in prompts}
-        frame = with_votes(sample_frame(samples, self._plan.num_samples), compare)
-        self._batches.append(frame)
-        self._digest += sum(int(problem, 16) for problem in frame["problem"][frame["sample"] == 0])
+        self._batches.append(with_votes(sample_frame(samples, self._plan.num_samples), compare))
 
     def _indices(self, number: tuple[int, int], num_prompts: int) -> list[int]:
         """The places of a batch's problems in their datasets."""
@@ -238,10 +230,9 @@ class _Running:
 
     def log(self, pl_module: LightningModule, stage: str) -> dict[str, float]:
         """Log all figures and return them. A collective: every rank computes the same ones of all problems."""
-        ranks = all_gather_objects((self._batches, self._digest))
-        batches = [with_votes(self.samples, {}), *(batch for of_rank, _ in ranks for batch in of_rank)]
+        ranks = all_gather_objects(self._batches)
+        batches = [with_votes(self.samples, {}), *(batch for of_rank in ranks for batch in of_rank)]
         self.samples = pd.concat(batches).sort_values(["dataset", "index", "sample"], ignore_index=True)
-        self._digest = sum(digest for _, digest in ranks) % 2**64  # In any order, and over any number of ranks.
         figures = _all_figures(self.samples, self.shown)
         known = {f"{stage}/{name}": value for name, value in figures.items() if value == value}
         # Without a step Lightning would log at the number of batches, which is 0 outside of a fit.
@@ -254,7 +245,9 @@ class _Running:
         drawn = f"temperature {temperature}" if temperature else "greedy"
         samples = f" x {number} samples" if number > 1 else ""
         conditions = f"{len(self.samples) // number} problems{samples}, {drawn}"
-        return {"conditions": conditions, "digest": self._digest, "sampling": repr(self._plan)}
+        problems = self.samples["problem"][self.samples["sample"] == 0]
+        digest = sum(int(problem, 16) for problem in problems) % 2**64  # In any order.
+        return {"conditions": conditions, "digest": digest, "sampling": repr(self._plan)}
 
 
 def _all_figures(samples: pd.DataFrame, options: TableOptions) -> dict[str, float]:
