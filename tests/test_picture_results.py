@@ -132,7 +132,12 @@ def test_log_probabilities_are_those_of_the_model_called_with_the_pixels_of_the_
             assert policy.tokenizer.decode(ids[places]) == CALLS[calls].format(3 * row) + answers[row]
             assert sum(i >= FIRST_PICTURE_ID for i in told(batch, row)) > 0
     assert told(batch, 0) != told(batch, 1)
-    assert batch.episodes[0].turns[0].calls[0].result == "picture <image> of < image> <image>"
+    episode = batch.episodes[0]
+    assert episode.calls[0].result == "picture <image> of < image> <image>"
+    # Kept as text with places for its pictures.
+    assert "    picture <image> of < image> <image>" in transcript(episode)
+    again = read_episode(episode_json(episode))
+    assert (again.calls[0].result, again.calls[0].pictures) == (episode.calls[0].result, ())
 
 
 @pytest.mark.parametrize("name", [*MAKERS])
@@ -242,15 +247,6 @@ def test_a_picture_stays_what_it_was_when_a_tool_draws_on_it_and_its_ids_are_fre
         assert [held.ids for held in tokens._held.values()] == [first.held.ids]
     assert ends[0] == ends[1] == ends[2]
     assert first.open().tobytes() == image(0).tobytes()
-
-
-def test_a_dialogue_is_kept_as_text_with_places_for_its_pictures(tmp_path):
-    batch = played(roomy("llava", tmp_path), task_of(), [[CALLS["tags"].format(1), f"7 .{END}"]])
-    (episode,) = batch.episodes
-    assert "    picture <image> of < image> <image>" in transcript(episode)
-    again = read_episode(episode_json(episode))
-    assert again.calls[0].result == episode.calls[0].result
-    assert again.calls[0].pictures == ()
 
 
 @pytest.mark.parametrize(

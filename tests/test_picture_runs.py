@@ -80,19 +80,22 @@ def _moved(module, train, *callbacks):
     return watch.outputs, {n for n, p in weights(module).items() if not torch.equal(p, begun.before[n])}
 
 
+KL = {"kl_coefficient": 0.1}
+LORA, PACKED = {"loading": Loading(lora=LoRA(rank=2))}, {"loading": Loading(packing=True), "credit": OARPerturbation()}
+SEEING, CHECKPOINTED = ({"loading": Loading(train_vision=True, gradient_checkpointing=g)} for g in (False, True))
+HALF = {"loading": Loading(dtype="bfloat16"), "credit": GRAIL()}
+
+
 @pytest.mark.parametrize(
-    ("options", "changes"),
+    ("name", "options", "changes"),
     [
-        ({}, {}),
-        ({"loading": Loading(train_vision=True)}, {}),
-        ({"loading": Loading(lora=LoRA(rank=2))}, {"kl_coefficient": 0.1}),
-        ({"loading": Loading(gradient_checkpointing=True, train_vision=True)}, {"kl_coefficient": 0.1}),
-        ({"loading": Loading(packing=True), "credit": OARPerturbation()}, {}),
-        ({"loading": Loading(dtype="bfloat16"), "credit": GRAIL()}, {"distillation": Distillation()}),
-        ({"credit": PRIME(optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3))}, {}),
+        *((name, options, {}) for name in MAKERS for options in ({}, SEEING)),
+        *(("idefics3", LORA, KL), ("qwen2.5-vl", LORA, KL), ("idefics3", CHECKPOINTED, KL)),
+        *(("qwen2.5-vl", CHECKPOINTED, KL), ("llava", PACKED, {}), ("qwen2.5-vl", PACKED, {})),
+        *((name, HALF, {"distillation": Distillation()}) for name in ("llava", "qwen2.5-vl")),
+        ("idefics3", {"credit": PRIME(optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3))}, {}),
     ],
 )
-@pytest.mark.parametrize("name", [*MAKERS])
 def test_a_fit_on_pictures_moves_what_is_trained_and_nothing_else(name, options, changes, tmp_path):
     objective = Objective(mask_truncated=False, **changes)
     module = module_of(checkpoint(name, tmp_path / "model"), objective=objective, **options)
