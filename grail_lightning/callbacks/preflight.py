@@ -162,13 +162,13 @@ class Preflight(Callback):
                 "scheduler.",
                 self.patience,
             )
-        if objective.scale_rewards == "bnpo":
-            outside = output.batch.rewards[(output.batch.rewards - 0.5).abs() > 0.5 + ROUNDING]
+        rewards = output.batch.rewards if objective.scale_rewards == "bnpo" else torch.zeros(0)
+        if len(outside := rewards[(rewards < -ROUNDING) | (rewards > 1 + ROUNDING)]):
             self._report(
                 "bnpo",
-                len(outside) > 0,
-                f"A reward of {sum(outside[:1].tolist()):.3g} lies outside [0, 1], and `objective.scale_rewards: bnpo` "
-                "stops the run at the first group whose mean does. Scale the rewards to [0, 1], or set it to group.",
+                True,
+                f"A reward of {outside[0].item():.3g} lies outside [0, 1], and `objective.scale_rewards: bnpo` stops "
+                "the run at the first group whose mean does. Scale the rewards to [0, 1], or set it to group.",
             )
         gap = figures.get(SAMPLER_GAP, 0.0)
         if gap > _BEYOND_ROUNDING and module.policy is not None and not module.engine.own_weights:
