@@ -104,7 +104,7 @@ def mean(options: argparse.Namespace) -> Rows:
         for name, concentration, draw in repetitions(options):
             p = chances(rate, concentration, draw.random(number))
             share, noise = look(draw.binomial(samples, p)[:, None])
-            cells[name].add(estimate([share], [noise], [1.0]), rate)
+            cells[name].add(estimate([(share, noise)], [1.0]), rate)
         yield {"problems": number, "samples": samples, "rate": rate}, cells
 
 
@@ -114,9 +114,9 @@ def difference_of_runs(options: argparse.Namespace) -> Rows:
         cells, look = {name: Cell() for name in CONCENTRATION}, tables(samples)
         for name, concentration, draw in repetitions(options):
             ours, theirs = pair(number, correlation, draw)
-            a, noise_a = look(draw.binomial(samples, chances(rate + truth, concentration, ours))[:, None])
-            b, noise_b = look(draw.binomial(samples, chances(rate, concentration, theirs))[:, None])
-            cells[name].add(difference([a], [b], [(noise_a, noise_b)], [1.0], False), truth)
+            a = look(draw.binomial(samples, chances(rate + truth, concentration, ours))[:, None])
+            b = look(draw.binomial(samples, chances(rate, concentration, theirs))[:, None])
+            cells[name].add(difference([a], [b], [1.0], False), truth)
         found = max(cell.found / cell.number for cell in cells.values())
         labels = {"problems": number, "samples": samples, "rate": rate, "truth": truth, "corr.": correlation}
         yield labels | {"found": found}, cells
@@ -135,11 +135,9 @@ def average(options: argparse.Namespace) -> Rows:
             for number, rate in SIZES:
                 for quantiles, side in zip(pair(number, correlation, draw), (ours, theirs), strict=True):
                     side.append(look(draw.binomial(samples, chances(rate, concentration, quantiles))[:, None]))
-            (a, noise_a), (b, noise_b) = (zip(*side, strict=True) for side in (ours, theirs))
-            noises = list(zip(noise_a, noise_b, strict=True))
             for way, weights in ways.items():
-                rows["figure", way][name].add(estimate(a, noise_a, weights), float(np.dot(weights, rates)))
-                rows["difference", way][name].add(difference(a, b, noises, weights, False), 0.0)
+                rows["figure", way][name].add(estimate(ours, weights), float(np.dot(weights, rates)))
+                rows["difference", way][name].add(difference(ours, theirs, weights, False), 0.0)
         for (what, way), cells in rows.items():
             yield {"of": what, "": way, "samples": samples, "corr.": correlation}, cells
 
@@ -161,9 +159,8 @@ def seeds(options: argparse.Namespace) -> Rows:
                     # Towards 1 or 0 by the same share of the room that is left: the mean moves by exactly as much.
                     p = np.where(moved > 0, p + (1 - p) * moved / (1 - rate), p + p * moved / rate)
                     sides.append(look(draw.binomial(1, p.clip(0, 1))))
-                (a, noise_a), (b, noise_b) = sides
-                figures[effect].add(estimate([a], [noise_a], [1.0]), rate)
-                differences[effect].add(difference([a], [b], [(noise_a, noise_b)], [1.0], True), 0.0)
+                figures[effect].add(estimate(sides[:1], [1.0]), rate)
+                differences[effect].add(difference(sides[:1], sides[1:], [1.0], True), 0.0)
         for what, cells in (("figure", figures), ("difference", differences)):
             yield {"of": what, "problems": number, "rate": rate, "seeds": count}, cells
 

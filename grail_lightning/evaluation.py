@@ -17,7 +17,7 @@ from grail_lightning.answers import AnswerForm, Verifier
 from grail_lightning.cli.help import refuse
 from grail_lightning.evaluate.records import (
     Sample,
-    SampleWriter,
+    append_samples,
     read_evaluation,
     read_samples,
     sample_frame,
@@ -28,7 +28,6 @@ from grail_lightning.evaluate.table import TableOptions, evaluation_table
 from grail_lightning.grading import compare_answers
 
 _OUR_FORMS = "grail_lightning.answers.find"  # or a module below it, in the samples of older versions
-_SHOWN = 80
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -62,7 +61,7 @@ def _regrade(folder: Path, output: Path | None) -> None:
     for old, new in changed:
         print(
             f"{old.dataset} problem {old.index} sample {old.sample}: {old.status} ({old.layer}) -> {new.status} "
-            f"({new.layer}); reference {_short(new.reference)}, answer {_short(new.prediction)}"
+            f"({new.layer}); reference {new.reference!r:.80}, answer {new.prediction!r:.80}"
         )
     gradings, whole = facts.get("grading", {}), sample_frame(after, facts["num_samples"])
     if facts.get("finished") is None:
@@ -76,16 +75,8 @@ def _regrade(folder: Path, output: Path | None) -> None:
     if output is not None:
         output.mkdir(parents=True)
         write_evaluation(output, facts | {"regraded": datetime.now().astimezone().isoformat(timespec="seconds")})
-        writer = SampleWriter(output, 0)
-        writer.write(after)
-        writer.close()
+        append_samples(output, 0, after)
         print(f"\nThe samples with their new verdicts are in {output}.")
-
-
-def _short(text: str | None) -> str:
-    """A text of a model's, so that it cannot steer a terminal."""
-    shown = ascii(text)
-    return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 1] + "…"
 
 
 def regraded(samples: Sequence[Sample], facts: Mapping[str, Any], verifier: Verifier) -> list[Sample]:
@@ -95,47 +86,35 @@ def regraded(samples: Sequence[Sample], facts: Mapping[str, Any], verifier: Veri
     `Pattern`); a task with a form of its own keeps the prediction that it read. The reference is the one that was kept.
     What an environment judged stays, and so do its rollouts without an answer: a turn that calls a tool has none.
     """
-    gradings = facts.get("grading", {})
-    if own := sorted(name for name, grading in gradings.items() if grading.get("own_verdicts")):
-        raise ValueError(
-            f"`regrade` compares answers, but the task judged the responses of {', '.join(own)} itself, such as by "
-            "running programs. Run `test` again."
-        )
-    if special := [(name, grading["verifier"]) for name, grading in gradings.items() if "verifier" in grading]:
-        name, compared_by = special[0]
-        raise ValueError(
-            f"`regrade` compares answers by the usual conventions, but those of {name or 'the data'} were compared by "
-            f"{compared_by}. Run `test` again."
-        )
-    forms = {name: _form(grading) for name, grading in gradings.items()}
+    gradings = {name: {"compare": "math", **grading} for name, grading in facts.get("grading", {}).items()}
+    for name, grading in gradings.items():
+        if own := "the task itself" if grading.get("own_verdicts") else grading.get("verifier"):
+            raise ValueError(
+                f"`regrade` compares answers by the usual conventions, but those of {name or 'the data'} were compared "
+                f"by {own}. Run `test` again."
+            )
+    forms = {name: _form(**grading.get("answer", {})) for name, grading in gradings.items()}
     rows = []
     for sample in samples:
-        form, how = forms.get(sample.dataset), gradings.get(sample.dataset, {}).get("compare", "math")
-        rows.append((sample.reference, sample.prediction if form is None else form.last(sample.response), how))
+        form = forms.get(sample.dataset)
+        answer = sample.prediction if form is None else form.last(sample.response)
+        rows.append((sample.reference, answer, gradings.get(sample.dataset, {}).get("compare", "math")))
     new = []
-    for sample, (_, answer, _), verdict in zip(samples, rows, compare_answers(rows, verifier), strict=True):
-        if _stays(sample):
-            new.append(sample)
+    for sample, verdict in zip(samples, compare_answers(rows, verifier), strict=True):
+        if sample.end is not None and (sample.status == "missing" or not sample.reference):
+            new.append(sample)  # Judged by its environment, or without an answer.
             continue
-        prediction = None if verdict.status == "missing" else answer
+        prediction = None if verdict.status == "missing" else verdict.prediction
         new.append(
             replace(sample, prediction=prediction, correct=verdict.correct, status=verdict.status, layer=verdict.layer)
         )
     return new
 
 
-def _stays(sample: Sample) -> bool:
-    """Whether a rollout in an environment was judged by it, or had no answer."""
-    return sample.end is not None and (sample.status == "missing" or not sample.reference)
-
-
-def _form(grading: Mapping[str, Any]) -> AnswerForm | None:
+def _form(**options: Any) -> AnswerForm | None:
     """The form of the answers; None for one that is not of this package."""
-    options = dict(grading.get("answer") or {})
     module, _, name = str(options.pop("class", "")).rpartition(".")
-    if not module.startswith(_OUR_FORMS):
-        return None
-    form: AnswerForm = getattr(answers, name)(**options)
+    form: AnswerForm | None = getattr(answers, name)(**options) if module.startswith(_OUR_FORMS) else None
     return form
 
 

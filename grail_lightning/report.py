@@ -39,7 +39,6 @@ class _Section:
     """The report on the methods of one task; its texts are without control characters."""
 
     title: str  # The task, if the runs belong to one of a sweep, and what was evaluated.
-    baseline: str
     figures: pd.DataFrame  # One row for each figure, and one for each step of a curve; see `_COLUMNS`.
     notes: list[str]
 
@@ -90,8 +89,12 @@ def _section(runs: Sequence[Run], options: argparse.Namespace) -> _Section:
     parts, title = [compare_curves(curves, baseline)], f"{len(runs)} runs, none of which has kept samples."
     if runs[0].samples:
         number = runs[0].facts["num_samples"]
-        parts.insert(0, compare(runs, baseline, options.pass_at or ([number] if number > 1 else [])))
-        title = _conditions(runs[0], parts[0])
+        figures = compare(runs, baseline, options.pass_at or ([number] if number > 1 else []))
+        problems = figures[figures["part"] == "dataset"].drop_duplicates("dataset")["problems"].sum()
+        sampling = (runs[0].facts.get("sampling") or {}).items()
+        conditions = ", ".join(f"{name} {value}" for name, value in sampling if value not in ([], None))
+        title = f"{problems:.0f} problems x {number} samples; {conditions or 'by default'}."
+        parts.insert(0, figures)
     figures = pd.concat(parts).reindex(columns=_COLUMNS)
     if not (figures["part"] != "curve").any():
         raise ValueError(
@@ -101,18 +104,9 @@ def _section(runs: Sequence[Run], options: argparse.Namespace) -> _Section:
     task = runs[0].task
     return _Section(
         title=(_plain(f"Trained on task {task}: ") if task else "") + _plain(title, 1000),
-        baseline=baseline,
         figures=figures.assign(task=task),
         notes=[_plain(note, 1000) for note in notes + _notes(runs, figures)],
     )
-
-
-def _conditions(run: Run, figures: pd.DataFrame) -> str:
-    """What was evaluated."""
-    problems = figures[figures["part"] == "dataset"].drop_duplicates("dataset")["problems"].sum()
-    sampling = (run.facts.get("sampling") or {}).items()
-    conditions = ", ".join(f"{name} {value}" for name, value in sampling if value not in ([], None))
-    return f"{problems:.0f} problems x {run.facts['num_samples']} samples; {conditions or 'by default'}."
 
 
 def _notes(runs: Sequence[Run], figures: pd.DataFrame) -> list[str]:
@@ -130,10 +124,10 @@ def _notes(runs: Sequence[Run], figures: pd.DataFrame) -> list[str]:
 def _table(section: _Section) -> pd.DataFrame:
     """The figures of a section as texts, by figure, dataset and method; without the columns that are empty."""
     rows = section.figures[section.figures["part"] != "curve"]
-    tested = set(rows["figure"][rows["difference"].notna()])
+    tested = rows[rows["difference"].notna()]
     table, index = [], []
     for row in rows.to_dict("records"):
-        base = row["figure"] in tested and row["method"] == section.baseline
+        base = row["figure"] in set(tested["figure"]) and row["method"] in set(tested["baseline"])
         cells = {
             "problems": _number(row["problems"], ".0f"),
             "seeds": _number(row["seeds"], ".0f"),

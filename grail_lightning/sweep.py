@@ -32,12 +32,13 @@ from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
 from grail_lightning.cli.config_files import find_config, read_options
 from grail_lightning.cli.trainer_options import environments_of_runs
 from grail_lightning.evaluate.compare import CURVE, curve, read_results, read_scalars
-from grail_lightning.evaluate.runs import CHOICE
+from grail_lightning.evaluate.runs import CHOICE, point_in_words, value_in_words
 from grail_lightning.runtime.files import LOCK, held, write_whole
 from grail_lightning.runtime.run_folder import mark_if_new
 from grail_lightning.tasks.import_path import did_you_mean
 
 _KEYS = ("config", "folder", "options", "methods", "tasks", "seeds", "grid", "choose", "results")
+_EMPTY: dict[str, Any] = {"methods": {}, "tasks": {}, "options": {}, "grid": {}, "choose": {}, "results": {}}
 _OURS = re.compile(r"(seed_everything|ckpt_path|trainer\.logger|trainer\.default_root_dir)(\..*)?")
 _FACTS = ("run", "method", "task", "seed", "point", "choosing", "options")  # The first columns of a table.
 _NO_STEP = "no step is left"  # What `fit` says of a resume after the last step.
@@ -55,9 +56,7 @@ class Run:
     options: tuple[str, ...]
     point: Mapping[str, Any] | None
     choosing: bool  # It serves to choose a point, and is not reported.
-    table: Path | None  # The CSV file of finished runs, if the sweep keeps one,
-    curves: Sequence[str]  # the tags of the curves in it,
-    row: Mapping[str, str] | None  # and the run's row.
+    row: Mapping[str, str] | None  # In the table of finished runs.
 
     @property
     def group(self) -> tuple[str, str]:
@@ -67,7 +66,7 @@ class Run:
     @property
     def given(self) -> list[str]:
         """The options that the file gives, those of the point last."""
-        return [*self.options, *(f"--{name}={_shown(value)}" for name, value in (self.point or {}).items())]
+        return [*self.options, *(f"--{name}={value_in_words(value)}" for name, value in (self.point or {}).items())]
 
     @property
     def arguments(self) -> list[str]:
@@ -86,18 +85,6 @@ class Run:
                 "one in `results.file`. Give the sweep another folder (`--output`) or table, or remove that run or row."
             )
 
-    def keep(self) -> None:
-        """Add the run, which is finished, to the table. Several sweeps may add to one, and git can merge its lines."""
-        if self.table is None or self.row:
-            return
-        row: dict[str, object] = {"run": self.folder.name, "method": self.method, "task": self.task, "seed": self.seed}
-        row |= {"point": self.point, "choosing": self.choosing, "options": shlex.join(self.given)}
-        row |= {tag: self.curve(tag) for tag in self.curves}
-        cells = {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()}
-        with _WRITING:
-            self.table.parent.mkdir(parents=True, exist_ok=True)
-            pd.DataFrame([cells]).to_csv(self.table, mode="a", header=not self.table.exists(), index=False)
-
     def curve(self, tag: str) -> dict[int, float]:
         """A curve of the run, from its row or its folder, to six decimals."""
         if self.row:
@@ -106,9 +93,9 @@ class Run:
 
     def record(self) -> dict[str, Any]:
         """What is known of the run; `state` is waiting, started, failed or finished."""
-        if self.row:
-            return {"state": "finished", "outcome": f"a row of {self.table}"}
         file = self.folder / "sweep.json"
+        if self.row:
+            return {"state": "finished"}
         return dict(json.loads(file.read_text())) if file.is_file() else {"state": "waiting"}
 
     def write(self, **state: str) -> None:
@@ -121,52 +108,45 @@ class Run:
     def last_line(self) -> str:
         """What the run has printed last."""
         log = self.folder / "fit.log"
-        lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _shown(value: object) -> str:
-    """A value as the command line takes it."""
-    if isinstance(value, str):
-        return value
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else json.dumps(value)
-
-
-def _described(point: Mapping[str, Any]) -> str:
-    """A point in words, by the last parts of the options' names."""
-    return ", ".join(f"{name.rpartition('.')[2]}={_shown(value)}" for name, value in point.items())
+        lines = log.read_text(errors="replace").strip().split("\n") if log.exists() else [""]
+        return lines[-1].strip()
 
 
 def _file_name(*parts: str) -> str:
     return "__".join(re.sub(r"[^\w.,=+-]+", "_", part) for part in parts)
 
 
-_CHOOSE = "`choose` must hold `seeds`, a list of integers, and may hold `by`, a tag, and `statistic`, last or mean"
-
-
-def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], Mapping[str, Any]]:
-    """The runs of a YAML file, those that choose first, and its key `choose`. `output` replaces its `folder`."""
+def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], dict[str, Any]]:
+    """The runs of a YAML file, those that choose first, and its content. `output` replaces its `folder`."""
     content = read_options(find_config(file), "The file of a sweep")
     for key in content.keys() - set(_KEYS):
         hint = did_you_mean(f"`{key}`", [f"`{known}`" for known in _KEYS]) or f" It has {', '.join(_KEYS)}."
         raise ValueError(f"There is no key `{key}` in the file of a sweep, but {file} has it.{hint}")
-    choose, groups = content.get("choose") or {}, {name: content.get(name) or {} for name in ("methods", "tasks")}
+    content = _EMPTY | {key: value for key, value in content.items() if value is not None}
+    choose, results, groups = content["choose"], content["results"], {k: content[k] for k in ("methods", "tasks")}
     for key, group in groups.items():
         _must(bool(group) and isinstance(group, dict), file, f"`{key}` must hold a name with its options", group)
-    for key, part in [*groups["methods"].items(), *groups["tasks"].items(), ("options", content.get("options"))]:
+    for key, part in [*groups["methods"].items(), *groups["tasks"].items(), ("options", content["options"])]:
         _must(isinstance(part, dict | None), file, f"`{key}` must hold options with their values", part)
-    _must(isinstance(choose, dict) and not choose.keys() - {"seeds", "by", "statistic"}, file, _CHOOSE, choose)
-    statistic, seeds = choose.get("statistic", "last"), choose.get("seeds", [] if choose else [0])
-    _must(statistic in ("last", "mean") and _are_seeds(seeds), file, _CHOOSE, choose)
+    known = isinstance(choose, dict) and choose.keys() <= {"seeds", "by", "statistic"}
+    known = known and choose.get("statistic", "last") in ("last", "mean")
+    what = "`choose` must hold `seeds`, a list of integers, and may hold `by`, a tag, and `statistic`, last or mean"
+    _must(known and (not choose or _are_seeds(choose.get("seeds"))), file, what, choose)
+    known = isinstance(results, dict) and (not results or {"file"} <= results.keys() <= {"file", "curves"})
+    what = "`results` must hold `file`, and beside it only `curves`, a list"
+    _must(known and isinstance(results.get("curves", []), list), file, what, results)
     if output is None and not content.get("folder"):
         raise ValueError(f"`folder` in {file} must be the folder of the runs, as `runs/study`.")
-    runs = list(_runs(content, output or Path(content["folder"]), file))
+    rows = _rows(content) if results else {}
+    runs: list[Run] = []
+    for method, task in itertools.product(content["methods"], content["tasks"]):
+        runs += _runs_of(method, task, content, output or Path(content["folder"]), rows, file)
     if len({run.folder for run in runs}) < len(runs):
         raise ValueError(f"The runs of a sweep must have folders of their own, but two names in {file} give the same.")
     # Seed by seed, so that a sweep that is cut short has compared all methods on the same seeds.
     order = list(dict.fromkeys(run.seed for run in runs))
     runs.sort(key=lambda run: (not run.choosing, not run.choosing and order.index(run.seed)))
-    return runs, choose
+    return runs, content
 
 
 def _must(holds: bool, file: Path, what: str, got: object) -> None:
@@ -178,55 +158,68 @@ def _are_seeds(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(seed, int) for seed in value)
 
 
-def _runs(content: Mapping[str, Any], folder: Path, file: Path) -> Iterator[Run]:
-    choose, common = content.get("choose") or {}, content.get("options") or {}
-    table, curves, rows = _table(content.get("results"), choose, file)
-    for (method, of_method), (task, of_task) in itertools.product(content["methods"].items(), content["tasks"].items()):
-        own, of_task = dict(of_method or {}), of_task or {}
-        grid, seeds = own.pop("grid", content.get("grid") or {}), own.pop("seeds", content.get("seeds"))
-        lists = isinstance(grid, dict) and all(isinstance(values, list) and values for values in grid.values())
-        _must(lists, file, f"`grid` of {method!r} must hold a list of values for each option", grid)
-        _must(_are_seeds(seeds), file, f"`seeds` of {method!r} must be a list of integers", seeds)
-        for name in {*common, *of_task, *own, *grid}:
-            if _OURS.fullmatch(name):
-                raise ValueError(f"`{name}` must not be set in {file}: the sweep sets it for each run.")
-            if name != "config" and sum(name in part for part in (of_task, own, grid)) > 1:
-                raise ValueError(f"`{name}` must be set once, but {method!r}, {task!r} or the grid in {file} share it.")
-        configs = [part.get("config") or [] for part in (content, common, of_task, own)]
-        files = [name for names in configs for name in ([names] if isinstance(names, str) else names)]
-        options = {name: value for name, value in {**common, **of_task, **own}.items() if name != "config"}
-        given = (*(f"--config={name}" for name in files), *(f"--{n}={_shown(v)}" for n, v in options.items()))
-        points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-        choosing = bool(choose) and len(points) > 1
-        shared = choosing and set(seeds) & set(choose["seeds"])
-        _must(not shared, file, f"`choose.seeds` must be other seeds than those of {method!r}", shared)
-        place = folder.with_name(f"{folder.name}_choosing") if choosing else folder
-        known: dict[str, Any] = {"method": method, "task": task, "options": given, "table": table, "curves": curves}
-        for point, seed in itertools.product(points, choose["seeds"] if choosing else seeds):
-            name = _file_name(f"{method} {_described(point)}" if point else method, task, str(seed))
-            yield Run(folder=place / name, seed=seed, point=point, choosing=choosing, row=rows.get(name), **known)
-        for seed in seeds if choosing else ():
-            name = _file_name(method, task, str(seed))
-            yield Run(folder=folder / name, seed=seed, point=None, choosing=False, row=rows.get(name), **known)
+def _runs_of(
+    method: str, task: str, content: Mapping[str, Any], folder: Path, rows: Mapping[str, Any], file: Path
+) -> Iterator[Run]:
+    """The runs of a method on a task, those that choose among them."""
+    common, choose = content["options"], content["choose"]
+    own, of_task = dict(content["methods"][method] or {}), content["tasks"][task] or {}
+    grid, seeds = own.pop("grid", content["grid"]), own.pop("seeds", content.get("seeds"))
+    lists = isinstance(grid, dict) and all(isinstance(values, list) and values for values in grid.values())
+    _must(lists, file, f"`grid` of {method!r} must hold a list of values for each option", grid)
+    _must(_are_seeds(seeds), file, f"`seeds` of {method!r} must be a list of integers", seeds)
+    for name in {*common, *of_task, *own, *grid}:
+        if _OURS.fullmatch(name):
+            raise ValueError(f"`{name}` must not be set in {file}: the sweep sets it for each run.")
+        if name != "config" and sum(name in part for part in (of_task, own, grid)) > 1:
+            raise ValueError(f"`{name}` must be set once, but {method!r}, {task!r} or the grid in {file} share it.")
+    configs = [part.get("config") or [] for part in (content, common, of_task, own)]
+    files = [name for names in configs for name in ([names] if isinstance(names, str) else names)]
+    options = {name: value for name, value in {**common, **of_task, **own}.items() if name != "config"}
+    given = (*(f"--config={name}" for name in files), *(f"--{n}={value_in_words(v)}" for n, v in options.items()))
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    choosing = bool(choose) and len(points) > 1
+    shared = choosing and {*seeds} & {*choose["seeds"]}
+    _must(not shared, file, f"`choose.seeds` must be other seeds than those of {method!r}", shared)
+    made: list[tuple[Any, int, bool]] = [(None, seed, False) for seed in seeds if choosing]
+    made += itertools.product(points, choose["seeds"] if choosing else seeds, [choosing])
+    for point, seed, chooses in made:
+        name = _file_name(f"{method} {point_in_words(point)}" if point else method, task, str(seed))
+        place = folder.with_name(f"{folder.name}_choosing") if chooses else folder
+        known: dict[str, Any] = {"method": method, "task": task, "options": given, "row": rows.get(name)}
+        yield Run(folder=place / name, seed=seed, point=point, choosing=chooses, **known)
 
 
-def _table(options: Any, choose: Mapping[str, Any], file: Path) -> tuple[Path | None, list[str], dict[str, Any]]:
-    """The table of finished runs, the tags of its curves, and its rows by the names of runs."""
-    if options is None:
-        return None, [], {}
-    known = isinstance(options, dict) and not options.keys() - {"file", "curves"} and "file" in options
-    lists = known and isinstance(options.get("curves", []), list)
-    _must(lists, file, "`results` must hold `file`, and beside it only `curves`, a list", options)
-    by = [choose.get("by", CURVE)]
-    curves = list(dict.fromkeys([*options.get("curves", by), *(by if choose else [])]))
-    table, columns = Path(options["file"]), [*_FACTS, *curves]
+def _curves(content: Mapping[str, Any]) -> list[str]:
+    """The tags of the curves in the table of finished runs, among them the one that `choose` needs."""
+    by = [content["choose"].get("by", CURVE)]
+    return list(dict.fromkeys([*content["results"].get("curves", by), *(by if content["choose"] else [])]))
+
+
+def _rows(content: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """The rows of the table of finished runs, by the names of runs."""
+    table, columns = Path(content["results"]["file"]), [*_FACTS, *_curves(content)]
     rows = {row["run"]: row for row in read_results(table)} if table.exists() else {}
     if other := next((row for row in rows.values() if list(row) != columns), None):
         raise ValueError(
             f"`results.file` must be a table with the columns {', '.join(columns)}, but {table} has "
             f"{', '.join(other)}. Name another file, or the curves of that table in `results.curves`."
         )
-    return table, curves, rows
+    return rows
+
+
+def _keep(run: Run, content: Mapping[str, Any]) -> None:
+    """Add a finished run to the table. Several sweeps may add to one, and git can merge its lines."""
+    if not content["results"] or run.row:
+        return
+    row: dict[str, object] = {"run": run.folder.name, "method": run.method, "task": run.task, "seed": run.seed}
+    row |= {"point": run.point, "choosing": run.choosing, "options": shlex.join(run.given)}
+    row |= {tag: run.curve(tag) for tag in _curves(content)}
+    cells = {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()}
+    table = Path(content["results"]["file"])
+    with _WRITING:
+        table.parent.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame([cells]).to_csv(table, mode="a", header=not table.exists(), index=False)
 
 
 def _check(runs: Sequence[Run], every: Sequence[Run], file: Path) -> int:
@@ -234,31 +227,32 @@ def _check(runs: Sequence[Run], every: Sequence[Run], file: Path) -> int:
 
     Runs whose point is not yet chosen are parsed with the first one of their grid.
     """
-    parser, devices, seen = FitOptions(), 1, set()
+    parser, devices = FitOptions(), 1
     first = {run.group: run.point for run in reversed(every) if run.choosing}
+    parsed = {}
     for run in runs:
         if run.point is not None:
             run.check(file)
         known = replace(run, point=first[run.group]) if run.point is None else run
-        if (key := (run.group, _described(known.point or {}))) not in seen:
-            seen.add(key)
-            try:
-                wanted = parser.parse(known.arguments).trainer.devices
-                parser.build()
-            except ValueError as error:
-                raise ValueError(f"The options of {run.method!r} on {run.task!r} in {file}: {error}") from error
-            devices = max(devices, int(wanted) if str(wanted).isdigit() else 1)
+        parsed[run.group, point_in_words(known.point or {})] = known
+    for run in parsed.values():
+        try:
+            wanted = parser.parse(run.arguments).trainer.devices
+            parser.build()
+        except ValueError as error:
+            raise ValueError(f"The options of {run.method!r} on {run.task!r} in {file}: {error}") from error
+        devices = max(devices, int(wanted) if str(wanted).isdigit() else 1)
     return devices
 
 
 class _Runner:
     """Runs processes of ``fit`` side by side, each with the variables of one of the environments."""
 
-    def __init__(self, environments: Sequence[Mapping[str, str]]) -> None:
+    def __init__(self, environments: Sequence[Mapping[str, str]], content: Mapping[str, Any]) -> None:
         self._environments: SimpleQueue[Mapping[str, str]] = SimpleQueue()
         for environment in environments:
             self._environments.put(environment)
-        self._number = len(environments)
+        self._number, self._content = len(environments), content
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._stopped = threading.Event()
 
@@ -275,7 +269,7 @@ class _Runner:
 
     def _one(self, run: Run) -> bool:
         if run.record()["state"] == "finished":
-            run.keep()
+            _keep(run, self._content)
             return True
         if self._stopped.is_set():
             return False
@@ -301,7 +295,7 @@ class _Runner:
         state = "finished" if code == 0 else "started" if self._stopped.is_set() else "failed"
         run.write(state=state, outcome=outcome)
         if state == "finished":
-            run.keep()
+            _keep(run, self._content)
         print(f"{state}: {run.folder.name}: {outcome}", flush=True)
         return state == "finished"
 
@@ -327,7 +321,7 @@ def _run(runs: Sequence[Run], every: Sequence[Run], choose: Mapping[str, Any], r
         return False
     for group in {run.group: None for run in runs if run.point is None}:
         point = _best([run for run in every if run.choosing and run.group == group], choose)
-        print(f"{', '.join(group)}: {_described(point)} is best on the choosing seeds", flush=True)
+        print(f"{', '.join(group)}: {point_in_words(point)} is best on the choosing seeds", flush=True)
         runs = [replace(run, point=point) if run.group == group and run.point is None else run for run in runs]
     reported = [run for run in runs if not run.choosing]
     for run in reported:
@@ -344,7 +338,7 @@ def _best(choosing: Sequence[Run], choose: Mapping[str, Any]) -> Mapping[str, An
         values = [*run.curve(choose.get("by", CURVE)).values()]
         if not values:
             raise ValueError(f"`choose.by` must be the tag of a curve of each run, but {run.folder} has none.")
-        name, last = _described(run.point or {}), choose.get("statistic", "last") == "last"
+        name, last = point_in_words(run.point or {}), choose.get("statistic", "last") == "last"
         points[name] = run.point or {}
         figures.setdefault(name, []).append(values[-1] if last else sum(values) / len(values))
     chosen = max(figures, key=lambda name: sum(figures[name]) / len(figures[name]))
@@ -379,7 +373,7 @@ def main(arguments: list[str] | None = None) -> None:
     what.add_argument("--index", type=int, help="run the run with this number in --list alone, as in a job array")
     options = parser.parse_args(arguments)
     with mistakes_in_one_line():
-        every, choose = read_sweep(options.file, options.output)
+        every, content = read_sweep(options.file, options.output)
         runs = _selected(every, options)
         devices = _check(runs, every, options.file)
         if options.list:
@@ -387,10 +381,10 @@ def main(arguments: list[str] | None = None) -> None:
                 chosen = "" if run.point is not None else ", at the point that will be chosen"
                 print(f"grail-lightning fit {shlex.join(run.arguments)}  # {run.record()['state']}{chosen}")
             return
-        runner = _Runner(environments_of_runs(options.jobs, devices))
+        runner = _Runner(environments_of_runs(options.jobs, devices), content)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, runner.stop)
-        done = _run(runs, every, choose, runner, options.file)
+        done = _run(runs, every, content["choose"], runner, options.file)
         print("All runs are finished." if done else "Not all runs are finished. The same command goes on.")
     raise SystemExit(not done)
 

@@ -212,7 +212,7 @@ class _Running:
         prompts = batch.prompts[:: self._plan.num_samples]  # Rows of one group are neighbours.
         samples = samples_of(batch, self._indices(number, len(prompts)))
         if self.kept is not None:
-            self.kept.writer.write(samples)
+            self.kept.write(samples)
         self._count(samples, prompts)
 
     def _count(self, samples: Iterable[Sample], prompts: Sequence[Prompt]) -> None:

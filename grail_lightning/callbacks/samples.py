@@ -27,7 +27,7 @@ from grail_lightning.evaluate.records import (
     FACTS,
     FORMAT,
     Sample,
-    SampleWriter,
+    append_samples,
     differences,
     prune,
     read_evaluation,
@@ -200,16 +200,18 @@ class KeptSamples:
             raise
         self.folder.mkdir(parents=True, exist_ok=True)  # On a machine with a disk of its own.
         self.done = frozenset.intersection(*all_gather_objects(frozenset(self._whole_batches())))
-        self.writer = SampleWriter(self.folder, trainer.global_rank)
 
     def known(self) -> Iterator[Sample]:
         """This rank's samples of the batches that are `done`."""
         mine = {place for batch in self.done for place in self.batches.of_rank(batch, self._trainer)}
         return (sample for sample in read_samples(self.folder) if (sample.dataset, sample.index) in mine)
 
+    def write(self, samples: Sequence[Sample]) -> None:
+        """Append the samples of a batch; they are on the disk when this returns."""
+        append_samples(self.folder, self._trainer.global_rank, samples)
+
     def finish(self) -> None:
         """Mark the evaluation as complete, so that the next one begins anew."""
-        self.writer.close()
         self._trainer.strategy.barrier("samples")
         if self._trainer.is_global_zero:
             write_evaluation(self.folder, self._facts | {"finished": _now()})
@@ -217,12 +219,11 @@ class KeptSamples:
         self._lock.close()
 
     def close(self, exception: BaseException | None) -> None:
-        """Close the file and unlock the folder of an evaluation that was broken off, perhaps by an exception."""
+        """Unlock the folder of an evaluation that was broken off, perhaps by an exception."""
         if isinstance(exception, KeyboardInterrupt | SIGTERMException):
             rank_zero_info(
                 f"The samples of whole batches are kept in {self.folder}; the same command goes on with them."
             )
-        self.writer.close()
         self._lock.close()
 
     def _open(self) -> None:

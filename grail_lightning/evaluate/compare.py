@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ import pandas as pd
 
 from grail_lightning.evaluate.records import flat, read_samples, sample_frame, unequal
 from grail_lightning.evaluate.runs import Run, paired_seeds
-from grail_lightning.evaluate.statistics import difference, estimate, holm, seeds_difference, seeds_estimate
-from grail_lightning.evaluate.table import Share, accuracies, by_problem, failures, label, parts_of
+from grail_lightning.evaluate.statistics import Share, difference, estimate, holm, seeds_difference, seeds_estimate
+from grail_lightning.evaluate.table import accuracies, by_problem, failures, label, parts_of
 
 CURVE = "val/accuracy"
 # Options of the data that change training but not the problems of its validations.
@@ -37,12 +37,11 @@ def compare(runs: Sequence[Run], baseline: str, pass_at: Sequence[int]) -> pd.Da
     ``value``, ``low``, ``high``, ``baseline``, ``paired_seeds``, and those of `_with_corrected`.
     A ValueError if the runs were evaluated on other problems or with other settings. All must have samples.
     """
-    for run in runs[1:]:
-        if differ := unequal(_settings(runs[0].facts), _settings(run.facts)):
-            raise ValueError(
-                f"Runs can be compared only on the same problems with the same settings, but {runs[0].samples} and "
-                f"{run.samples} differ in {'; '.join(differ.values())}. Test them with the same config."
-            )
+    if other := _other(runs, lambda run: _settings(run.facts)):
+        raise ValueError(
+            f"Runs can be compared only on the same problems with the same settings, but {other}. Test them with the "
+            "same config."
+        )
     samples, datasets = _read(runs), runs[0].facts["datasets"]
     problems = samples[samples["sample"] == 0].reset_index(drop=True)
     problems["number"] = problems.groupby(["method", "seed", *_KEY[:2]]).cumcount()
@@ -59,9 +58,18 @@ def compare(runs: Sequence[Run], baseline: str, pass_at: Sequence[int]) -> pd.Da
                 "figure": figure,
                 "problems": sum(sizes[name] for name in weights),
             }
-            tested = baseline if "@" in figure else None
-            rows += [known | row for row in _methods(runs, tables, weights, tested, limit if figure == "tokens" else 1)]
-    return _with_corrected(pd.DataFrame(rows))
+            rows += [known | row for row in _methods(runs, tables, weights, baseline if "@" in figure else None)]
+    frame = pd.DataFrame(rows)
+    frame.loc[frame["figure"] == "tokens", ["value", "low", "high"]] *= limit
+    return _with_corrected(frame)
+
+
+def _other(runs: Sequence[Run], settings: Callable[[Run], Mapping[str, Any]]) -> str | None:
+    """What differs between the settings of two runs; None if nothing does."""
+    for run in runs[1:]:
+        if differ := unequal(settings(runs[0]), settings(run)):
+            return f"{runs[0].given} and {run.given} differ in {'; '.join(differ.values())}"
+    return None
 
 
 def _settings(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,29 +109,26 @@ def _figures(samples: pd.DataFrame, pass_at: Sequence[int], limit: float) -> dic
 
 
 def _methods(
-    runs: Sequence[Run], tables: pd.DataFrame, weights: Mapping[str, float], baseline: str | None, scale: float
+    runs: Sequence[Run], tables: pd.DataFrame, weights: Mapping[str, float], baseline: str | None
 ) -> list[dict[str, Any]]:
     """One row for each method: its figure, and its difference from the baseline if there is one."""
     seeds: dict[str, list[int | None]] = {}
     for run in runs:
         seeds.setdefault(run.method, []).append(run.seed)
-    parts, rows = [tables.loc[name] for name in weights], []
-    shares = {m: [(of["values"][m].to_numpy(float), of["noise"][m].to_numpy(float)) for of in parts] for m in seeds}
-    for method, ours in shares.items():
-        result = estimate([values for values, _ in ours], [noise for _, noise in ours], list(weights.values()))
-        row = {"method": method, "seeds": len(seeds[method]), "value": result.value * scale}
-        row |= {"low": result.low * scale, "high": result.high * scale, "tested": None, "paired_seeds": math.nan}
-        if baseline not in (None, method):
-            theirs = shares[str(baseline)]
-            if places := paired_seeds(seeds[method], seeds[str(baseline)]):
-                mine, other = (list(seeds_of) for seeds_of in zip(*places, strict=True))
-                ours = [(values[:, mine], noise[:, mine]) for values, noise in ours]
-                theirs = [(values[:, other], noise[:, other]) for values, noise in theirs]
-                row["paired_seeds"] = len(places)
-            noises = [(one, two) for (_, one), (_, two) in zip(ours, theirs, strict=True)]
-            values, base = ([values for values, _ in of] for of in (ours, theirs))
-            tested = difference(values, base, noises, list(weights.values()), bool(places))
-            row |= {"baseline": baseline, "tested": tested}
+    parts, each, rows = [tables.loc[name] for name in weights], list(weights.values()), []
+
+    def shares(method: str, places: Sequence[int]) -> list[Share]:
+        tables_of = ([of[name][method].to_numpy(float)[:, places] for name in ("values", "noise")] for of in parts)
+        return [(values, noise) for values, noise in tables_of]
+
+    for method, own in seeds.items():
+        result = estimate(shares(method, range(len(own))), each)
+        row = {"method": method, "seeds": len(own), "value": result.value, "low": result.low, "high": result.high}
+        row |= {"tested": None, "paired_seeds": math.nan}
+        if baseline is not None and method != baseline:
+            ours, theirs, paired = paired_seeds(own, seeds[baseline])
+            tested = difference(shares(method, ours), shares(baseline, theirs), each, paired)
+            row |= {"baseline": baseline, "tested": tested, "paired_seeds": len(ours) if paired else math.nan}
         rows.append(row)
     return rows
 
@@ -155,9 +160,7 @@ def read_scalars(folder: Path, tag: str) -> dict[int, float]:
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    # 1 keeps the newest of what is not needed; 0 keeps everything.
-    unused = dict.fromkeys(("tensors", "images", "audio", "histograms", "compressedHistograms"), 1)
-    events = EventAccumulator(str(folder), size_guidance={**unused, "scalars": 0}).Reload()
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()  # 0 keeps all of them.
     if tag not in events.Tags()["scalars"]:
         return {}
     return {point.step: float(point.value) for point in events.Scalars(tag)}
@@ -212,28 +215,18 @@ def compare_curves(curves: pd.DataFrame, baseline: str) -> pd.DataFrame:
                 ending = row | {"part": "end"}
         if end is not None:
             if method != baseline and baseline in tables:
-                ending |= {"baseline": baseline} | _difference(table.loc[end], tables[baseline].loc[end], seed_of)
+                ours, theirs = table.loc[end], tables[baseline].loc[end]
+                mine, others, paired = paired_seeds(list(seed_of[ours.index]), list(seed_of[theirs.index]))
+                tested = seeds_difference(list(ours.iloc[mine]), list(theirs.iloc[others]), paired)
+                ending |= {"baseline": baseline, "tested": tested}
+                ending |= {"paired_seeds": len(mine) if paired and tested else math.nan}
             rows.append(ending)
     return _with_corrected(pd.DataFrame(rows)) if rows else pd.DataFrame()
 
 
-def _difference(ours: pd.Series, theirs: pd.Series, seed_of: pd.Series) -> dict[str, Any]:
-    """The difference of two ends over seeds, and over how many seeds it is paired."""
-    places = paired_seeds(list(seed_of[ours.index]), list(seed_of[theirs.index]))
-    if not places:
-        return {"tested": seeds_difference(list(ours), list(theirs), False)}
-    mine, other = (list(of) for of in zip(*places, strict=True))
-    tested = seeds_difference(list(ours.iloc[mine]), list(theirs.iloc[other]), True)
-    return {"tested": tested, "paired_seeds": len(places) if tested else math.nan}
-
-
 def other_validation(runs: Sequence[Run]) -> str | None:
     """What differs between the validations of two runs, as far as their configs tell; None if nothing does."""
-    runs = [run for run in runs if run.events and run.config]
-    for run in runs[1:]:
-        if differ := unequal(_validation(runs[0]), _validation(run)):
-            return f"{runs[0].given} and {run.given} differ in {', '.join(differ.values())}"
-    return None
+    return _other([run for run in runs if run.events and run.config], _validation)
 
 
 def _validation(run: Run) -> dict[str, object]:

@@ -26,6 +26,7 @@ from grail_lightning.tasks.problem import Comparison
 
 FORMAT = 1
 FACTS = "evaluation.json"
+_FILES = "rank_*.jsonl"
 # What may change between an interruption and its continuation: the digests say which weights and problems these are.
 _INCIDENTAL = re.compile(r"finished|created|table(\..*)?|model\.(policy|checkpoint|step)|datasets\..*\.source")
 
@@ -144,67 +145,51 @@ def read_samples(folder: Path) -> Iterator[Sample]:
     A torn last line, which a process that was killed may leave, is left out; another line that is no sample is a
     ValueError with file and line.
     """
-    for file in _files(folder):
-        yield from (sample for _, sample in _lines(file))
+    for file in sorted(folder.glob(_FILES)):
+        yield from _read(file)
 
 
-def prune(folder: Path, keep: Callable[[Sample], bool]) -> int:
-    """Remove torn lines, samples that are there twice, and those that `keep` refuses; returns how many were removed.
+def append_samples(folder: Path, rank: int, samples: Iterable[Sample]) -> None:
+    """Append samples to the file of a rank, in a folder that exists; they are on the disk when this returns."""
+    with (folder / f"rank_{rank:05d}.jsonl").open("ab") as file:
+        file.writelines(map(_line, samples))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def prune(folder: Path, keep: Callable[[Sample], bool]) -> None:
+    """Remove torn lines, samples that are there twice, and those that `keep` refuses.
 
     Each file is replaced as a whole, and only if something is removed from it.
     """
     seen: set[tuple[str, int, int]] = set()
-    removed = 0
-    for file in _files(folder):
+    for file in sorted(folder.glob(_FILES)):
         lines = list[bytes]()
-        for line, sample in _lines(file):
+        for sample in _read(file):
             place = sample.dataset, sample.index, sample.sample
-            if place in seen or not keep(sample):
-                removed += 1
-                continue
-            lines.append(line)
-            seen.add(place)
-        if sum(map(len, lines)) < file.stat().st_size:
-            write_whole(file, b"".join(lines).decode())
-    return removed
+            if place not in seen and keep(sample):
+                lines.append(_line(sample))
+                seen.add(place)
+        if (kept := b"".join(lines)) != file.read_bytes():
+            write_whole(file, kept.decode())
 
 
-class SampleWriter:
-    """Appends the samples of one rank to its file, in a folder that exists."""
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._file = (folder / f"rank_{rank:05d}.jsonl").open("ab")
-
-    def write(self, samples: Sequence[Sample]) -> None:
-        """Append samples; they are on the disk when this returns."""
-        if samples:
-            for sample in samples:
-                cells = dataclasses.asdict(sample).items()
-                row = {name: value for name, value in cells if value is not None or name == "prediction"}
-                self._file.write((json.dumps(row, allow_nan=False) + "\n").encode())
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+def _line(sample: Sample) -> bytes:
+    cells = dataclasses.asdict(sample).items()
+    row = {name: value for name, value in cells if value is not None or name == "prediction"}
+    return (json.dumps(row, allow_nan=False) + "\n").encode()
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("rank_*.jsonl"))
-
-
-def _lines(file: Path) -> Iterator[tuple[bytes, Sample]]:
-    """The whole lines of a file and their samples."""
+def _read(file: Path) -> Iterator[Sample]:
+    """The samples of the whole lines of a file."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
                 return
             try:
-                sample = Sample(**json.loads(line))
+                yield Sample(**json.loads(line))
             except (ValueError, TypeError, RecursionError):
                 raise ValueError(
                     f"{file}, line {number}: expected a JSON object with the fields of a sample, but got "
                     f"{line[:60]!a}. Remove the line, or move the folder away."
                 ) from None
-            yield line, sample

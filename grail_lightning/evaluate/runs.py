@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,17 @@ class Run:
         seed = self.sweep.get("seed", self.config.get("seed_everything"))
         return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
 
-    @property
-    def point(self) -> str:
-        """The values of a sweep's grid in words; empty without a grid."""
-        named = self.sweep.get("point") or {}
-        return ", ".join(f"{option.rpartition('.')[2]}={value}" for option, value in named.items())
+
+def value_in_words(value: object) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, str):
+        return value
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else json.dumps(value)
+
+
+def point_in_words(point: Mapping[str, Any]) -> str:
+    """A point of a sweep's grid, by the last parts of the options' names."""
+    return ", ".join(f"{name.rpartition('.')[2]}={value_in_words(value)}" for name, value in point.items())
 
 
 def find_runs(given: Sequence[str]) -> list[Run]:
@@ -69,8 +75,6 @@ def find_runs(given: Sequence[str]) -> list[Run]:
                 raise ValueError(
                     f"Each run must be given once, but {other.given} and {argument} are one. Leave one out."
                 )
-    if not runs:
-        raise ValueError("A report must have at least one run. Give a folder such as runs/quickstart.")
     return _with_methods(list(runs.values()))
 
 
@@ -120,17 +124,12 @@ def _trained_in(model: Mapping[str, Any]) -> Path | None:
 def _read_first(*files: Path) -> dict[str, Any]:
     """The content of the first file of YAML or JSON that is there; empty without one."""
     file = next((file for file in files if file.is_file()), None)
-    if file is None:
-        return {}
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or (file.name == "sweep.json" and "method" not in content):
-            raise ValueError(f"{content!r:.60}")
-    except (yaml.YAMLError, ValueError) as error:
+        return dict(yaml.safe_load(file.read_text(encoding="utf-8"))) if file else {}
+    except (yaml.YAMLError, ValueError, TypeError) as error:
         raise ValueError(
             f"{file} must be what a run or a sweep left, but got: {error}. Restore or remove it."
         ) from None
-    return content
 
 
 def _with_methods(runs: Sequence[Run]) -> list[Run]:
@@ -145,10 +144,9 @@ def _with_methods(runs: Sequence[Run]) -> list[Run]:
     points = Counter((task, of[0].sweep.get("method")) for (task, _), of in groups.items())
     grouped = list[Run]()
     for (task, _), members in groups.items():
-        name = _name(members, several_points=points[task, members[0].sweep.get("method")] > 1)
-        taken = {run.method for run in grouped if run.task == task}
-        others = (f"{name} ({number})" for number in count(2))  # A folder may really be called `run (2)`.
-        method = next(other for other in chain([name], others) if other not in taken)
+        method = _name(members, several_points=points[task, members[0].sweep.get("method")] > 1)
+        while any((run.task, run.method) == (task, method) for run in grouped):
+            method += " (2)"
         members.sort(key=lambda run: (run.seed is None, run.seed or 0))
         for one, two in pairwise(members):
             if one.seed == two.seed and not (one.name and one.seed is None):  # The user says that they are runs of one.
@@ -174,21 +172,22 @@ def _key(run: Run) -> str:
 
 def _name(members: Sequence[Run], *, several_points: bool) -> str:
     """What the user or a sweep says; else the name of the folder, without its number if there are several."""
-    first = members[0]
+    first, point = members[0], point_in_words(members[0].sweep.get("point") or {})
     if first.name:
         return first.name
     if first.sweep:
-        return str(first.sweep["method"]) + (f", {first.point}" if several_points and first.point else "")
+        return str(first.sweep["method"]) + (f", {point}" if several_points and point else "")
     name = first.folder.resolve().name
     return (re.sub(r"[_.\- ]*(seed)?[_.\- ]*\d+$", "", name) or name) if len(members) > 1 else name
 
 
-def paired_seeds(ours: Sequence[int | None], theirs: Sequence[int | None]) -> list[tuple[int, int]]:
-    """The places of the seeds that two methods have in common; none if they cannot be paired.
+def paired_seeds(ours: Sequence[int | None], theirs: Sequence[int | None]) -> tuple[list[int], list[int], bool]:
+    """The places of those seeds of two methods that are compared, and whether these are pairs of the same seed.
 
-    They can if at least two are in common, or if one of the methods has a single seed and the other one has it, too.
+    They are if at least two are in common, or if one of the methods has a single seed and the other one has it, too.
+    Else all seeds are compared.
     """
     common = [seed for seed in ours if seed in theirs]
     if None in ours or None in theirs or len(common) < min(2, len(ours), len(theirs)):
-        return []
-    return [(ours.index(seed), theirs.index(seed)) for seed in common]
+        return [*range(len(ours))], [*range(len(theirs))], False
+    return [ours.index(seed) for seed in common], [theirs.index(seed) for seed in common], True

@@ -24,6 +24,8 @@ _POWER = 0.8
 _MOST_ENUMERATED = 20
 Interval = tuple[float, float]
 Floats = NDArray[np.float64]
+Share = tuple[Floats, Floats]
+"""A figure of each problem ``[N]`` or ``[N, S]``, and its noise in the same shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,25 +51,16 @@ class Difference(Estimate):
     """A paired difference with its 95 % interval and its test."""
 
     p_value: float  # Two-sided, of the hypothesis that there is no difference; not corrected.
-    problems_error: float  # The standard error that the problems cause.
-    problems_df: float  # Its degrees of freedom.
-    seeds: SeedSpread | None  # None if a method has only one seed.
+    errors: tuple[tuple[float, float], ...]  # The standard error and the degrees of freedom of each of its tests.
 
     def detectable(self, comparisons: int = 1) -> float:
         """The smallest true difference that a repetition would find with a probability of 80 %.
 
         It is as many standard errors as the noncentrality at which Student's test of the level ``0.05 / comparisons``
-        has that power. With seeds it is the larger one of the two tests of `difference`.
+        has that power; the largest one of its tests.
         """
         level = 1 - (1 - _UPPER) / max(comparisons, 1)
-
-        def least(variance: float, df: float) -> float:
-            return float(nctdtrinc(df, 1 - _POWER, _t_quantile(df, level))) * math.sqrt(variance)
-
-        if self.seeds is None:
-            return least(self.problems_error**2, self.problems_df)
-        both = least(self.problems_error**2 + self.seeds.excess, self.problems_df)
-        return max(both, least(self.seeds.variance, self.seeds.df))
+        return max(error * float(nctdtrinc(df, 1 - _POWER, _t_quantile(df, level))) for error, df in self.errors)
 
 
 # --- problems of one dataset, and of several --------------------------------------------------------------------------
@@ -198,8 +191,8 @@ def seed_spread(tables: Sequence[Floats], weights: Sequence[float]) -> SeedSprea
     return SeedSpread(variance=variance, excess=max(variance - noise, 0.0), df=seeds - 1)
 
 
-def estimate(tables: Sequence[Floats], noises: Sequence[Floats], weights: Sequence[float]) -> Estimate:
-    r"""A figure of one method, averaged over datasets, from shares and their noise ``[N_d, S]``.
+def estimate(parts: Sequence[Share], weights: Sequence[float]) -> Estimate:
+    r"""A figure of one method, averaged over datasets, of each of which a part has shares and noise ``[N_d, S]``.
 
     The problems alone give an interval (`mean_interval` of the means over seeds, `average_interval`). With several
     seeds its half widths :math:`h` become
@@ -208,21 +201,16 @@ def estimate(tables: Sequence[Floats], noises: Sequence[Floats], weights: Sequen
 
     that is, at least those of Student's interval over the seeds' averages (`seed_spread`).
     """
-    means = [float(table.mean()) for table in tables]
-    parts = [mean_interval(t.mean(1), n.mean(1) / t.shape[1]) for t, n in zip(tables, noises, strict=True)]
-    low, high = average_interval(means, parts, weights)
-    value = float(np.dot(weights, means))
-    quantile = _t_quantile(max(sum(map(len, tables)) - len(tables), 1))
-    below, above = _widened((value - low, high - value), seed_spread(tables, weights), quantile)
-    return Estimate(value=value, low=max(0.0, value - below), high=min(1.0, value + above))
+    means = [float(values.mean()) for values, _ in parts]
+    intervals = [mean_interval(values.mean(1), noise.mean(1) / values.shape[1]) for values, noise in parts]
+    value, seeds = float(np.dot(weights, means)), seed_spread([values for values, _ in parts], weights)
+    df = max(sum(len(values) - 1 for values, _ in parts), 1)
+    low, high = _with_seeds(value, average_interval(means, intervals, weights), df, seeds)
+    return Estimate(value=value, low=max(0.0, low), high=min(1.0, high))
 
 
 def difference(
-    ours: Sequence[Floats],
-    theirs: Sequence[Floats],
-    noises: Sequence[tuple[Floats, Floats]],
-    weights: Sequence[float],
-    paired_seeds: bool,
+    ours: Sequence[Share], theirs: Sequence[Share], weights: Sequence[float], paired_seeds: bool
 ) -> Difference:
     r"""The figure of one method less that of a baseline on the same problems, averaged over datasets.
 
@@ -234,34 +222,30 @@ def difference(
     which the interval would end at 0. With several seeds it is the largest one of the tests over problems, over
     problems and seeds, and over seeds alone.
 
-    `ours` are ``[N_d, S]`` and `theirs` ``[N_d, S']`` for each dataset, in the same order of problems; `noises` has the
-    noise of both. `paired_seeds` says whether the columns of both belong to the same seeds.
+    `ours` are ``[N_d, S]`` and `theirs` ``[N_d, S']`` for each dataset, in the same order of problems. `paired_seeds`
+    says whether the columns of both belong to the same seeds.
     """
-    rows = [a.mean(1) - b.mean(1) for a, b in zip(ours, theirs, strict=True)]
-    noise = [a.mean(1) / a.shape[1] + b.mean(1) / b.shape[1] for a, b in noises]
+    rows, noises = [], []
+    for (a, noise_a), (b, noise_b) in zip(ours, theirs, strict=True):
+        rows.append(a.mean(1) - b.mean(1))
+        noises.append(noise_a.mean(1) / a.shape[1] + noise_b.mean(1) / b.shape[1])
     means = [float(d.mean()) for d in rows]
-    parts = [difference_interval(d, n) for d, n in zip(rows, noise, strict=True)]
-    value = float(np.dot(weights, means))
-    low, high = average_interval(means, parts, weights, least=-1.0)
-    df = max(sum(map(len, rows)) - len(rows), 1)
-    quantile = _t_quantile(df)
-    seeds = _both_spreads(ours, theirs, weights, paired_seeds)
-    error = (value - low if value > 0 else high - value) / quantile  # Of the side towards 0.
+    intervals = [difference_interval(d, noise) for d, noise in zip(rows, noises, strict=True)]
+    value, df = float(np.dot(weights, means)), float(max(sum(len(d) - 1 for d in rows), 1))
+    low, high = average_interval(means, intervals, weights, least=-1.0)
+    towards_0 = (value - low if value > 0 else high - value) / _t_quantile(df)
     exact = sign_flip_p(np.concatenate([weight / len(d) * d for weight, d in zip(weights, rows, strict=True)]))
-    tests = [_tail(value, error, df) if exact is None else exact]
-    if seeds is not None:
-        tests.append(_tail(value, math.hypot(error, math.sqrt(seeds.excess)), df))
-        tests.append(_tail(value, math.sqrt(seeds.variance), seeds.df))
-    below, above = _widened((value - low, high - value), seeds, quantile)
-    return Difference(
-        value=value,
-        low=max(-1.0, value - below),
-        high=min(1.0, value + above),
-        p_value=max(tests),
-        problems_error=(high - low) / 2 / quantile,
-        problems_df=df,
-        seeds=seeds,
+    tests, errors = (
+        [_tail(value, towards_0, df) if exact is None else exact],
+        [((high - low) / 2 / _t_quantile(df), df)],
     )
+    seeds = _both_spreads([a for a, _ in ours], [b for b, _ in theirs], weights, paired_seeds)
+    if seeds is not None:
+        excess, error = math.sqrt(seeds.excess), math.sqrt(seeds.variance)
+        tests += [_tail(value, math.hypot(towards_0, excess), df), _tail(value, error, seeds.df)]
+        errors = [(math.hypot(errors[0][0], excess), df), (error, seeds.df)]
+    low, high = _with_seeds(value, (low, high), df, seeds)
+    return Difference(value=value, low=max(-1.0, low), high=min(1.0, high), p_value=max(tests), errors=tuple(errors))
 
 
 def seeds_estimate(values: Sequence[float]) -> Estimate:
@@ -281,17 +265,11 @@ def seeds_difference(ours: Sequence[float], theirs: Sequence[float], paired: boo
     spread = _both_spreads([a], [b], [1.0], paired)
     if spread is None:
         return None
-    value, half = float(a.mean() - b.mean()), _half_width(spread)
-    exact = sign_flip_p((a - b)[0]) if paired and not spread.variance else None
-    return Difference(
-        value=value,
-        low=max(value - half, -1.0),
-        high=min(value + half, 1.0),
-        p_value=_tail(value, math.sqrt(spread.variance), spread.df) if exact is None else exact,
-        problems_error=0.0,
-        problems_df=spread.df,
-        seeds=spread,
-    )
+    value, half, error = float(a.mean() - b.mean()), _half_width(spread), math.sqrt(spread.variance)
+    exact = sign_flip_p((a - b)[0]) if paired and not error else None
+    p_value = _tail(value, error, spread.df) if exact is None else exact
+    low, high = max(value - half, -1.0), min(value + half, 1.0)
+    return Difference(value=value, low=low, high=high, p_value=p_value, errors=((error, spread.df),))
 
 
 def _both_spreads(
@@ -309,13 +287,13 @@ def _both_spreads(
     return SeedSpread(variance=total, excess=first.excess + second.excess, df=df)
 
 
-def _widened(gaps: tuple[float, float], seeds: SeedSpread | None, quantile: float) -> tuple[float, float]:
-    """Half widths that count the seeds, too."""
-    if seeds is None:
-        return gaps
-    least = _t_quantile(seeds.df) * math.sqrt(seeds.variance)
-    below, above = (max(math.hypot(gap, quantile * math.sqrt(seeds.excess)), least) for gap in gaps)
-    return below, above
+def _with_seeds(value: float, problems: Interval, df: float, seeds: SeedSpread | None) -> Interval:
+    """The interval of the problems, in which the seeds count, too."""
+    below, above = value - problems[0], problems[1] - value
+    if seeds is not None:
+        least, excess = _t_quantile(seeds.df) * math.sqrt(seeds.variance), _t_quantile(df) * math.sqrt(seeds.excess)
+        below, above = (max(math.hypot(gap, excess), least) for gap in (below, above))
+    return value - below, value + above
 
 
 def _half_width(spread: SeedSpread | None) -> float:

@@ -16,13 +16,11 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from grail_lightning.evaluate.statistics import Floats, Interval, average_interval, estimate, ratio_interval
+from grail_lightning.evaluate.statistics import Floats, Interval, Share, average_interval, estimate, ratio_interval
 from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
 
 _ERRORS = ("capped", "unparseable", "timeout", "crashed")  # The verifier could not compare the answer; not right.
 _LENGTHS = {"mean tokens": None, "of right": True, "of wrong": False}  # Which responses: None for all.
-Share = tuple[Floats, Floats]
-"""A figure of each problem ``[N]``, and its variance over other samples of the problem ``[N]``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +148,8 @@ def _cells(shares: Mapping[str, Mapping[str, Share]], rows: _Weights) -> pd.Data
     """The cells of shares, of which each part has the same: a row for each part and average, a column for each."""
 
     def cell(figure: str, weights: Mapping[str, float]) -> str:
-        values, noise = zip(*(shares[name][figure] for name in weights), strict=True)
-        of = estimate([v[:, None] for v in values], [n[:, None] for n in noise], list(weights.values()))
+        parts = [(values[:, None], noise[:, None]) for values, noise in (shares[name][figure] for name in weights)]
+        of = estimate(parts, list(weights.values()))
         return _cell(of.value, (of.low, of.high))
 
     figures = next(iter(shares.values()))

@@ -15,7 +15,7 @@ from grail_lightning.credit.base import TokenWeights, token_advantages
 from grail_lightning.data.kept import Kept, kept_rollouts
 from grail_lightning.engines.base import given_batch
 from grail_lightning.environments.episode import transcript
-from grail_lightning.evaluate.records import SampleWriter, read_samples
+from grail_lightning.evaluate.records import append_samples, read_samples
 from grail_lightning.step.outputs import StepOutput
 from tests.batches import graded, in_turns
 from tests.callbacks.scripted import TASK, Scripted, box, loader, prompts, run
@@ -136,9 +136,7 @@ def test_samples_have_their_turns_and_lines_of_others_stay_as_they_are(tmp_path)
     batch = Talks().rollouts(prompts(2), 1)
     made = samples_of(batch, [0, 1])
     plain = samples_of(batch.replace(turn=None, episodes=None), [0, 1])
-    writer = SampleWriter(tmp_path, 0)
-    writer.write([*made, *plain])
-    writer.close()
+    append_samples(tmp_path, 0, [*made, *plain])
     assert list(read_samples(tmp_path)) == [*made, *plain]
     assert [(sample.num_turns, sample.num_calls, sample.num_invalid_calls, sample.end) for sample in made] == [
         (3, 2, 0, "answered"),

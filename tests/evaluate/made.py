@@ -6,7 +6,7 @@ import numpy as np
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
-from grail_lightning.evaluate.records import Sample, SampleWriter, set_digest, write_evaluation
+from grail_lightning.evaluate.records import Sample, append_samples, set_digest, write_evaluation
 
 SAMPLING = {"max_response_length": 64, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "stop": []}
 HOSTILE = [
@@ -56,13 +56,11 @@ def keep_samples(folder, datasets, first=None, text="\\boxed{1}", order=1, **fac
         }
         | facts,
     )
-    writer = SampleWriter(folder, 0)
     for name, right in datasets.items():
         for index in list(range(len(right)))[::order]:
             place = {"dataset": name, "problem": ids[name][index], "index": index, "seed": index}
             place |= {"finished": bool(index % 4)} | dict.fromkeys(("prompt", "reference", "response"), text)
-            writer.write([_drawn(place, k, bool(right[index, k])) for k in range(num_samples)])
-    writer.close()
+            append_samples(folder, 0, [_drawn(place, k, bool(right[index, k])) for k in range(num_samples)])
     return folder
 
 

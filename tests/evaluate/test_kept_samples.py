@@ -228,7 +228,7 @@ def test_samples_that_stand_twice_are_removed(undisturbed, tmp_path):
     shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
     first = tmp_path / SAMPLES / "rank_00000.jsonl"
     (tmp_path / SAMPLES / "rank_00001.jsonl").write_bytes(first.read_bytes()[:-30])
-    assert prune(tmp_path / SAMPLES, lambda sample: True) == 20
+    prune(tmp_path / SAMPLES, lambda sample: True)
     assert rows_of(tmp_path / SAMPLES) == rows_of(undisturbed[0] / SAMPLES)
 
 

@@ -11,7 +11,7 @@ from grail_lightning.callbacks.samples import _grading
 from grail_lightning.data import DatasetSpec, MathData
 from grail_lightning.environments.calculator import Calculator
 from grail_lightning.evaluate import read_evaluation, read_samples
-from grail_lightning.evaluate.records import SampleWriter, write_evaluation
+from grail_lightning.evaluate.records import append_samples, write_evaluation
 from grail_lightning.evaluation import main, regraded
 from grail_lightning.tasks import EnvironmentTask, MathTask
 from tests.data.recorder import write
@@ -35,9 +35,7 @@ def tested(tmp_path_factory):
 def _written(folder, samples, facts):
     folder.mkdir(exist_ok=True)
     write_evaluation(folder, facts)
-    writer = SampleWriter(folder, 0)
-    writer.write(samples)
-    writer.close()
+    append_samples(folder, 0, samples)
     return folder
 
 

@@ -162,8 +162,8 @@ def test_problems_and_seeds_are_paired_and_families_are_corrected(plain):
             np.stack([answers(of, 3, s * 10 + k).mean(1) for s, of in enumerate(seeds)], 1)
             for k, seeds in enumerate(chance)
         ]
-    noises = [(a * (1 - a) / 3, b * (1 - b) / 3) for a, b in zip(tables["GRAIL"], tables["GRPO"], strict=True)]
-    known = difference(tables["GRAIL"], tables["GRPO"], noises, [0.5, 0.5], paired_seeds=True)
+    ours, theirs = ([(a, a * (1 - a) / 3) for a in tables[method]] for method in ("GRAIL", "GRPO"))
+    known = difference(ours, theirs, [0.5, 0.5], paired_seeds=True)
     row = _row(frame, dataset="simple average", method="GRAIL", figure="acc@3")
     assert [row[name] for name in ("difference", "difference_low", "difference_high", "p")] == pytest.approx(
         [known.value, known.low, known.high, known.p_value]
