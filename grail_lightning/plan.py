@@ -30,6 +30,7 @@ from typing import Any
 import pandas as pd
 import torch
 from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveFloat, PositiveInt
 from torch import nn
 
 from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
@@ -37,8 +38,7 @@ from grail_lightning.credit.base import Needs, TokenCredit
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import LoRA
 from grail_lightning.policy.adapters import add_adapters
-from grail_lightning.policy.options import first_line, read_config
-from grail_lightning.runtime.checks import check_option
+from grail_lightning.policy.options import read_config
 
 _GIB = 2**30
 # Bytes of state for each trained parameter, of optimisers that need a GPU; two moments for others that cannot be tried.
@@ -52,12 +52,7 @@ class _Model:
         from transformers import AutoModelForCausalLM
 
         with torch.device("meta"):
-            try:
-                model = AutoModelForCausalLM.from_config(config)
-            except ValueError as error:
-                raise ValueError(
-                    f"A plan is made for models of text alone, but got {type(config).__name__}."
-                ) from error
+            model = AutoModelForCausalLM.from_config(config)
             if lora is not None:
                 add_adapters(model, lora)
         text = config.get_text_config()
@@ -69,36 +64,6 @@ class _Model:
         self.queries = head * text.num_attention_heads
         self.keys = head * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
         self.normalised = any("q_norm" in name for name, _ in model.named_parameters())
-
-
-class _Run:
-    """The options of ``fit`` on a number of devices, as far as memory depends on them, with the longest prompt."""
-
-    def __init__(self, fit: Any, model: _Model, needs: Needs, ranks: int, prompt: int) -> None:
-        self.model, self.ranks, self.prompt = model, ranks, prompt
-        self.loading, self.execution, self.objective = fit.model.loading, fit.model.execution, fit.model.objective
-        self.limit, self.on_cpu = fit.model.sampling.max_response_length, fit.trainer.accelerator == "cpu"
-        self.needs = needs
-        precision = str(fit.trainer.precision or "32-true")
-        self.weight = 2 if self.loading.dtype == "bfloat16" or precision == "bf16-true" else 4
-        self.product = 2 if "16" in precision else self.weight
-        self.sharded = ranks > 1 and "ModelParallel" in str(fit.trainer.strategy)
-        self.shards = ranks if self.sharded else 1
-        self.masters = self.weight == 2 and self.loading.master_weights and not self.sharded
-        updated = 4 if self.masters else self.weight  # Bytes of what the optimiser moves.
-        self.state = _state_bytes(fit.model.optimizer, updated) * model.trained
-        # Of a model that the credit method trains, which is taken to have two moments for each weight.
-        self.second = float(model.trained * updated * (needs.training is not None))
-        self.checkpoint = model.trained * updated + self.state + 3 * self.second
-        prompts = (fit.get("data.init_args") or {}).get("prompts_per_batch") or 32
-        self.rows = math.ceil(prompts / ranks) * self.execution.group_size
-        engine = fit.model.engine
-        ours = engine is None or engine.class_path.endswith("HFEngine")
-        self.cached = (engine.init_args.cache_tokens if engine else HFEngine().cache_tokens) if ours else 0
-        self.in_call = min(self.rows, max(1, self.cached // (prompt + self.limit)))
-        # Rotary positions leave keys in the dtype of the weights; values have that of the product.
-        self.entry = model.blocks * model.keys * (self.weight + self.product)
-        self.shares = self.execution.share_prefixes and not self.loading.packing
 
 
 def _needs(credit: Any) -> Needs:
@@ -123,58 +88,73 @@ def _state_bytes(optimizer: Any, updated: int) -> float:
     return sum(part.numel() * part.element_size() for part in parts) / matrix.numel()
 
 
-def _memory(run: _Run) -> dict[str, dict[str, float]]:
-    """Bytes on one device: of each part of the two phases that need most."""
-    model, w, c = run.model, run.weight, run.product
-    weights = model.parameters * w / run.shards
-    compared = run.loading.lora is None and (run.objective.kl_coefficient > 0 or run.needs.reference)
-    trained = model.trained * (8 if run.masters else w)  # Masters and gradients, or gradients.
-    second = weights + (trained + 2 * run.second) / run.shards if run.second else 0.0
+def _plan(fit: Any, model: _Model, needs: Needs, ranks: int, prompt: int) -> dict[str, Any]:
+    """Bytes on one of so many devices: of each part of the two phases that need most, with the longest prompt."""
+    loading, execution, limit = fit.model.loading, fit.model.execution, fit.model.sampling.max_response_length
+    precision, on_cpu = str(fit.trainer.precision or "32-true"), fit.trainer.accelerator == "cpu"
+    w = 2 if loading.dtype == "bfloat16" or precision == "bf16-true" else 4
+    c = 2 if "16" in precision else w
+    sharded = ranks > 1 and "ModelParallel" in str(fit.trainer.strategy)
+    shards = ranks if sharded else 1
+    masters = w == 2 and loading.master_weights and not sharded
+    updated = 4 if masters else w  # Bytes of what the optimiser moves.
+    state = _state_bytes(fit.model.optimizer, updated) * model.trained
+    # Of a model that the credit method trains, which is taken to have two moments for each weight.
+    second = float(model.trained * updated * (needs.training is not None))
+    weights = model.parameters * w / shards
+    compared = loading.lora is None and (fit.model.objective.kl_coefficient > 0 or needs.reference)
+    trained = model.trained * (8 if masters else w)  # Masters and gradients, or gradients.
     kept = {
         "weights": weights,
-        "master weights": 4.0 * model.trained * run.masters,
-        "optimizer state": run.state / run.shards,
+        "master weights": 4.0 * model.trained * masters,
+        "optimizer state": state / shards,
         "reference": weights * compared,
-        "model of the credit method": second,
-        "DDP's buckets": float(model.trained * w * (run.ranks > 1 and not run.sharded)),
+        "model of the credit method": weights + (trained + 2 * second) / shards if second else 0.0,
+        "DDP's buckets": float(model.trained * w * (ranks > 1 and not sharded)),
     }
+    prompts = (fit.get("data.init_args") or {}).get("prompts_per_batch") or 32
+    rows, engine = math.ceil(prompts / ranks) * execution.group_size, fit.model.engine
+    ours = engine is None or engine.class_path.endswith("HFEngine")
+    cached = (engine.init_args.cache_tokens if engine else HFEngine().cache_tokens) if ours else 0
+    in_call = min(rows, max(1, cached // (prompt + limit)))
+    # Rotary positions leave keys in the dtype of the weights; values have that of the product.
+    entry = model.blocks * model.keys * (w + c)
     sampling = {
         "cast weights": model.parameters * 2.0 * (c < w),
-        "gathered weights": float(model.parameters * w * run.sharded),
-        "KV cache": 1.03 * run.in_call * (run.prompt + run.limit) * run.entry * bool(run.cached),
+        "gathered weights": float(model.parameters * w * sharded),
+        "KV cache": 1.03 * in_call * (prompt + limit) * entry * bool(cached),
     }
-    rows, prompts = _micro_batch(run)
-    tokens = rows * run.limit + prompts * run.prompt
+    rows, prompts = _micro_batch(execution, rows, prompt, limit, execution.share_prefixes and not loading.packing)
+    tokens = rows * limit + prompts * prompt
     attention = (9 if model.normalised else 5) * (model.queries + model.keys)
     block = (4 * model.mlp + 4 * model.width + attention) * c * tokens
-    most = (2**25 if run.on_cpu else 2**28) // model.vocabulary
-    chunk = min(rows * run.limit, run.loading.chunk_tokens, max(1, most))
+    chunk = min(rows * limit, loading.chunk_tokens, max(1, (2**25 if on_cpu else 2**28) // model.vocabulary))
     head = model.vocabulary * model.width * (c + w) * (model.trained == model.parameters)
     # A CPU goes through a chunk a few rows at a time; a GPU has float32 copies of it.
-    logits = chunk * model.vocabulary * (c if run.on_cpu else c + 12) + head * (c == 2 or run.ranks > 1)
-    live = max(block, logits) if run.loading.gradient_checkpointing else model.blocks * block + logits
+    logits = chunk * model.vocabulary * (c if on_cpu else c + 12) + head * (c == 2 or ranks > 1)
+    live = max(block, logits) if loading.gradient_checkpointing else model.blocks * block + logits
     whole = 3 * model.parameters / model.blocks + 2 * model.vocabulary * model.width
     update = {
-        "gradients": model.trained * (4 if run.masters else w) / (1 if run.loading.reduce_once else run.shards),
+        "gradients": model.trained * (4 if masters else w) / (1 if loading.reduce_once else shards),
         "activations": tokens * model.blocks * model.width * w + live,
-        "whole blocks": whole * 2 * w * run.sharded,
+        "whole blocks": whole * 2 * w * sharded,
     }
-    return {"sampling": kept | sampling, "update": kept | update}
+    checkpoint = model.trained * updated + state + 3 * second
+    return {"devices": ranks, "checkpoint": checkpoint, "sampling": kept | sampling, "update": kept | update}
 
 
-def _micro_batch(run: _Run) -> tuple[int, int]:
-    """The most rows of a micro-batch, and the prompts that it holds."""
-    group, budget = run.execution.group_size, run.execution.token_budget
-    whole_group = run.prompt + group * run.limit
-    if not run.shares:
-        rows = prompts = max(1, budget // (run.prompt + run.limit))
+def _micro_batch(execution: Any, most: int, prompt: int, limit: int, shares: bool) -> tuple[int, int]:
+    """The most rows of a micro-batch, of `most` of a rank, and the prompts that it holds."""
+    group, budget = execution.group_size, execution.token_budget
+    whole_group = prompt + group * limit
+    if not shares:
+        rows = prompts = max(1, budget // (prompt + limit))
     elif whole_group <= budget:  # Groups stay together while they fit.
         prompts = budget // whole_group
         rows = group * prompts
     else:
-        rows, prompts = max(1, (budget - run.prompt) // run.limit), 1
-    rows = min(rows, run.rows)
-    return rows, min(prompts, run.rows)
+        rows, prompts = max(1, (budget - prompt) // limit), 1
+    return min(rows, most), min(prompts, most)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -184,30 +164,30 @@ def main(arguments: list[str] | None = None) -> None:
         description="Memory of each device of a run. All further options are those of `fit`.",
         allow_abbrev=False,
     )
-    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="numbers of devices")
-    parser.add_argument("--gpu_memory_gib", type=float, help="memory of a device (default: 80, or this machine's)")
-    parser.add_argument("--prompt_tokens", type=int, help="longest prompt (default: data.max_prompt_length, or 256)")
+    parser.add_argument(
+        "--gpus", type=PositiveInt, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="numbers of devices"
+    )
+    parser.add_argument("--gpu_memory_gib", type=PositiveFloat, help="memory of one (default: 80, or this machine's)")
+    parser.add_argument(
+        "--prompt_tokens", type=PositiveInt, help="longest prompt (default: data.max_prompt_length, or 256)"
+    )
     parser.add_argument("--model_config", type=Path, help="a config.json, if the policy's cannot be read here")
     parser.add_argument("--json", action="store_true", help="print bytes as JSON")
     asked, others = parser.parse_known_args(arguments)
     with mistakes_in_one_line():
-        given = {
-            "--gpus": min(asked.gpus),
-            "--gpu_memory_gib": asked.gpu_memory_gib,
-            "--prompt_tokens": asked.prompt_tokens,
-        }
-        for name, number in given.items():
-            if number is not None:
-                check_option(name, number, "(0, inf)")
         fit = FitOptions().parse(others)
         lora = fit.model.loading.lora
-        model = _Model(_config(fit, asked.model_config), LoRA(**lora.as_dict()) if lora else None)
+        policy = asked.model_config.absolute() if asked.model_config else fit.model.policy
+        try:
+            config = read_config(str(policy), fit.model.loading.trust_remote_code)
+        except ValueError as error:
+            raise ValueError(f"{error} For a plan its config.json is enough: --model_config FILE.") from error
+        model = _Model(config, LoRA(**lora.as_dict()) if lora else None)
         on_cpu = fit.trainer.accelerator == "cpu"
         own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB if on_cpu else 80
         prompt = asked.prompt_tokens or (fit.get("data.init_args") or {}).get("max_prompt_length") or 256
         needs = _needs(fit.model.credit)
-        runs = [_Run(fit, model, needs, ranks, prompt) for ranks in asked.gpus]
-        plans = [{"devices": run.ranks, "checkpoint": run.checkpoint, **_memory(run)} for run in runs]
+        plans = [_plan(fit, model, needs, ranks, prompt) for ranks in asked.gpus]
     if asked.json:
         print(json.dumps(plans, indent=2))
     else:
@@ -216,23 +196,6 @@ def main(arguments: list[str] | None = None) -> None:
         # The ranks of a machine without GPUs share its memory.
         sharing = [max(1, ranks // nodes) if on_cpu and not asked.gpu_memory_gib else 1 for ranks in asked.gpus]
         print(_table(plans, asked.gpu_memory_gib or own, sharing))
-
-
-def _config(fit: Any, file: Path | None) -> Any:
-    """The config of the policy, or that of a file or a folder if one is given."""
-    if file is None:
-        try:
-            return read_config(fit.model.policy, fit.model.loading.trust_remote_code)
-        except ValueError as error:
-            raise ValueError(f"{error} For a plan its config.json is enough: --model_config FILE.") from error
-    from transformers import AutoConfig
-
-    try:
-        file.stat()  # What is no path here would be looked up on the hub.
-        return AutoConfig.from_pretrained(file)
-    except (OSError, ValueError, KeyError) as error:
-        said = first_line(error)
-        raise ValueError(f"`--model_config` must be the config.json of a model, but got {file}: {said}") from error
 
 
 def _table(plans: list[dict[str, Any]], limit: float, sharing: list[int]) -> str:

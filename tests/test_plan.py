@@ -116,12 +116,8 @@ def test_a_mistake_is_one_line(capsys, tmp_path, monkeypatch):
     on_the_hub = refusal(capsys, main, *QUICK, "--model.policy=owner/of_no_model")
     assert "'owner/of_no_model' cannot be loaded" in on_the_hub
     assert "For a plan its config.json is enough: --model_config FILE." in on_the_hub
-    for option in ("--gpus=0", "--prompt_tokens=-5", "--gpu_memory_gib=-1"):
-        assert "must lie in (0, inf), but got" in refusal(capsys, main, *QUICK, option)
-    pictures = refusal(capsys, main, "--config=configs/quickstart_charts.yaml")
-    assert "models of text alone, but got Idefics3Config" in pictures
     (tmp_path / "empty.json").write_text("{}")
     for file in ("nowhere.json", "empty.json"):
-        assert f"{file}: " in refusal(capsys, main, *QUICK, f"--model_config={tmp_path / file}")
+        assert f"{file}' cannot be loaded: " in refusal(capsys, main, *QUICK, f"--model_config={tmp_path / file}")
     assert "model.credit" in refusal(capsys, main, *QUICK, "--model.credit=Nothing")
     assert "no_such_model" in refusal(capsys, main, *QUICK, "--model.policy=./no_such_model")
