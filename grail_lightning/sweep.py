@@ -76,13 +76,13 @@ class Run:
         ours = (f"--seed_everything={self.seed}", f"--trainer.logger={logger}", "--trainer.enable_progress_bar=false")
         return [*self.given, *ours]
 
-    def check(self, file: Path) -> None:
+    def check(self) -> None:
         """Check that the folder, or the row, is that of a run with these options."""
         there = self.row["options"] if self.row else shlex.join(self.record().get("arguments", self.arguments))
         if there != shlex.join(self.given if self.row else self.arguments):
             raise ValueError(
-                f"{self.folder} must hold a run with the options of {file}, but there is one with others, or a row of "
-                "one in `results.file`. Give the sweep another folder (`--output`) or table, or remove that run or row."
+                f"{self.folder} must hold a run with these options, but there is one with others, or a row of one in "
+                "`results.file`. Give the sweep another folder (`--output`) or table, or remove that run or row."
             )
 
     def curve(self, tag: str) -> dict[int, float]:
@@ -125,33 +125,33 @@ def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], dict[
     content = _EMPTY | {key: value for key, value in content.items() if value is not None}
     choose, results, groups = content["choose"], content["results"], {k: content[k] for k in ("methods", "tasks")}
     for key, group in groups.items():
-        _must(bool(group) and isinstance(group, dict), file, f"`{key}` must hold a name with its options", group)
+        _must(bool(group) and isinstance(group, dict), f"`{key}` must hold a name with its options", group)
     for key, part in [*groups["methods"].items(), *groups["tasks"].items(), ("options", content["options"])]:
-        _must(isinstance(part, dict | None), file, f"`{key}` must hold options with their values", part)
+        _must(isinstance(part, dict | None), f"`{key}` must hold options with their values", part)
     known = isinstance(choose, dict) and choose.keys() <= {"seeds", "by", "statistic"}
     known = known and choose.get("statistic", "last") in ("last", "mean")
     what = "`choose` must hold `seeds`, a list of integers, and may hold `by`, a tag, and `statistic`, last or mean"
-    _must(known and (not choose or _are_seeds(choose.get("seeds"))), file, what, choose)
+    _must(known and (not choose or _are_seeds(choose.get("seeds"))), what, choose)
     known = isinstance(results, dict) and (not results or {"file"} <= results.keys() <= {"file", "curves"})
     what = "`results` must hold `file`, and beside it only `curves`, a list"
-    _must(known and isinstance(results.get("curves", []), list), file, what, results)
-    if output is None and not content.get("folder"):
-        raise ValueError(f"`folder` in {file} must be the folder of the runs, as `runs/study`.")
+    _must(known and isinstance(results.get("curves", []), list), what, results)
+    folder: Any = output or content.get("folder")
+    _must(bool(folder), "`folder` must be the folder of the runs, as `runs/study`", folder)
     rows = _rows(content) if results else {}
     runs: list[Run] = []
     for method, task in itertools.product(content["methods"], content["tasks"]):
-        runs += _runs_of(method, task, content, output or Path(content["folder"]), rows, file)
+        runs += _runs_of(method, task, content, Path(folder), rows)
     if len({run.folder for run in runs}) < len(runs):
-        raise ValueError(f"The runs of a sweep must have folders of their own, but two names in {file} give the same.")
+        raise ValueError("The runs of a sweep must have folders of their own, but two names give the same.")
     # Seed by seed, so that a sweep that is cut short has compared all methods on the same seeds.
     order = list(dict.fromkeys(run.seed for run in runs))
     runs.sort(key=lambda run: (not run.choosing, not run.choosing and order.index(run.seed)))
     return runs, content
 
 
-def _must(holds: bool, file: Path, what: str, got: object) -> None:
+def _must(holds: bool, what: str, got: object) -> None:
     if not holds:
-        raise ValueError(f"In {file}, {what}, but got {got!r}.")
+        raise ValueError(f"In the file of a sweep {what}, but got {got!r}.")
 
 
 def _are_seeds(value: object) -> bool:
@@ -159,20 +159,20 @@ def _are_seeds(value: object) -> bool:
 
 
 def _runs_of(
-    method: str, task: str, content: Mapping[str, Any], folder: Path, rows: Mapping[str, Any], file: Path
+    method: str, task: str, content: Mapping[str, Any], folder: Path, rows: Mapping[str, Any]
 ) -> Iterator[Run]:
     """The runs of a method on a task, those that choose among them."""
     common, choose = content["options"], content["choose"]
     own, of_task = dict(content["methods"][method] or {}), content["tasks"][task] or {}
     grid, seeds = own.pop("grid", content["grid"]), own.pop("seeds", content.get("seeds"))
     lists = isinstance(grid, dict) and all(isinstance(values, list) and values for values in grid.values())
-    _must(lists, file, f"`grid` of {method!r} must hold a list of values for each option", grid)
-    _must(_are_seeds(seeds), file, f"`seeds` of {method!r} must be a list of integers", seeds)
+    _must(lists, f"`grid` of {method!r} must hold a list of values for each option", grid)
+    _must(_are_seeds(seeds), f"`seeds` of {method!r} must be a list of integers", seeds)
     for name in {*common, *of_task, *own, *grid}:
         if _OURS.fullmatch(name):
-            raise ValueError(f"`{name}` must not be set in {file}: the sweep sets it for each run.")
+            raise ValueError(f"`{name}` must not be set in its file: the sweep sets it for each run.")
         if name != "config" and sum(name in part for part in (of_task, own, grid)) > 1:
-            raise ValueError(f"`{name}` must be set once, but {method!r}, {task!r} or the grid in {file} share it.")
+            raise ValueError(f"`{name}` must be set once, but {method!r}, {task!r} or the grid share it.")
     configs = [part.get("config") or [] for part in (content, common, of_task, own)]
     files = [name for names in configs for name in ([names] if isinstance(names, str) else names)]
     options = {name: value for name, value in {**common, **of_task, **own}.items() if name != "config"}
@@ -180,7 +180,7 @@ def _runs_of(
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     choosing = bool(choose) and len(points) > 1
     shared = choosing and {*seeds} & {*choose["seeds"]}
-    _must(not shared, file, f"`choose.seeds` must be other seeds than those of {method!r}", shared)
+    _must(not shared, f"`choose.seeds` must be other seeds than those of {method!r}", shared)
     made: list[tuple[Any, int, bool]] = [(None, seed, False) for seed in seeds if choosing]
     made += itertools.product(points, choose["seeds"] if choosing else seeds, [choosing])
     for point, seed, chooses in made:
@@ -222,7 +222,7 @@ def _keep(run: Run, content: Mapping[str, Any]) -> None:
         pd.DataFrame([cells]).to_csv(table, mode="a", header=not table.exists(), index=False)
 
 
-def _check(runs: Sequence[Run], every: Sequence[Run], file: Path) -> int:
+def _check(runs: Sequence[Run], every: Sequence[Run]) -> int:
     """Parse the options of each method on each task as ``fit`` does; returns the most devices that a run asks for.
 
     Runs whose point is not yet chosen are parsed with the first one of their grid.
@@ -232,7 +232,7 @@ def _check(runs: Sequence[Run], every: Sequence[Run], file: Path) -> int:
     parsed = {}
     for run in runs:
         if run.point is not None:
-            run.check(file)
+            run.check()
         known = replace(run, point=first[run.group]) if run.point is None else run
         parsed[run.group, point_in_words(known.point or {})] = known
     for run in parsed.values():
@@ -240,7 +240,7 @@ def _check(runs: Sequence[Run], every: Sequence[Run], file: Path) -> int:
             wanted = parser.parse(run.arguments).trainer.devices
             parser.build()
         except ValueError as error:
-            raise ValueError(f"The options of {run.method!r} on {run.task!r} in {file}: {error}") from error
+            raise ValueError(f"The options of {run.method!r} on {run.task!r}: {error}") from error
         devices = max(devices, int(wanted) if str(wanted).isdigit() else 1)
     return devices
 
@@ -315,7 +315,7 @@ class _Runner:
         return code
 
 
-def _run(runs: Sequence[Run], every: Sequence[Run], choose: Mapping[str, Any], runner: _Runner, file: Path) -> bool:
+def _run(runs: Sequence[Run], every: Sequence[Run], choose: Mapping[str, Any], runner: _Runner) -> bool:
     """Run those that choose, choose, and run the others at the chosen points. True if all are finished then."""
     if not runner.run([run for run in runs if run.choosing]):
         return False
@@ -325,7 +325,7 @@ def _run(runs: Sequence[Run], every: Sequence[Run], choose: Mapping[str, Any], r
         runs = [replace(run, point=point) if run.group == group and run.point is None else run for run in runs]
     reported = [run for run in runs if not run.choosing]
     for run in reported:
-        run.check(file)  # Another choice, with another grid say, may have begun it at another point.
+        run.check()  # Another choice, with another grid say, may have begun it at another point.
     return runner.run(reported)
 
 
@@ -375,7 +375,7 @@ def main(arguments: list[str] | None = None) -> None:
     with mistakes_in_one_line():
         every, content = read_sweep(options.file, options.output)
         runs = _selected(every, options)
-        devices = _check(runs, every, options.file)
+        devices = _check(runs, every)
         if options.list:
             for run in runs:
                 chosen = "" if run.point is not None else ", at the point that will be chosen"
@@ -384,7 +384,7 @@ def main(arguments: list[str] | None = None) -> None:
         runner = _Runner(environments_of_runs(options.jobs, devices), content)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, runner.stop)
-        done = _run(runs, every, content["choose"], runner, options.file)
+        done = _run(runs, every, content["choose"], runner)
         print("All runs are finished." if done else "Not all runs are finished. The same command goes on.")
     raise SystemExit(not done)
 

@@ -97,20 +97,17 @@ def set_digest(problems: Sequence[str]) -> str:
 
 def read_evaluation(folder: Path) -> dict[str, Any]:
     """What the samples of a folder belong to: the content of its ``evaluation.json``, or a ValueError."""
-    file = folder / FACTS
     try:
-        facts = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(
-            f"{folder} must be a folder of samples, but has no {FACTS}. Give the folder `samples` that a test left, "
-            "such as runs/quickstart/test/samples."
-        ) from None
-    except ValueError as error:
-        raise ValueError(f"{file} must be JSON, but got: {error}. Move the folder away.") from None
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT or not {"datasets", "num_samples"} <= facts.keys():
-        got = ascii(str(facts.get("format", sorted(facts)) if isinstance(facts, dict) else facts)[:80])
-        raise ValueError(f"{file} must have the `format` {FORMAT} and its entries, but got {got}. Move the folder.")
-    return facts
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        if facts["format"] == FORMAT and {"datasets", "num_samples"} <= facts.keys():
+            return dict(facts)
+        got = "other entries"
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        got = repr(error)
+    raise ValueError(
+        f"{folder} must be a folder of samples with an {FACTS} of the `format` {FORMAT}, such as "
+        f"runs/quickstart/test/samples, but got {got}. Give the folder that a test left, or move a damaged one away."
+    )
 
 
 def write_evaluation(folder: Path, facts: Mapping[str, Any]) -> None:
