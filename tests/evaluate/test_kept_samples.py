@@ -44,21 +44,17 @@ class InterruptedTestError(Exception):
     """What a test raises in the place of a kill."""
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """A test that nothing interrupts: its folder and its figures."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    return folder, run_test(folder)
+@pytest.fixture
+def interrupted(undisturbed, tmp_path):
+    """A copy of its folder, as if it had not ended."""
+    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
+    file = tmp_path / SAMPLES / "evaluation.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"finished": None}))
+    return tmp_path
 
 
-def _again(folder, finished=None):
-    """The evaluation of a folder as if it had not ended."""
-    file = folder / SAMPLES / "evaluation.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"finished": finished}))
-
-
-def test_each_sample_is_a_line_with_its_verdict_and_seed(undisturbed):
-    folder, figures = undisturbed
+def test_each_sample_is_a_line_with_its_verdict_and_seed_and_the_folder_says_what_was_evaluated(undisturbed):
+    folder, figures, _ = undisturbed
     samples = list(read_samples(folder / SAMPLES))
     assert [(s.index, s.sample) for s in samples] == [(i, k) for i in range(7) for k in range(3)]
     asked = {problem_id(prompt): prompt for prompt in problems(7, "test")}
@@ -72,6 +68,13 @@ def test_each_sample_is_a_line_with_its_verdict_and_seed(undisturbed):
     assert figures["test/accuracy"] == pytest.approx(sum(s.correct for s in samples) / 21)
     lengths = [s.num_tokens for s in samples if s.correct]
     assert figures["test/completions/mean_length_right"] == pytest.approx(sum(lengths) / len(lengths))
+    facts = read_evaluation(folder / SAMPLES)
+    assert facts["model"]["policy"] == "arithmetic"
+    assert re.fullmatch("[0-9a-f]{64}", facts["model"]["digest"])
+    assert (facts["num_samples"], facts["seed"], facts["sampling"]["max_response_length"]) == (3, 0, 40)
+    (found,) = facts["datasets"].values()
+    assert (found["problems"], found["source"], found["first"]) == (7, "arithmetic", None)
+    assert facts["finished"]
 
 
 class Game:
@@ -107,58 +110,42 @@ def test_what_a_task_reads_beside_the_question_tells_problems_apart(tmp_path):
     assert problem_id(rewarded) == problem_id(prompts[2])
 
 
-def test_the_folder_says_what_was_evaluated(undisturbed):
-    facts = read_evaluation(undisturbed[0] / SAMPLES)
-    assert facts["model"]["policy"] == "arithmetic"
-    assert re.fullmatch("[0-9a-f]{64}", facts["model"]["digest"])
-    assert (facts["num_samples"], facts["seed"]) == (3, 0)
-    assert facts["sampling"]["max_response_length"] == 40
-    (found,) = facts["datasets"].values()
-    assert (found["problems"], found["source"], found["first"]) == (7, "arithmetic", None)
-    assert facts["finished"]
-
-
 @pytest.mark.parametrize("cut", [0, 137, -1, "batch", "line"])
-def test_a_test_that_was_killed_anywhere_goes_on_to_the_same_table(cut, undisturbed, tmp_path, capsys, caplog):
+def test_a_test_that_was_killed_anywhere_goes_on_to_the_same_table(cut, undisturbed, interrupted, capsys, caplog):
     """The file ends where a kill left it: nowhere, inside a line, behind a line of a batch, behind a batch."""
-    whole = (undisturbed[0] / SAMPLES / "rank_00000.jsonl").read_bytes()
+    file = interrupted / SAMPLES / "rank_00000.jsonl"
+    whole = file.read_bytes()
     lines = whole.splitlines(keepends=True)
     there = {"batch": sum(map(len, lines[:9])), "line": sum(map(len, lines[:13]))}.get(cut, cut)
     there = len(whole) + there if there < 0 else there
-    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
-    _again(tmp_path)
-    (tmp_path / SAMPLES / "rank_00000.jsonl").write_bytes(whole[:there])
+    file.write_bytes(whole[:there])
     capsys.readouterr()
     sampled = Sampled()
     with caplog.at_level("INFO"):
-        assert run_test(tmp_path, sampled) == undisturbed[1]
-    done = whole[:there].count(b"\n") // 9 if there < len(whole) else 3
+        assert run_test(interrupted, sampled) == undisturbed[1]
+    assert capsys.readouterr().out.strip() == undisturbed[2]
+    done = whole[:there].count(b"\n") // 9
     assert sampled.batches == 3 - done
-    assert f"{min(3 * done, 7)} of 7 problems are done" in caplog.text
-    assert rows_of(tmp_path / SAMPLES) == rows_of(undisturbed[0] / SAMPLES)
-    assert read_evaluation(tmp_path / SAMPLES)["finished"]
-    assert not (tmp_path / "test" / "samples.1").exists()
+    assert f"{3 * done} of 7 problems are done" in caplog.text
+    assert rows_of(interrupted / SAMPLES) == rows_of(undisturbed[0] / SAMPLES)
+    assert read_evaluation(interrupted / SAMPLES)["finished"]
+    assert not (interrupted / "test" / "samples.1").exists()
 
 
-def test_a_test_that_raised_goes_on_behind_its_last_batch(undisturbed, tmp_path, capsys):
+def test_a_test_that_raised_goes_on_behind_its_last_batch(undisturbed, tmp_path):
     with pytest.raises(InterruptedTestError):
         run_test(tmp_path, Sampled(stop=2))
     assert len(rows_of(tmp_path / SAMPLES)) == 18
-    capsys.readouterr()
     sampled = Sampled()
     assert run_test(tmp_path, sampled) == undisturbed[1]
     assert sampled.batches == 1
-    table = capsys.readouterr().out
-    run_test(tmp_path / "whole")
-    assert capsys.readouterr().out == table
 
 
 def test_a_test_whose_table_could_not_be_printed_is_not_over(tmp_path, monkeypatch):
     monkeypatch.setattr(callbacks.evaluation, "evaluation_table", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_test(tmp_path)
-    facts = read_evaluation(tmp_path / "test" / "samples")
-    assert facts["finished"] is None
+    assert read_evaluation(tmp_path / SAMPLES)["finished"] is None
 
 
 def test_a_complete_test_is_done_anew_and_the_earlier_one_is_kept(undisturbed, tmp_path):
@@ -193,25 +180,21 @@ def _other_weights():
         (lambda: seed_everything(5, verbose=False) and {}, "seed"),
     ],
 )
-def test_an_interrupted_test_of_something_else_is_never_continued(changed, name, undisturbed, tmp_path, caplog):
-    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
-    _again(tmp_path)
-    before = (tmp_path / SAMPLES / "rank_00000.jsonl").read_bytes()
+def test_an_interrupted_test_of_something_else_is_never_continued(changed, name, interrupted, caplog):
+    before = (interrupted / SAMPLES / "rank_00000.jsonl").read_bytes()
     sampled = Sampled()
     with caplog.at_level("INFO"):
-        run_test(tmp_path, sampled, **changed())
+        run_test(interrupted, sampled, **changed())
     assert f"held an interrupted evaluation, which differs in {name}; it is now in" in caplog.text
-    assert sampled.batches == len({s.index // 3 for s in read_samples(tmp_path / SAMPLES)})
-    assert (tmp_path / "test" / "samples.1" / "rank_00000.jsonl").read_bytes() == before
+    assert sampled.batches == len({s.index // 3 for s in read_samples(interrupted / SAMPLES)})
+    assert (interrupted / "test" / "samples.1" / "rank_00000.jsonl").read_bytes() == before
 
 
-def test_the_same_weights_and_problems_in_other_places_are_continued(undisturbed, tmp_path):
-    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
-    _again(tmp_path)
+def test_the_same_weights_and_problems_in_other_places_are_continued(undisturbed, interrupted):
     ours = module()
     ours.policy_name = str(Path(grail_lightning.__file__).parent / "assets" / "arithmetic")
     sampled = Sampled()
-    assert run_test(tmp_path, sampled, ours=ours) == undisturbed[1]
+    assert run_test(interrupted, sampled, ours=ours) == undisturbed[1]
     assert sampled.batches == 0
 
 
@@ -224,12 +207,11 @@ def test_two_evaluations_do_not_write_into_one_folder(tmp_path):
         run_test(tmp_path, Second())
 
 
-def test_samples_that_stand_twice_are_removed(undisturbed, tmp_path):
-    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
-    first = tmp_path / SAMPLES / "rank_00000.jsonl"
-    (tmp_path / SAMPLES / "rank_00001.jsonl").write_bytes(first.read_bytes()[:-30])
-    prune(tmp_path / SAMPLES, lambda sample: True)
-    assert rows_of(tmp_path / SAMPLES) == rows_of(undisturbed[0] / SAMPLES)
+def test_samples_that_stand_twice_are_removed(undisturbed, interrupted):
+    whole = (interrupted / SAMPLES / "rank_00000.jsonl").read_bytes()
+    (interrupted / SAMPLES / "rank_00001.jsonl").write_bytes(whole[:-30])
+    prune(interrupted / SAMPLES, lambda sample: True)
+    assert rows_of(interrupted / SAMPLES) == rows_of(undisturbed[0] / SAMPLES)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
@@ -250,17 +232,15 @@ def test_two_ranks_sample_and_report_what_one_does(strategy, tmp_path):
     assert "maj@3" in tables[0]
 
 
-def test_a_test_of_two_ranks_is_continued_by_one(undisturbed, tmp_path):
-    folder = tmp_path / SAMPLES
-    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
-    _again(tmp_path)
+def test_a_test_of_two_ranks_is_continued_by_one(undisturbed, interrupted):
+    folder = interrupted / SAMPLES
     lines = (folder / "rank_00000.jsonl").read_bytes().splitlines(keepends=True)
     # The first rank has problems 0, 2, 3, 5, the second 1, 4: it was killed before its share of the third batch.
     for rank, indices in ((0, (0, 2, 3, 5, 6)), (1, (1,))):
         mine = [line for line in lines if json.loads(line)["index"] in indices]
         (folder / f"rank_{rank:05d}.jsonl").write_bytes(b"".join(mine))
     sampled = Sampled()
-    assert run_test(tmp_path, sampled) == undisturbed[1]
+    assert run_test(interrupted, sampled) == undisturbed[1]
     assert sampled.batches == 1  # The second batch lacks problem 4; it is sampled again as a whole.
     assert rows_of(folder) == rows_of(undisturbed[0] / SAMPLES)
 

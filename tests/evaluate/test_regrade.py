@@ -1,6 +1,7 @@
 """Kept samples are graded again without sampling, by the command and through its functions."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -21,17 +22,6 @@ from tests.runs import module, trainer
 from tests.shell import refusal
 
 
-@pytest.fixture(scope="module")
-def tested(tmp_path_factory):
-    """A folder of samples, and the table that its test printed."""
-    folder = tmp_path_factory.mktemp("tested")
-    with pytest.MonkeyPatch.context() as patch:
-        said = []
-        patch.setattr("builtins.print", lambda *words, **how: said.append(" ".join(map(str, words))))
-        run_test(folder)
-    return folder / "test", said[-1]
-
-
 def _written(folder, samples, facts):
     folder.mkdir(exist_ok=True)
     write_evaluation(folder, facts)
@@ -48,28 +38,30 @@ def _facts(**grading):
     }
 
 
+SAMPLES = Path("test/samples")
 BOXED = {"class": "grail_lightning.answers.find.Boxed"}
 
 
-@pytest.mark.parametrize("given", ["test", "test/samples", "."])
-def test_the_table_of_regraded_samples_is_that_of_the_test(given, tested, capsys):
-    folder, table = tested
-    main(["regrade", str(folder.parent / given)])
+@pytest.mark.parametrize("given", [".", "test", "test/samples"])
+def test_the_table_of_regraded_samples_is_that_of_the_test(given, undisturbed, capsys):
+    folder, _, table = undisturbed
+    main(["regrade", str(folder / given)])
     said = capsys.readouterr().out
-    assert said.startswith(f"21 samples of {folder / 'samples'}, 0 with another verdict\n")
+    assert said.startswith(f"21 samples of {folder / 'test' / 'samples'}, 0 with another verdict\n")
     assert said.endswith(f"\n\n{table}\n")
 
 
-def test_changed_verdicts_are_named_and_written_beside_the_old_ones(tested, capsys, tmp_path):
-    samples = list(read_samples(tested[0] / "samples"))
+def test_changed_verdicts_are_named_and_written_beside_the_old_ones(undisturbed, capsys, tmp_path):
+    tested, _, table = undisturbed
+    samples = list(read_samples(tested / SAMPLES))
     right = next(k for k, sample in enumerate(samples) if sample.correct)
     samples[right] = dataclasses.replace(samples[right], correct=False, status="timeout", layer="none")
-    folder = _written(tmp_path / "samples", samples, read_evaluation(tested[0] / "samples"))
+    folder = _written(tmp_path / "samples", samples, read_evaluation(tested / SAMPLES))
     main(["regrade", str(folder), "--output", str(tmp_path / "new")])
     said = capsys.readouterr().out
     assert "1 with another verdict" in said
     assert f"problem {samples[right].index} sample {samples[right].sample}: timeout (none) -> right (" in said
-    assert tested[1] in said
+    assert table in said
     assert [s.status for s in read_samples(folder)].count("timeout") == 1
     assert [s.status for s in read_samples(tmp_path / "new")].count("timeout") == 0
     assert "must be a new folder" in refusal(capsys, main, "regrade", folder, "--output", tmp_path / "new")
@@ -88,13 +80,12 @@ def test_answers_are_read_again_in_a_form_of_this_package_and_kept_otherwise(for
     assert [(s.prediction, s.status) for s in theirs] == [("3", "wrong"), ("2", "right")]
 
 
-@pytest.mark.parametrize(("compare", "status"), [("text", "right"), ("exact", "wrong"), ("math", "right")])
-def test_answers_are_compared_as_the_task_compares_them(compare, status):
-    with Verifier() as verifier:
-        (found,) = regraded(
-            [sample(reference="Paris", response=r"\boxed{paris}")], _facts(answer=BOXED, compare=compare), verifier
-        )
-    assert found.status == status
+def test_answers_are_compared_as_the_task_compares_them():
+    paris = [sample(reference="Paris", response=r"\boxed{paris}")]
+    for compare, status in (("text", "right"), ("exact", "wrong"), ("math", "right")):
+        with Verifier() as verifier:
+            (found,) = regraded(paris, _facts(answer=BOXED, compare=compare), verifier)
+        assert found.status == status, compare
 
 
 def test_what_no_comparison_has_judged_stays_as_it_was():
@@ -147,30 +138,23 @@ def test_text_of_a_model_cannot_steer_the_terminal(tmp_path, capsys):
     assert "d (first 2)" in said
 
 
-def test_an_interrupted_test_is_regraded_as_far_as_it_went(tested, tmp_path, capsys):
-    facts = read_evaluation(tested[0] / "samples") | {"finished": None}
-    write_evaluation(tmp_path, facts)
-    lines = (tested[0] / "samples" / "rank_00000.jsonl").read_bytes()
+def test_an_interrupted_test_is_regraded_as_far_as_it_went(undisturbed, tmp_path, capsys):
+    samples = undisturbed[0] / SAMPLES
+    write_evaluation(tmp_path, read_evaluation(samples) | {"finished": None})
+    lines = (samples / "rank_00000.jsonl").read_bytes()
     (tmp_path / "rank_00000.jsonl").write_bytes(lines[: len(lines) // 2])
     main(["regrade", str(tmp_path)])
     assert "The evaluation was interrupted: 3 of 7 problems." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "must be a folder of samples"),
-        ("{", "must be JSON"),
-        ("[1]", "must have the `format` 1"),
-        ('{"format": 2}', "must have the `format` 1"),
-        ('{"format": 1}', "must have the `format` 1"),
-    ],
-)
-def test_a_mistake_is_one_line(content, message, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("content", [None, "{", "[1]", '{"format": 2}', '{"format": 1}'])
+def test_a_folder_that_no_test_left_is_refused(content, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     if content is not None:
         (tmp_path / "evaluation.json").write_text(content)
-    assert message in refusal(capsys, main, "regrade", ".")
+    assert "must be a folder of samples with an evaluation.json of the `format` 1" in refusal(
+        capsys, main, "regrade", "."
+    )
 
 
 def test_parts_by_column_and_rows_that_were_left_out_stand_in_the_table_and_its_folder(tmp_path, capsys, caplog):

@@ -343,7 +343,7 @@ def test_tasks_are_sections_of_their_own_and_a_reader_is_told_of_equal_weights(t
         (["good", "--output=/proc/no/page.md"], r"No such file or directory: '/proc/no'"),
         (["good", "uncurved"], r"All runs of a report must have samples, or none, but uncurved have none"),
         (["cut"], r"cut/samples must hold all 9 problems of A with 3 samples each, but it holds 8\."),
-        (["broken"], r"broken/samples/evaluation\.json must be JSON, but got"),
+        (["broken"], r"broken/samples must be a folder of samples .*, but got JSONDecodeError"),
         (["damaged"], r"damaged/samples/rank_00000\.jsonl, line 3: expected a JSON object"),
         (["sweep"], r"sweep/sweep\.json must be what a run or a sweep left, but got"),
         (["uncurved"], r"Runs of a report must have samples, or a step of val/accuracy .* neither in uncurved\. Run"),
