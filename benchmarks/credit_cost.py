@@ -42,7 +42,7 @@ from grail_lightning import credit
 from grail_lightning.answers import find_boxes
 from grail_lightning.batch import RolloutBatch, Sampling
 from grail_lightning.data import ArithmeticData
-from grail_lightning.engines import HFEngine, RolloutEngine
+from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import build_batch
 from grail_lightning.functional import grail_map
 from grail_lightning.module import GrailModule
@@ -189,18 +189,6 @@ CREDITS: dict[str, credit.TokenCredit] = {
 DISTILLATION = {"SDPG": Distillation()}
 
 
-class SamePairs(HFEngine):
-    """Draws the same responses for all sides of one round."""
-
-    def __init__(self, repeats: int) -> None:
-        super().__init__()
-        self.repeats, self.calls = repeats, 0
-
-    def generate(self, prompts, group_size, sampling, seed):
-        self.calls += 1
-        return super().generate(prompts, group_size, sampling, (self.calls - 1) // self.repeats)
-
-
 class Alternate(pl.Callback):
     """Gives the batches to the sides in turn, in a new order every round, and keeps the seconds of the phases."""
 
@@ -210,6 +198,7 @@ class Alternate(pl.Callback):
         self.profiler: torch.profiler.profile | None = None
         self.eligible: list[float] = []
         self._start = self._sampling = 0.0
+        self._round = 0  # Of which all sides get the same responses.
 
     def now(self) -> float:
         if self.cuda:
@@ -219,9 +208,9 @@ class Alternate(pl.Callback):
     def on_train_start(self, trainer, pl_module):
         generate = pl_module.engine.generate
 
-        def timed(*arguments):
+        def timed(prompts, group_size, sampling, seed):
             start = self.now()
-            batch = generate(*arguments)
+            batch = generate(prompts, group_size, sampling, self._round)
             self._sampling = self.now() - start
             return batch
 
@@ -232,7 +221,7 @@ class Alternate(pl.Callback):
         return self.sides[(place + turn) % len(self.sides)]
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        name, updates = self.side(batch_idx)
+        self._round, (name, updates) = batch_idx // len(self.sides), self.side(batch_idx)
         pl_module.credit = CREDITS[name]
         pl_module.objective = replace(pl_module.objective, distillation=DISTILLATION.get(name))
         pl_module.execution = replace(pl_module.execution, updates_per_batch=updates)
@@ -287,8 +276,7 @@ def build(case: str, repeats: int, mini_batches: int, sides: Sequence[str], devi
     if case == "quickstart":
         execution, sampling = Execution(group_size=8, mini_batches=mini_batches), Sampling(max_response_length=64)
         (problems,) = ArithmeticData(num_train=512).load("train")
-        engine = SamePairs(repeats)
-        made = GrailModule("arithmetic", sampling, engine=engine, execution=execution, optimizer=still, credit=method)
+        made = GrailModule("arithmetic", sampling, execution=execution, optimizer=still, credit=method)
         return made, [problems.prompts[16 * k : 16 * k + 16] for k in range(32)]
     shortest, longest = LENGTHS[case]
     engine, sampling = StandInEngine(shortest, repeats), Sampling(max_response_length=longest)
@@ -309,8 +297,7 @@ def alternate(options: argparse.Namespace, sides: list[tuple[str, int]]) -> None
     """Run all sides in turn; print their medians and ratios."""
     clock = time.perf_counter if options.clock == "wall" else time.process_time
     cuda, rounds = options.device == "cuda", options.rounds
-    names = [name for name, _ in sides]
-    module, prompts = build(options.case, len(sides), options.mini_batches, names, options.device)
+    module, prompts = build(options.case, len(sides), options.mini_batches, options.sides, options.device)
     number = (rounds + 1) * len(sides)
     watch = Alternate(sides, clock, options.device, number)
     batches = [prompts[k // len(sides) % len(prompts)] for k in range(number + options.profile)]

@@ -228,9 +228,8 @@ def outcomes(lab: Lab, batch: RolloutBatch, starts: set[tuple], samples: int, se
     right: dict[tuple, Tensor] = {}
     for length, some in by_length.items():
         key = derive_seed(seed, some[0][0], length)
-        right |= zip(
-            some, lab.continue_tokens([(batch.prompts[row], ids) for row, ids in some], samples, key)[1], strict=True
-        )
+        drawn = lab.continue_tokens([(batch.prompts[row], ids) for row, ids in some], samples, key)
+        right |= zip(some, drawn[1], strict=True)
     return right
 
 

@@ -214,13 +214,11 @@ class Lab:
             prompts = problems.prompts[k * size : (k + 1) * size]
             responses = [[token for token in row if token != padding] for row in rows]
             if "turn" in values:
-                owned = [
-                    zip(row, turn, strict=True) for row, turn in zip(rows, values["turn"][k].tolist(), strict=True)
-                ]
-                split = [groupby((pair for pair in row if pair[1] >= 0), itemgetter(1)) for row in owned]
-                sampled = self.play_from(
-                    prompts, [tuple(tuple(t for t, _ in turn) for _, turn in row) for row in split], 0
-                )
+                given = []
+                for row, numbers in zip(rows, values["turn"][k].tolist(), strict=True):
+                    sampled_ids = (pair for pair in zip(row, numbers, strict=True) if pair[1] >= 0)
+                    given.append(tuple(tuple(t for t, _ in turn) for _, turn in groupby(sampled_ids, itemgetter(1))))
+                sampled = self.play_from(prompts, given, 0)
                 ids = without_pictures(self.policy, sampled.response_ids)
                 valid = [ids[row, :n].tolist() for row, n in enumerate(sampled.valid_lengths.tolist())]
                 assert valid == responses  # The environment has answered as before.
@@ -313,12 +311,8 @@ def values_of_turns(lab: Lab, batch: GradedBatch, seed: int) -> Tensor:
         # Many continuations begin with the same turn: one of them stands for all.
         stops = turn_starts(own.numbers, own.exists.shape[1] + 1).gather(1, first + 1).flatten().tolist()
         same: dict[object, int] = {}
-        alike = torch.tensor(
-            [
-                same.setdefault((row // TURN_SAMPLES, turns_before(drawn, row, int(stop))), row)
-                for row, stop in enumerate(stops)
-            ]
-        )
+        begun = [(row // TURN_SAMPLES, turns_before(drawn, row, int(stop))) for row, stop in enumerate(stops)]
+        alike = torch.tensor([same.setdefault(turns, row) for row, turns in enumerate(begun)])
         energy = gradient_energies(lab.policy, drawn, context, torch.tensor([*same.values()]))
         weight = sum_by_turn(energy, own.numbers, own.exists.shape[1]).gather(1, first)[alike, 0]
         figures.append(value_and_baseline(right, weight))

@@ -124,8 +124,8 @@ def device_name(options: argparse.Namespace) -> str:
         "import torch; print(torch.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else 'CPU')"
     )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment(options.device), capture_output=True, text=True, check=True)
-    version, _, name = done.stdout.strip().partition(" ")
+    said = subprocess.check_output(command, env=environment(options.device), text=True)
+    version, _, name = said.strip().partition(" ")
     if options.device == "cuda" and name == "CPU":
         raise SystemExit("there is no CUDA device here; `--device cpu` tries every part in small")
     return f"{name}, torch {version}"

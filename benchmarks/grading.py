@@ -173,13 +173,7 @@ def other_exponent(gold: str, draw: random.Random) -> str | None:
     return f"{gold[: found.start()]}^{{{int(found[1]) + 1}}}{gold[found.end() :]}"
 
 
-NEAR = {
-    "sign": other_sign,
-    "digit": other_digit,
-    "bracket": other_bracket,
-    "base": other_base,
-    "exponent": other_exponent,
-}
+NEAR = (other_sign, other_digit, other_bracket, other_base, other_exponent)
 
 
 def equal_after_all(pair: tuple[str, str]) -> bool:
@@ -243,9 +237,8 @@ def near_table(names: dict[str, list[str]], verifier: Verifier) -> None:
     print("\nnear misses and shuffled references: what is accepted")
     draw = random.Random(0)
     for name, golds in names.items():
-        made = [
-            (rule, g, text) for g in golds for rule, change in NEAR.items() if (text := change(g, draw)) is not None
-        ]
+        changes = ((change.__name__.removeprefix("other_"), g, change(g, draw)) for g in golds for change in NEAR)
+        made = [(rule, gold, text) for rule, gold, text in changes if text is not None]
         made += [("shuffled", gold, draw.choice(golds)) for gold in golds for _ in range(3)]
         made = [(rule, gold, text) for rule, gold, text in made if gold.strip() != text.strip()]
         verdicts = verifier.grade([(gold, text) for _, gold, text in made])

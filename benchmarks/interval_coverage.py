@@ -20,6 +20,7 @@ and `wide` (a beta distribution of concentration 20 and 1), `all or nothing` (ea
 
 import argparse
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import product
@@ -52,12 +53,8 @@ class Cell:
         self.width += result.high - result.low
         self.found += getattr(result, "p_value", 1.0) < 0.05
 
-    @property
-    def coverage(self) -> float:
-        return self.held / self.number
-
     def __str__(self) -> str:
-        return f"{self.coverage:>9.3f} {self.width / self.number:>6.3f}"
+        return f"{self.held / self.number:.3f} {self.width / self.number:.3f}"
 
 
 Rows = Iterator[tuple[dict[str, object], dict[object, Cell]]]
@@ -100,18 +97,17 @@ def repetitions(options: argparse.Namespace) -> Iterator[tuple[str, float, Draw]
 
 def mean(options: argparse.Namespace) -> Rows:
     for number, samples, rate in product(options.problems, options.samples, options.rates):
-        cells, look = {name: Cell() for name in CONCENTRATION}, tables(samples)
+        cells, look = defaultdict(Cell), tables(samples)
         for name, concentration, draw in repetitions(options):
             p = chances(rate, concentration, draw.random(number))
-            share, noise = look(draw.binomial(samples, p)[:, None])
-            cells[name].add(estimate([(share, noise)], [1.0]), rate)
+            cells[name].add(estimate([look(draw.binomial(samples, p)[:, None])], [1.0]), rate)
         yield {"problems": number, "samples": samples, "rate": rate}, cells
 
 
 def difference_of_runs(options: argparse.Namespace) -> Rows:
     grid = product(options.problems, options.samples, options.rates, (0.0, 0.05), (0.0, 0.9))
     for number, samples, rate, truth, correlation in grid:
-        cells, look = {name: Cell() for name in CONCENTRATION}, tables(samples)
+        cells, look = defaultdict(Cell), tables(samples)
         for name, concentration, draw in repetitions(options):
             ours, theirs = pair(number, correlation, draw)
             a = look(draw.binomial(samples, chances(rate + truth, concentration, ours))[:, None])
@@ -126,10 +122,7 @@ def average(options: argparse.Namespace) -> Rows:
     numbers, rates = zip(*SIZES, strict=True)
     ways = {"simple": [1 / len(SIZES)] * len(SIZES), "weighted": [n / sum(numbers) for n in numbers]}
     for samples, correlation in product(options.samples, (0.0, 0.9)):
-        rows = {
-            (what, way): {name: Cell() for name in CONCENTRATION} for what in ("figure", "difference") for way in ways
-        }
-        look = tables(samples)
+        rows, look = defaultdict(lambda: defaultdict(Cell)), tables(samples)
         for name, concentration, draw in repetitions(options):
             ours, theirs = [], []
             for number, rate in SIZES:
@@ -146,7 +139,7 @@ def seeds(options: argparse.Namespace) -> Rows:
     """Problems are as in `wide`; a seed adds its effect to the probability of every problem that can take it."""
     effects = (0.0, 0.5, 1.0, 3.0)
     for number, rate, count in product(options.problems, options.rates, (2, 3, 5, 8)):
-        figures, differences = ({effect: Cell() for effect in effects} for _ in range(2))
+        figures, differences = defaultdict(Cell), defaultdict(Cell)
         for effect in effects:
             draw, look = np.random.default_rng(options.seed), tables(1)
             # Evenly distributed, so that none leads outside of [0, 1]: there the mean would not be the rate.
@@ -172,7 +165,7 @@ def lengths(options: argparse.Namespace) -> Rows:
         centre = np.exp(6 + (1 - every) + 0.5**2 / 2)
         shares = {"all": np.ones_like(every), "right": every, "wrong": 1 - every}
         truths = {kind: float((centre * share).sum() / share.sum()) for kind, share in shares.items()}
-        draw, cells = np.random.default_rng(options.seed), {kind: Cell() for kind in shares}
+        draw, cells = np.random.default_rng(options.seed), defaultdict(Cell)
         for _ in range(options.repetitions):
             p = chances(rate, 1.0, draw.random(number))[:, None]
             right = draw.random((number, samples)) < p
@@ -201,13 +194,9 @@ def main() -> None:
         print(f"\n{name}: coverage and width")
         for row, (labels, cells) in enumerate(PARTS[name](options)):
             if not row:
-                print("".join(f"{label:>11}" for label in labels) + "".join(f"{column:>18}" for column in cells))
-            print(
-                "".join(f"{label:>11.5}" if isinstance(label, str) else f"{label:>11.3g}" for label in labels.values())
-                + "".join(f"  {cell}" for cell in cells.values()),
-                flush=True,
-            )
-            least[name] = min(least.get(name, 1.0), *(cell.coverage for cell in cells.values()))
+                print("".join(f"{column!s:>16}" for column in (*labels, *cells)))
+            print("".join(f"{cell!s:>16.14}" for cell in (*labels.values(), *cells.values())), flush=True)
+            least[name] = min(least.get(name, 1.0), *(cell.held / cell.number for cell in cells.values()))
     print("\n" + "\n".join(f"least coverage of {name}: {value:.3f}" for name, value in least.items()))
 
 

@@ -139,11 +139,7 @@ class Side:
     setting: int
 
     def __str__(self) -> str:
-        return (
-            f"TRL, {self.setting} rows a micro-batch"
-            if self.program == TRL
-            else f"{self.program}, {self.setting} tokens"
-        )
+        return f"{self.program}, {self.setting} {'rows a micro-batch' if self.program == TRL else 'tokens'}"
 
 
 class Turns:
@@ -266,11 +262,10 @@ def right_box(completions, reference, **_):
 
 def given_responses(case: Case, tokenizer):
     """The seeded responses, one set for each call, as TRL's `rollout_func`."""
-    calls, lengths = count(), (case.shortest, case.limit)
+    calls, sizes = count(), (case.prompts, case.group_size, (case.shortest, case.limit))
 
     def rollouts(prompts, trainer):
-        sizes = case.prompts, case.group_size
-        made = stand_in_responses(tokenizer, *sizes, lengths, seed=next(calls), dead=case.dead)
+        made = stand_in_responses(tokenizer, *sizes, seed=next(calls), dead=case.dead)
         return {"prompt_ids": tokenizer(prompts)["input_ids"], "completion_ids": made, "logprobs": None}
 
     return rollouts
@@ -396,8 +391,7 @@ def main() -> None:
         laps = take_turns(case, ours + [Side(TRL, number) for number in rows], options.rounds)
         print(f"\n{name}, dead {case.dead:g}, {options.rounds} rounds, {case.rows} rows a step\n")
         heads = "step s | CPU s | sample | grade | update | tokens/s | MiB | step / base | CPU | update | peak"
-        print(f"| side | {heads} |")
-        print("|---|" + "--:|" * 11)
+        print(f"| side | {heads} |\n|---|{'--:|' * 11}")
         print("\n".join(table(laps)), flush=True)
 
 

@@ -5,11 +5,10 @@
     OMP_NUM_THREADS=1 python benchmarks/turns_cost.py --policy charts --pictures
 
 Each row samples `--tokens` tokens in all, in turns of equal limits; tools take no time, and put in `--observed` random
-tokens after each turn but the last. With `--uneven` limits and observations differ from row to row, with the same sums
-of limits; with `--played` they are those of rollouts of the world of search. No token ends a turn. One turn gets the
-same tokens in two ways: it samples those of the tools as well, or reads them as a part of its prompts. The sides take
-turns; prints medians over rounds after the first. With `--step` each side also takes an optimiser step on what it has
-sampled.
+tokens after each turn but the last. With `--played` limits and observations are those of rollouts of the world of
+search. No token ends a turn. One turn gets the same tokens in two ways: it samples those of the tools as well, or reads
+them as a part of its prompts. The sides take turns; prints medians over rounds after the first. With `--step` each side
+also takes an optimiser step on what it has sampled.
 
 `--pictures` compares training steps of one turn: prompts with a new picture each, the tower frozen or trained, beside
 texts of as many tokens for the policy's decoder alone.
@@ -81,13 +80,6 @@ class Case:
         self.sizes = [[options.observed] * (options.turns - 1) for _ in self.ids]
         if options.played:
             self._play(options)
-        elif options.uneven:
-            # Pairs of neighbours differ by as much, so that each row's sum is kept.
-            for table in (self.limits, self.sizes):
-                for row in table:
-                    for k in range(0, len(row) - 1, 2):
-                        shift = draw.randint(-(row[k] // 2), row[k] // 2)
-                        row[k], row[k + 1] = row[k] + shift, row[k + 1] - shift
         self.observed = [[draw.choices(range(10, 200), k=size) for size in row] for row in self.sizes]
 
     def _play(self, options: argparse.Namespace) -> None:
@@ -184,7 +176,6 @@ def main() -> None:
     parser.add_argument("--policy", nargs="+", default=["arithmetic"])
     for name, value in (("turns", 4), ("tokens", 64), ("observed", 12), ("prompts", 16), ("rounds", 9)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--uneven", action="store_true")
     parser.add_argument("--played", action="store_true")
     parser.add_argument("--step", action="store_true")
     parser.add_argument("--pictures", action="store_true")

@@ -1,4 +1,4 @@
-"""Draw docs/quickstart.png from the runs of benchmarks/quickstart_outcome.py.
+"""Draw docs/quickstart.png from runs of the quickstart, in folders such as runs/outcome/GRAIL_0.
 
 python scripts/plot_quickstart.py runs/outcome docs/quickstart.png
 """
