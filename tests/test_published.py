@@ -40,6 +40,7 @@ def _files(model, method):
 @pytest.mark.parametrize(("model", "method"), list(zip(MODELS, cycle(METHODS), strict=False)))
 def test_each_run_is_parsed_and_instantiated(model, method):
     """The packaged policy and a CPU stand in for the model and the GPUs alone."""
+    assert {file.stem for file in (ROOT / "configs" / "published").glob("*.yaml")} == {"base", *MODELS, *METHODS}
     options = FitOptions().parse(_files(model, method))
     assert options.model.policy == MODELS[model]
     assert options.trainer.strategy.init_args.data_parallel_size == options.trainer.devices == 4
@@ -55,19 +56,18 @@ def test_each_run_is_parsed_and_instantiated(model, method):
     assert RunFolder(made.trainer).path == Path("runs", model, method)
 
 
-def test_the_order_of_model_and_method_does_not_matter():
-    files = _files("qwen3_8b", "grail")
-    one, other = FitOptions().parse(files), FitOptions().parse(files[::-1])
+def test_the_order_of_files_does_not_matter_and_the_runs_of_qwen3_4b_have_files_of_their_own():
+    parser, files = FitOptions(), _files("qwen3_8b", "grail")
+    one, other = parser.parse(files), parser.parse(files[::-1])
     assert (one.model, one.trainer.logger) == (other.model, other.trainer.logger)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_runs_of_qwen3_4b_have_files_of_their_own(method):
-    one, other = (
-        FitOptions().parse([f"--config=configs/qwen3_4b_{method}.yaml"]),
-        FitOptions().parse(_files("qwen3_4b", method)),
-    )
-    assert all(one[group] == other[group] for group in ("seed_everything", "trainer", "model", "data", "evaluation"))
+    for method in METHODS:
+        one, other = (
+            parser.parse([f"--config=configs/qwen3_4b_{method}.yaml"]),
+            parser.parse(_files("qwen3_4b", method)),
+        )
+        assert all(
+            one[group] == other[group] for group in ("seed_everything", "trainer", "model", "data", "evaluation")
+        )
 
 
 def test_a_file_that_several_build_on_is_read_once(tmp_path):
@@ -88,11 +88,6 @@ def test_a_file_that_several_build_on_is_read_once(tmp_path):
 
 def test_a_method_without_a_model_is_one_line(capsys):
     assert "`model.policy` must be given" in fails(capsys, "fit", "--config=configs/published/grail.yaml")
-
-
-def test_all_files_are_named_here():
-    stems = {file.stem for file in (ROOT / "configs" / "published").glob("*.yaml")}
-    assert stems == {"base", *MODELS, *METHODS}
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def average_interval(
     share, middle, limits = (np.asarray(values, dtype=float) for values in (weights, means, intervals))
     centre = float(share @ middle)
     below, above = (math.hypot(*(share * gap)) for gap in (middle - limits[:, 0], limits[:, 1] - middle))
-    return max(least, centre - below), min(most, centre + above)
+    return max(centre - below, least), min(centre + above, most)  # NaN stays, since it comes first.
 
 
 def ratio_interval(sums: Sequence[ArrayLike], counts: Sequence[ArrayLike]) -> Interval:

@@ -167,9 +167,7 @@ def _lengths(parts: _Parts, wanted: bool | None) -> list[str]:
     cells = [_mean_length([y], [x]) for y, x in zip(sums, counts, strict=True)]
     if len(parts) > 1:
         means, limits = zip(*cells, strict=True)
-        equal = [1 / len(means)] * len(means)
-        known = not any(math.isnan(low) for low, _ in limits)
-        average = average_interval(means, limits, equal, most=math.inf) if known else (math.nan, math.nan)
+        average = average_interval(means, limits, [1 / len(means)] * len(means), most=math.inf)
         cells += [_mean_length(sums, counts), (sum(means) / len(means), average)]
     return ["-" if math.isnan(mean) else _cell(mean, interval, 1) for mean, interval in cells]
 
