@@ -23,7 +23,8 @@ from grail_lightning.credit.base import (
     rows_by_group,
 )
 from grail_lightning.credit.measure import entropies, logprobs, measure_logits, measure_rows
-from grail_lightning.functional.certainty import group_zscore, hellinger, in_chunks, quantile_of_all, self_certainty
+from grail_lightning.functional.certainty import group_zscore, hellinger, quantile_of_all, self_certainty
+from grail_lightning.functional.tokens import in_chunks
 from grail_lightning.functional.weighting import segment_weights
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import TokenLayout
@@ -125,10 +126,7 @@ class LESS(TokenCredit):
                 continue
             texts = batch.response_ids[rows], entropy[rows], mask[rows], batch.correct[rows]
             values[rows] = segment_weights(*texts, share=self.share, min_length=self.min_length)
-        return TokenWeights(
-            values=values,
-            scores=entropy,
-        )
+        return TokenWeights(values=values, scores=entropy)
 
 
 @dataclass(eq=False)
@@ -169,8 +167,7 @@ class UCAS(TokenCredit):
         certainty, logit = measure_logits(policy, batch, context, torch.arange(len(batch)), self_certainty)
         surety = group_zscore(certainty.double().sum(1), batch.group, standardise=self.standardise)
         exponent = torch.where(advantages > 0, -self.reward_scale * surety, self.penalty_scale * surety)
-        factor = exponent.clamp(-20, 20).exp()
-        values = (factor[:, None] * mask).to(certainty.dtype)
+        values = (exponent.clamp(-20, 20).exp()[:, None] * mask).to(certainty.dtype)
         shaped = advantages[:, None] * values
         lowered = shaped - self.token_penalty * _min_max(logit, mask)
         # The finished sum is clamped, so that shaped + additive is exactly 0 at the floor.

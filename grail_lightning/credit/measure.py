@@ -14,8 +14,8 @@ from torch import Tensor
 from grail_lightning.batch import SampledBatch
 from grail_lightning.credit.base import CreditContext
 from grail_lightning.credit.saliency import explaining
-from grail_lightning.functional.certainty import Figures, in_chunks, repeat_probability
-from grail_lightning.functional.tokens import TokenStats, entropy_of
+from grail_lightning.functional.certainty import Figures, repeat_probability
+from grail_lightning.functional.tokens import TokenStats, entropy_of, in_chunks
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import TokenLayout, right_padded_layout
 from grail_lightning.policy.micro_batch import cut_rows, scatter, stand_in

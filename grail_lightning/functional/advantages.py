@@ -48,56 +48,38 @@ def group_advantages(
     trained on. A baseline other than the mean depends on where the rewards' zero is.
 
     Args:
-        rewards: ``[N]``, rows of one group next to each other.
-        group_size: The number of rollouts of a group.
+        rewards: ``[N]``, rows of one group next to each other; the result has this shape.
+        group_size: The number of rollouts of a group; one alone is a ValueError.
         scale: none | group | batch | bnpo.
-        batch_std: The unbiased standard deviation of all rewards over all ranks; `scale="batch"` needs it.
-        batch_means: ``[K]``, the mean rewards of all groups over all ranks; `scale="bnpo"` needs them.
+        batch_std: The unbiased standard deviation of all rewards over all ranks, for ``"batch"``.
+        batch_means: ``[K]``, the mean rewards of all groups over all ranks, for ``"bnpo"``.
         baseline: The share ``c`` of the group's mean reward, or the baselines ``[M]`` themselves (`energy_baselines`).
         train_equal: Whether groups whose rewards are all equal are trained on where their baseline is another.
-
-    Returns:
-        ``[N]``.
-
-    Raises:
-        ValueError: For a group of one, a length that `group_size` does not divide, a missing `batch_std` or
-            `batch_means`, or mean rewards outside [0, 1] with ``"bnpo"``.
 
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1; Dr. GRPO, arXiv 2503.20783, section 3; BNPO, arXiv 2506.02864.
     """
     if group_size < 2:
         raise ValueError(f"`group_size` must be at least 2, but got {group_size}: a rollout is judged beside others.")
-    if len(rewards) % group_size:
-        raise ValueError(f"`rewards` must hold whole groups of {group_size}, but got {len(rewards)} rows.")
     groups = rewards.reshape(-1, group_size)
     of_group = baseline.to(groups) if isinstance(baseline, Tensor) else baseline * groups.mean(1)
     centred = groups - of_group[:, None]
     dead = (groups.amax(1, keepdim=True) - groups.amin(1, keepdim=True)) <= EQUAL_REWARDS
     if train_equal:
         dead = dead & (centred.abs() <= EQUAL_REWARDS)
-    advantages = _scaled(centred, groups, scale, batch_std, batch_means)
-    return advantages.masked_fill(dead, 0).reshape(-1)
-
-
-def _scaled(
-    centred: Tensor, groups: Tensor, scale: Scaling, batch_std: Tensor | float | None, batch_means: Tensor | None
-) -> Tensor:
-    """``[M, group_size]``: centred rewards, scaled as `group_advantages` says; `groups` are the rewards themselves."""
     match scale:
         case "none":
-            return centred
+            advantages = centred
         case "group":
-            return centred / (groups.std(1, keepdim=True) + _SCALE_EPS)
+            advantages = centred / (groups.std(1, keepdim=True) + _SCALE_EPS)
         case "batch":
-            if batch_std is None:
-                raise ValueError('`scale="batch"` needs `batch_std`, the std of all rewards over all ranks.')
-            return centred / (batch_std + _SCALE_EPS)
+            assert batch_std is not None
+            advantages = centred / (batch_std + _SCALE_EPS)
         case "bnpo":
-            if batch_means is None:
-                raise ValueError('`scale="bnpo"` needs `batch_means`, the mean rewards of all groups over all ranks.')
-            return centred * beta_scale(groups.double().mean(1), batch_means)[:, None].to(centred)
+            assert batch_means is not None
+            advantages = centred * beta_scale(groups.double().mean(1), batch_means)[:, None].to(centred)
         case _:
             raise ValueError(f"`scale` must be one of none, group, batch, bnpo, but got {scale!r}.")
+    return advantages.masked_fill(dead, 0).reshape(-1)
 
 
 def energy_baselines(

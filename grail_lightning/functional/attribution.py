@@ -8,12 +8,12 @@ key ``s ≤ t``; it is 0 at keys that are padding, and the valid positions of a 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from fractions import Fraction
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from grail_lightning.functional.tokens import masked_sum
 
@@ -59,24 +59,14 @@ def forks(nodes: Tensor, group: Tensor, flawed: Tensor, sound: Tensor) -> Forks:
     result of the other. A result that is the beginning of the other ends right before the fork. `nodes` ``[B, T]`` are
     the nodes of the groups' prefix trees, −1 on padding.
     """
-    before = torch.cat([-2 - group[:, None], nodes[:, :-1]], 1)
-
-    def ends(results: Tensor) -> list[list[int]]:  # Row, token, its node and the node before.
-        after = torch.nn.functional.pad(results[:, :-1], (1, 0))
-        row, token = torch.nonzero((results | after) & (nodes >= 0)).unbind(1)
-        found: list[list[int]] = torch.stack([row, token, nodes[row, token], before[row, token]], 1).tolist()
-        return found
-
-    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for row, _, node, parent in ends(sound):
-        places[parent].append((row, node))
-    found = [
-        (row, other, token)
-        for row, token, node, parent in ends(flawed)
-        for other, one in places.get(parent, [])
-        if one != node
-    ]
-    return Forks(*torch.tensor(found, dtype=torch.long).reshape(-1, 3).unbind(1))
+    pairs = (group[:, None] == group) & flawed.any(1)[:, None] & sound.any(1)
+    wrong, right = pairs.nonzero(as_tuple=True)
+    token = (nodes[wrong] == nodes[right]).long().cumprod(1).sum(1)  # The number of tokens that both begin with.
+    valid = pad(nodes >= 0, (0, 1))
+    # The tokens of a result, and the one right behind it.
+    bad, good = ((pad(result, (0, 1)) | pad(result, (1, 0))) & valid for result in (flawed, sound))
+    found = bad[wrong, token] & good[right, token]
+    return Forks(wrong[found], right[found], token[found])
 
 
 def fork_wins(scores: Tensor, flawed: Tensor, sound: Tensor, token: Tensor) -> Tensor:

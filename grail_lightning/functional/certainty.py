@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS, full_precision
+from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS, full_precision, in_chunks
 
 Figures = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
 """A function of logits ``[n, V]``, token ids ``[n]`` and the temperature that returns two figures ``[n]``."""
@@ -54,18 +53,6 @@ def hellinger(logits: Tensor, other_logits: Tensor, temperature: float = 1.0) ->
     return (1 - ((own + other) / 2).exp().sum(-1)).clamp(0, 1), -(own.exp() * own).sum(-1)
 
 
-def in_chunks(
-    figures: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], states: Tensor, others: Tensor, chunk_tokens: int
-) -> tuple[Tensor, Tensor]:
-    """Two figures ``[N]`` of each token, computed for `chunk_tokens` tokens at a time, so that few logits exist.
-
-    `others` is what `figures` needs beside the states, in the same order: token ids, or states of another policy.
-    """
-    chunks = zip(torch.split(states, chunk_tokens), torch.split(others, chunk_tokens), strict=True)
-    first, second = zip(*(figures(*chunk) for chunk in chunks), strict=True)
-    return torch.cat(first), torch.cat(second)
-
-
 def teacher_divergence(
     hidden: Tensor,
     teacher_hidden: Tensor,
@@ -86,16 +73,15 @@ def teacher_divergence(
     Source: SDPG, arXiv 2606.04036.
     """
 
-    def chunk(states: Tensor, others: Tensor) -> Tensor:
+    def chunk(states: Tensor, others: Tensor) -> tuple[Tensor]:
         own = torch.log_softmax(full_precision(head(states)) / temperature, -1)
         with torch.no_grad():
             other = torch.log_softmax(full_precision(head(others)) / temperature, -1)
-        return (own.exp() * (own - other)).sum(-1)
+        return ((own.exp() * (own - other)).sum(-1),)
 
     graph = torch.is_grad_enabled()
-    parts = zip(torch.split(hidden, chunk_tokens), torch.split(teacher_hidden.detach(), chunk_tokens), strict=True)
-    divergences = [checkpoint(chunk, *part, use_reentrant=False) if graph else chunk(*part) for part in parts]
-    return torch.cat(divergences)
+    (divergence,) = in_chunks(chunk, hidden, teacher_hidden.detach(), chunk_tokens, recompute=graph)
+    return divergence
 
 
 def quantile_of_all(values: Tensor, q: float) -> Tensor:

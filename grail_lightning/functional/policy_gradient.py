@@ -43,14 +43,8 @@ def kl_estimate(
     ``ratio · estimate`` has the correct gradient. The gradient of k2 alone, ``−d ∇ log π``, is correct on samples of π,
     although the mean of k2 is not the KL. For samples of π_old it is therefore multiplied by the ratio's value.
 
-    Args:
-        logprobs: ``[B, T]``, log-probabilities of the policy.
-        ref_logprobs: ``[B, T]``, log-probabilities of the reference.
-        estimator: k1 | k2 | k3.
-        ratio: ``[B, T]``, the importance ratio; None returns the estimate alone.
-
-    Returns:
-        ``[B, T]`` in nats.
+    From log-probabilities of the policy and of the reference, and the importance ratio or None, ``[B, T]`` each, to
+    ``[B, T]`` in nats.
 
     Source: Schulman, "Approximating KL divergence" (2020); correction: DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
     """
@@ -78,16 +72,11 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor | None
     Source: GSPO, arXiv 2507.18071, equation 13.
     """
     log_ratio = logprobs - old_logprobs
-    match level:
-        case "token":
-            return log_ratio.exp()
-        case "sequence":
-            if mask is None:
-                raise ValueError('`level="sequence"` needs `mask`: the mean is over the valid tokens of a row.')
-            sequence = masked_mean(log_ratio.detach(), mask, dim=1)[:, None]
-            return (sequence + logprobs - logprobs.detach()).exp()
-        case _:
-            raise ValueError(f"`level` must be token or sequence, but got {level!r}.")
+    if level == "token":
+        return log_ratio.exp()
+    assert mask is not None, "the mean is over the valid tokens of a row"
+    sequence = masked_mean(log_ratio.detach(), mask, dim=1)[:, None]
+    return (sequence + logprobs - logprobs.detach()).exp()
 
 
 def clipped_surrogate(
@@ -116,37 +105,20 @@ def clipped_surrogate(
     Advantages are given per token, so token credit is ``advantages[:, None] * weights``, whatever the credit method.
 
     Args:
-        logprobs: ``[B, T]``, log-probabilities of the policy, with gradient.
+        logprobs: ``[B, T]``, log-probabilities of the policy, with gradient; the result has this shape.
         old_logprobs: ``[B, T]``, log-probabilities under the weights from before the update.
         advantages: ``[B, T]``, or ``[B, 1]``.
         clip_low: ``ε_low``.
         clip_high: ``ε_high`` ("clip higher"); infinity is off.
-        ratio_cap: Upper bound on the unclipped ratio, which matters for negative advantages (two-sided or dual clip).
+        ratio_cap: Upper bound on the unclipped ratio, at least ``1 + clip_high``; not with "cispo", whose ratio is
+            bounded already.
         mask: ``[B, T]`` bool; only level "sequence" needs it.
         level: "token", or "sequence" for GSPO-token.
         surrogate: clip | cispo.
 
-    Returns:
-        ``[B, T]``, to be given to `aggregate`.
-
-    Raises:
-        ValueError: For clip ranges that contain no value, a cap below ``1 + clip_high``, or a cap with "cispo", whose
-            ratio is bounded already.
-
     Source: PPO, arXiv 1707.06347; clip-higher: DAPO, arXiv 2503.14476; cap: INTELLECT-2, arXiv 2505.07291; dual clip:
     arXiv 1912.09729; CISPO: MiniMax-M1, arXiv 2506.13585, equation 4.
     """
-    _check_surrogate(surrogate, clip_low, clip_high, ratio_cap)
-    ratio = importance_ratio(logprobs, old_logprobs, mask, level)
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    if surrogate == "cispo":
-        return -clipped.detach() * advantages * logprobs
-    if ratio_cap is not None:
-        ratio = ratio.clamp(max=ratio_cap)
-    return -torch.minimum(ratio * advantages, clipped * advantages)
-
-
-def _check_surrogate(surrogate: Surrogate, clip_low: float, clip_high: float, ratio_cap: float | None) -> None:
     if not 0 <= clip_low <= 1 or not clip_high >= 0:
         raise ValueError(f"`clip_low` must lie in [0, 1] and `clip_high` be ≥ 0, but got {clip_low} and {clip_high}.")
     if ratio_cap is not None and not 1 + clip_high <= ratio_cap < math.inf:
@@ -158,6 +130,13 @@ def _check_surrogate(surrogate: Surrogate, clip_low: float, clip_high: float, ra
         raise ValueError(f"`surrogate` must be clip or cispo, but got {surrogate!r}.")
     if surrogate == "cispo" and ratio_cap is not None:
         raise ValueError(f"`ratio_cap` must be null with `surrogate` cispo, but got {ratio_cap}. Set `clip_high`.")
+    ratio = importance_ratio(logprobs, old_logprobs, mask, level)
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    if surrogate == "cispo":
+        return -clipped.detach() * advantages * logprobs
+    if ratio_cap is not None:
+        ratio = ratio.clamp(max=ratio_cap)
+    return -torch.minimum(ratio * advantages, clipped * advantages)
 
 
 def sampler_correction(trainer_logprobs: Tensor, sampler_logprobs: Tensor, cap: float) -> Tensor:
@@ -201,26 +180,22 @@ def aggregate(
         token_losses: ``[B, T]``, the losses of the tokens.
         mask: ``[B, T]`` bool; numerator and denominator use this one mask.
         how: grpo | dr_grpo | dapo.
-        num_rollouts: Rollouts with at least one valid token in the optimiser step, over all ranks.
+        num_rollouts: ``N``, rollouts with at least one valid token in the optimiser step, over all ranks.
         num_tokens: Valid tokens in the optimiser step, over all ranks.
         max_response_length: The limit of the response in tokens.
 
-    Returns:
-        A scalar. Strategies average gradients over ranks, so multiply it by the number of ranks.
+    Strategies average gradients over ranks, so multiply the result by the number of ranks.
 
     Source: DeepSeekMath, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783; DAPO, arXiv 2503.14476.
     """
+    # At least 1, so that an empty optimiser step has loss 0, not 0/0.
+    rollouts, tokens = (torch.as_tensor(count).clamp(min=1) for count in (num_rollouts, num_tokens))
     match how:
         case "grpo":
-            return masked_mean(token_losses, mask, dim=1).sum() / _at_least_one(num_rollouts)
+            return masked_mean(token_losses, mask, dim=1).sum() / rollouts
         case "dr_grpo":
-            return masked_sum(token_losses, mask) / (_at_least_one(num_rollouts) * max_response_length)
+            return masked_sum(token_losses, mask) / (rollouts * max_response_length)
         case "dapo":
-            return masked_sum(token_losses, mask) / _at_least_one(num_tokens)
+            return masked_sum(token_losses, mask) / tokens
         case _:
             raise ValueError(f"`how` must be one of grpo, dr_grpo, dapo, but got {how!r}.")
-
-
-def _at_least_one(count: Tensor | int) -> Tensor | int:
-    """A count of at least 1, so that an empty optimiser step has loss 0, not 0/0."""
-    return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)

@@ -120,23 +120,16 @@ def token_logprobs(
     Args:
         hidden: ``[..., D]`` states that predict the tokens (already shifted).
         head: A function from hidden states ``[n, D]`` to logits ``[n, V]``, with the model's bias, scale and soft cap.
-        token_ids: ``[...]`` long.
-        temperature: The number by which the logits are divided.
+        token_ids: ``[...]`` long, the shape of the results.
+        temperature: τ; a ValueError if it is not positive.
         chunk_tokens: Positions whose logits exist at one time.
         with_entropy: Whether to return the entropy in nats, too.
         entropy_gradient: Whether the entropy carries a gradient.
         head_gradient: The head's trainable tensors, for a backward pass written by hand, which is faster; None uses
             autograd.
-
-    Returns:
-        Both figures, shaped like `token_ids`. A temperature that is not positive is a ValueError.
     """
     if temperature <= 0:
         raise ValueError(f"`temperature` must be positive, but got {temperature}. Greedy sampling reports at 1.")
-    if hidden.shape[:-1] != token_ids.shape:
-        raise ValueError(
-            f"`hidden` must be `token_ids` plus a width, but got {tuple(hidden.shape)} and {tuple(token_ids.shape)}."
-        )
     states, ids = hidden.reshape(-1, hidden.shape[-1]), token_ids.reshape(-1).long()
     graph, entropy_graph = torch.is_grad_enabled(), with_entropy and entropy_gradient
     # One chunk needs no recomputation to bound its memory.
@@ -152,10 +145,26 @@ def token_logprobs(
         def chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
             return _plain_chunk(full_precision(head(states)) / temperature, ids, with_entropy, entropy_graph)
 
-        parts = zip(torch.split(states, chunk_tokens), torch.split(ids, chunk_tokens), strict=True)
-        results = [checkpoint(chunk, *part, use_reentrant=False) if recompute else chunk(*part) for part in parts]
-        logprobs, entropies = (torch.cat(column) for column in zip(*results, strict=True))
+        logprobs, entropies = in_chunks(chunk, states, ids, chunk_tokens, recompute=recompute)
     return TokenStats(logprobs.reshape(token_ids.shape), entropies.reshape(token_ids.shape) if with_entropy else None)
+
+
+def in_chunks(
+    figures: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+    states: Tensor,
+    others: Tensor,
+    chunk_tokens: int,
+    *,
+    recompute: bool = False,
+) -> tuple[Tensor, ...]:
+    """Figures ``[N]`` of each token, computed for `chunk_tokens` tokens at a time, so that few logits exist.
+
+    `others` is what `figures` needs beside the states, in the same order: token ids, or states of another policy. With
+    `recompute` the backward pass computes the figures again.
+    """
+    parts = zip(torch.split(states, chunk_tokens), torch.split(others, chunk_tokens), strict=True)
+    results = [checkpoint(figures, *part, use_reentrant=False) if recompute else figures(*part) for part in parts]
+    return tuple(torch.cat(column) for column in zip(*results, strict=True))
 
 
 def _plain_chunk(logits: Tensor, ids: Tensor, with_entropy: bool, entropy_gradient: bool) -> tuple[Tensor, Tensor]:

@@ -25,24 +25,11 @@ def grail_map(
 
     .. math:: w_t = \mathrm{clamp}(\mu + \sigma\, z_t,\ w_{min}, w_{max}),\quad z = \mathrm{zscore}(\log(s + 10^{-8}))
 
-    Args:
-        scores: ``[B, T]`` saliency ``s ≥ 0``; 0 on valid tokens after the answer span.
-        mask: ``[B, T]`` bool, the valid response tokens.
-        mean: ``μ``, the weight of a token of average log-saliency.
-        std: ``σ``, the factor of the z-score.
-        w_min: Lower clamp.
-        w_max: Upper clamp.
-
-    Returns:
-        ``[B, T]``, zero outside the mask.
-
-    Raises:
-        ValueError: If ``w_min > w_max`` or `std` is negative.
+    From saliency ``s ≥ 0``, which is 0 on valid tokens after the answer span, and the mask of valid response tokens,
+    ``[B, T]`` each, to ``[B, T]``, zero outside the mask. `mean` is ``μ`` and `std` is ``σ``.
 
     Source: GRAIL, arXiv 2606.04889, published trainer.
     """
-    if w_min > w_max or std < 0:
-        raise ValueError(f"`w_min` ≤ `w_max` and `std` ≥ 0 are needed, but got {w_min}, {w_max} and {std}.")
     z = masked_zscore(torch.log(scores + _LOG_EPS), mask)
     return (mean + std * z).clamp(w_min, w_max).masked_fill(~mask, 0)
 
@@ -88,28 +75,12 @@ def bilevel_map(
 
     All computations are in float64: scores are as small as 1e-7, which float32's log1p rounds away.
 
-    Args:
-        scores: ``[B, T]``, ``I ≥ 0``.
-        mask: ``[B, T]`` bool, the tokens that are weighted.
-        quantile: ``τ``, the quantile that separates low from high scores.
-        boost: ``β``, the largest increase of a weight before rescaling.
-        floor: Least weight before rescaling.
-        interpolate: Whether ``q`` interpolates between order statistics; False takes ``sorted[floor(τ·L)]``.
-        preserve_mass: Whether the weights are rescaled to sum to ``L``.
-        eps: A small number that keeps the divisions finite.
-
-    Returns:
-        ``[B, T]`` in the dtype of `scores`, zero outside the mask. A row of constant scores has weight 1.
-
-    Raises:
-        ValueError: If `quantile` is not in ``[0, 1)`` or `boost` or `floor` is negative.
+    From ``I ≥ 0`` and the mask of the ``L`` tokens that are weighted, ``[B, T]`` each, to ``[B, T]`` in the dtype of
+    the scores, zero outside the mask. A row of constant scores has weight 1. The options are those of
+    `grail_lightning.credit.BilevelOptions`; `quantile` is ``τ`` and `boost` is ``β``.
 
     Source: OAR, arXiv 2601.07408, published scorer; the GRAIL repository's version: ``interpolate=False``.
     """
-    if not 0 <= quantile < 1 or boost < 0 or floor < 0:
-        raise ValueError(
-            f"`quantile` in [0, 1), `boost`, `floor` ≥ 0 are needed, but got {quantile}, {boost}, {floor}."
-        )
     logs = torch.log1p(scores.double())
     low = logs.masked_fill(~mask, torch.inf).amin(1, keepdim=True)
     high = logs.masked_fill(~mask, -torch.inf).amax(1, keepdim=True)
@@ -134,18 +105,6 @@ def _row_quantile(values: Tensor, mask: Tensor, quantile: float, interpolate: bo
     return torch.where(count > 0, mixed, 0.0)
 
 
-def _low_entropy_tokens(entropy: Tensor, mask: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Tokens at or below their row's entropy threshold, and strictly below it; ``[B, T]`` bool each.
-
-    The threshold is the entropy at rank ``min(round(share · n), n − 1)`` of the row's ``n`` valid tokens.
-    """
-    count = mask.sum(1)
-    ordered = entropy.masked_fill(~mask, torch.inf).sort(1).values
-    rank = torch.minimum((share * count.double()).round().long(), count - 1).clamp(min=0)
-    threshold = ordered.gather(1, rank[:, None])
-    return mask & (entropy <= threshold), mask & (entropy < threshold)
-
-
 def segment_weights(
     token_ids: Tensor, entropy: Tensor, mask: Tensor, correct: Tensor, *, share: float = 0.8, min_length: int = 5
 ) -> Tensor:
@@ -157,31 +116,31 @@ def segment_weights(
     rollouts alone, or in ``k`` wrong ones alone, has weight ``max(w, k/n)``. Where segments overlap, 0 has precedence.
 
     ``[B, T]`` in the dtype of `entropy`, zero outside the mask. `share` is the share of a row's tokens that counts as
-    low entropy, `min_length` the least number of tokens of a run.
+    low entropy: at most the entropy at rank ``min(round(share · n), n − 1)`` of its ``n`` tokens, less within a run.
+    `min_length` is the least number of tokens of a run.
 
     Source: LESS, arXiv 2512.00908, published code, in which the order of the rollouts decides how segments are merged
     and which of their occurrences are found.
     """
-    low, strictly_low = _low_entropy_tokens(entropy, mask, share)
+    count = mask.sum(1)
+    rank = torch.minimum((share * count.double()).round().long(), count - 1).clamp(min=0)
+    threshold = entropy.masked_fill(~mask, torch.inf).sort(1).values.gather(1, rank[:, None])
     right = correct.tolist()
-    alike = [max(1, sum(other == one for other in right)) for one in right]
+    alike = [right.count(one) for one in right]
     own = torch.tensor([1 / n for n in alike], dtype=torch.float64)
-    weights = torch.where(low.cpu(), own[:, None], 1.0).masked_fill(~mask.cpu(), 0)
-    texts, segments = _texts_of_runs(token_ids, strictly_low, min_length)
-    shared = []
+    weights = torch.where((entropy <= threshold).cpu(), own[:, None], 1.0).masked_fill(~mask.cpu(), 0)
+    texts, segments = _texts_of_runs(token_ids, mask & (entropy < threshold), min_length)
+    shared = torch.zeros_like(weights, dtype=torch.bool)
     for segment in segments:
         holders = [row for row, text in enumerate(texts) if segment in text]
-        if len({right[row] for row in holders}) == 2:
-            shared.append((segment, holders))
-            continue
+        in_both = len({right[row] for row in holders}) == 2
         for row in holders:
             for place in _occurrences(segment, texts[row]):
-                weights[row, place : place + len(segment)].clamp_(min=len(holders) / alike[row])
-    for segment, holders in shared:
-        for row in holders:
-            for place in _occurrences(segment, texts[row]):
-                weights[row, place : place + len(segment)] = 0
-    return weights.to(entropy)
+                tokens = slice(place, place + len(segment))
+                shared[row, tokens] |= in_both
+                if not in_both:
+                    weights[row, tokens].clamp_(min=len(holders) / alike[row])
+    return weights.masked_fill(shared, 0).to(entropy)
 
 
 def _texts_of_runs(token_ids: Tensor, low: Tensor, min_length: int) -> tuple[list[str], list[str]]:
