@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -108,7 +109,7 @@ class SpanScores(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from the scores of spans."""
-        rows = self._controlled(self._debiased(self._spans(policy, batch), batch), batch, context)
+        rows = self._rescored(self._spans(policy, batch), batch, context)
         values = torch.ones(batch.response_mask.shape, dtype=torch.float64)
         inside = torch.zeros(batch.response_mask.shape, dtype=torch.bool)
         clipped = 0.0
@@ -139,7 +140,7 @@ class SpanScores(TokenCredit):
         if self._score is not None:
             rows = []
             for aligned, prompt in zip(align_rows(batch, policy.tokenizer), batch.prompts, strict=True):
-                spans = _checked(self._score(aligned.text, prompt), len(aligned.text))
+                spans = sorted(ScoredSpan(*span) for span in self._score(aligned.text, prompt))
                 rows.append([_Span(aligned.overlapping(s.start, s.stop), float(s.score), s.kind) for s in spans])
         elif self.judge is not None or batch.episodes is not None:
             rows = self._turns(policy, batch)
@@ -163,34 +164,26 @@ class SpanScores(TokenCredit):
                     rows[row].append(_Span(tokens, float(score), calls[0].name if calls else ""))
         return rows
 
-    def _debiased(self, rows: list[list[_Span]], batch: RolloutBatch) -> list[list[_Span]]:
-        """The spans without what their kinds have for their frequency in the group."""
-        if not self.debias:
-            return rows
-        changed, most = list(rows), self.most_bias
+    def _rescored(self, rows: list[list[_Span]], batch: RolloutBatch, context: CreditContext) -> list[list[_Span]]:
+        """The spans without what their kinds have for their frequency in the group; with the scores of a control."""
+        changed, names, most = list(rows), batch.row.tolist(), self.most_bias
         for group in map(Tensor.tolist, rows_by_group(batch)):
             of_kind = Counter(span.kind for row in group for span in rows[row])
             total = of_kind.total()
-            bias = {kind: -self.debias * math.log(n * len(of_kind) / total) for kind, n in of_kind.items()}
-            for row in group:
-                changed[row] = [s._replace(score=s.score + min(max(bias[s.kind], -most), most)) for s in rows[row]]
-        return changed
-
-    def _controlled(self, rows: list[list[_Span]], batch: RolloutBatch, context: CreditContext) -> list[list[_Span]]:
-        """The spans with their scores, or with those of a control."""
-        if self.scores == "given":
-            return rows
-        changed, names = list(rows), batch.row.tolist()
-        for group in map(Tensor.tolist, rows_by_group(batch)):
-            pool = [span.score for row in group for span in rows[row]]
-            for row in group:
-                scores, generator = [span.score for span in rows[row]], context.row_generator(names[row])
+            bias = {
+                kind: min(max(-self.debias * math.log(n * len(of_kind) / total), -most), most)
+                for kind, n in of_kind.items()
+            }
+            scores = {row: [span.score + bias[span.kind] for span in rows[row]] for row in group}
+            pool = list(chain.from_iterable(scores.values()))
+            for row, own in scores.items():
+                generator = context.row_generator(names[row])
                 if self.scores == "permuted":
-                    drawn = [scores[k] for k in torch.randperm(len(scores), generator=generator).tolist()]
-                else:
-                    picks = torch.randint(max(len(pool), 1), (len(scores),), generator=generator)
-                    drawn = [pool[k] for k in picks.tolist()]
-                changed[row] = [s._replace(score=score) for s, score in zip(rows[row], drawn, strict=True)]
+                    own = [own[k] for k in torch.randperm(len(own), generator=generator).tolist()]
+                elif self.scores == "random":
+                    picks = torch.randint(max(len(pool), 1), (len(own),), generator=generator)
+                    own = [pool[k] for k in picks.tolist()]
+                changed[row] = [span._replace(score=score) for span, score in zip(rows[row], own, strict=True)]
         return changed
 
 
@@ -203,23 +196,3 @@ def _apart(spans: list[_Span]) -> list[_Span]:
         taken.update(own)
         kept += [span._replace(tokens=own)] if own else []
     return kept
-
-
-def _checked(spans: object, length: int) -> list[ScoredSpan]:
-    """What a scorer returned, in order of the text."""
-    try:
-        ordered = sorted(ScoredSpan(*span) for span in spans)  # type: ignore[attr-defined]
-        ends = [0, *(span.stop for span in ordered)]
-        right = all(
-            end <= span.start <= span.stop <= length and math.isfinite(span.score)
-            for end, span in zip(ends, ordered, strict=False)
-        )
-    except TypeError:
-        right = False
-    if not right:
-        raise ValueError(
-            "`credit.scorer` must return `ScoredSpan(start, stop, score)` of grail_lightning.credit for ranges of "
-            f"characters, 0 ≤ start ≤ stop ≤ {length}, that do not overlap, with finite scores, but got "
-            f"{str(spans)[:200]}."
-        )
-    return ordered

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grail_lightning.credit import Judge, ScoredSpan, SpanScores
-from grail_lightning.credit.base import token_advantages
+from grail_lightning.credit.base import token_advantages, weigh
 from grail_lightning.credit.spans import _Span
 from tests.credit.episodes import Row, by_turn, played
 from tests.credit.groups import groups
@@ -78,18 +78,16 @@ def test_a_function_scores_ranges_of_characters(arithmetic):
     assert (weights.values[1, : len(WRONG) // 2] < 1).all()
 
 
-@pytest.mark.parametrize(
-    "spans", [[(0, 4, 1.0), (2, 6, 0.0)], [(0, 400, 1.0)], [(0, 4, float("nan"))], [(0, 4)], None, [("a", 4, 1.0)]]
-)
-def test_spans_that_cannot_be_are_refused(spans, arithmetic):
+def test_a_score_that_is_no_number_is_refused(arithmetic):
     batch = groups(arithmetic, ("7+5-3+8", [SOUND, WRONG]))
-    with pytest.raises(ValueError, match=r"`credit.scorer` must return `ScoredSpan\(start, stop, score\)`"):
-        SpanScores(scorer=lambda text, prompt: spans)(arithmetic, batch, context())
+    spans = [(0, 4, 1.0), (4, 6, float("nan"))]
+    with pytest.raises(ValueError, match="`SpanScores` must return finite `values`, but got nan"):
+        weigh(SpanScores(scorer=lambda text, prompt: spans), arithmetic, batch, context())
 
 
 def _scores_of(method, policy, batch):
     """The scores in use, row by row, through a rule that returns them: Δ over the largest one."""
-    return [[span.score for span in row] for row in method._controlled(method._spans(policy, batch), batch, context())]
+    return [[span.score for span in row] for row in method._rescored(method._spans(policy, batch), batch, context())]
 
 
 def test_controls_keep_places_and_take_the_scores_of_the_rollout_or_group(golden_policy):
@@ -114,12 +112,13 @@ def test_a_frequent_kind_of_action_is_scored_lower_within_a_bound():
     batch = played(GROUP)
     batch = batch.replace(texts=["aaa0", "aaa1", "aaa2"], episodes=None, turn=None)
     method = SpanScores(scorer=spans, debias=0.5)
-    found = method._debiased([[_Span([k], score, kind) for k, (kind, score) in enumerate(row)] for row in rows], batch)
+    given = [[_Span([k], score, kind) for k, (kind, score) in enumerate(row)] for row in rows]
+    found = method._rescored(given, batch, context())
     # Four of five are of kind a; if the two kinds were as frequent, each had a half.
     changes = {span.kind: span.score - 1 for row in found for span in row}
     assert changes == {"a": pytest.approx(-0.5 * torch.tensor(8 / 5).log().item()), "b": pytest.approx(0.5 * 0.91629)}
     method = SpanScores(scorer=spans, debias=50.0, most_bias=0.25)
-    found = method._debiased([[_Span([k], score, kind) for k, (kind, score) in enumerate(row)] for row in rows], batch)
+    found = method._rescored(given, batch, context())
     assert {span.score for row in found for span in row} == {0.75, 1.25}
 
 
