@@ -138,6 +138,7 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
     ("arguments", "message"),
     [
         ("--model.sampling.max_response_length=100000", "must leave room for a prompt in the 4096 positions"),
+        ("--model.credit.w_min=9", r"`w_min` must lie in \[0, 5.0\], but got 9.0"),
         ("--model.policy=./nowhere", "`policy` './nowhere' cannot be loaded: it does not exist. Give a folder"),
         ("--model.policy=arithmetc", "`policy` 'arithmetc' cannot be loaded: .* a packaged policy such as"),
         ("--model.policy=", "`policy` '' cannot be loaded"),

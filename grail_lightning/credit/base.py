@@ -122,17 +122,11 @@ def one_elsewhere(values: Tensor, weighed: Tensor, mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The options of a second model that the run trains for a method.
-
-    Attributes:
-        model: A model as `model.policy` names it, with the policy's tokenizer; None is the policy before training.
-        optimizer: A function from the trainable parameters to their optimiser.
-        scheduler: A function from the optimiser to its schedule, which counts this model's steps; None has none.
-    """
+    """The options of a second model that the run trains for a method, as those of `PRIME`."""
 
     model: str | None
-    optimizer: Callable[[Any], Any]
-    scheduler: Callable[[Any], Any] | None = None
+    optimizer: Callable[[Any], Any]  # From the trainable parameters.
+    scheduler: Callable[[Any], Any] | None = None  # From the optimiser.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,9 +294,8 @@ def check_weights(giver: TokenCredit | CreditControl, weights: object, batch: Ro
             f"{name} must return a `TokenWeights`, but got {type(weights).__name__}. "
             "Return `TokenWeights(values=…)`, of grail_lightning.credit."
         )
-    tensors: dict[str, Tensor] = {"values": weights.values}
-    optional = {"scores": weights.scores, "additive": weights.additive}
-    tensors |= {part: tensor for part, tensor in optional.items() if tensor is not None}
+    parts = {"values": weights.values, "scores": weights.scores, "additive": weights.additive}
+    tensors = {part: tensor for part, tensor in parts.items() if tensor is not None}
     for part, tensor in tensors.items():
         check_tensor(f"{name} must return `{part}`", tensor, "floating-point", mask.shape, mask.device)
     check_tensor(f"{name} must return `fallback`", weights.fallback, "bool", mask.shape[:1], mask.device)

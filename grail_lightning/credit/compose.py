@@ -194,5 +194,4 @@ class PermutedRewards(_Around):
                 rewards[rows] = rewards[rows].max() + rewards[rows].min() - rewards[rows]
                 correct[rows] = ~correct[rows]
         permuted = {"rewards": rewards[order].to(batch.rewards.device), "correct": correct[order].to(batch.correct)}
-        weights = weigh(self.inner, policy, batch.replace(**permuted), context)
-        return replace(weights)
+        return weigh(self.inner, policy, batch.replace(**permuted), context)

@@ -117,11 +117,10 @@ class Balanced(CreditControl):
     .. math:: A'_{it} = s_k\,A_{it}, \qquad s_k = \frac{\sum_{i \in k} \sum_t A_i}{\sum_{i \in k} \sum_t A_{it}}, \qquad
               k \in \{\text{right}, \text{wrong}\}
 
-    The sums run over the tokens of a batch on all ranks, those of truncated rollouts included, and keep their signs.
-    With `objective.baseline: 1` they are those of GRPO. A method that praises more than it blames trains better for
-    that alone (`objective.baseline`); what is left of its gain under this control comes from the tokens. A sum that is
-    zero, of the other sign, or less than a hundredth of the sum of absolute values, has no such factor: its rollouts
-    stay as they are, and the figure `unbalanced` counts it.
+    The sums run over the tokens of a batch on all ranks, those of truncated rollouts included. A method that praises
+    more than it blames trains better for that alone (`objective.baseline`); what is left of its gain under this control
+    comes from the tokens. A sum that is zero, of the other sign, or less than a hundredth of the sum of absolute values
+    has no such factor: its rollouts stay as they are, and the figure `unbalanced` counts it.
     """
 
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
@@ -172,15 +171,10 @@ def _reasoning(weights: TokenWeights, batch: RolloutBatch) -> Tensor:
 
 def _replaced(weights: TokenWeights, values: Tensor, batch: RolloutBatch, free: Tensor) -> TokenWeights:
     """Weights with other values, scaled as the method's are, and no additive stage on the tokens that are free."""
-    scaled, mask = values, batch.response_mask
+    mask, additive = batch.response_mask, weights.additive
     if weights.unscaled is not None:  # The mean is 1, except that of a `Product`.
-        scaled = mean_one(values, mask) * masked_mean(weights.values, mask, dim=1)[:, None]
-    return replace(weights, values=scaled, additive=_outside(weights.additive, free))
-
-
-def _outside(additive: Tensor | None, free: Tensor) -> Tensor | None:
-    """An additive stage on the tokens that a control leaves alone."""
-    return None if additive is None else additive.masked_fill(free, 0)
+        values = mean_one(values, mask) * masked_mean(weights.values, mask, dim=1)[:, None]
+    return replace(weights, values=values, additive=None if additive is None else additive.masked_fill(free, 0))
 
 
 def _varies(values: Tensor, mask: Tensor) -> Tensor:

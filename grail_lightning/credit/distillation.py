@@ -37,8 +37,7 @@ class RLSD(TokenCredit):
 
     ``λ`` falls linearly from `strength` to 0 over `decay_steps` optimiser steps, after which no forward pass is needed.
     Rows without an advantage have weight 1. The teacher's weights are a copy of the trainable ones, on their device
-    (of sharded weights a whole copy on every rank), that is taken at the first batch of every `refresh_steps` optimiser
-    steps. Checkpoints contain this copy until `decay_steps`.
+    (of sharded weights a whole copy on every rank). Checkpoints contain this copy until `decay_steps`.
 
     Args:
         strength: λ at the start.

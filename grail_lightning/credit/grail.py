@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -90,10 +89,8 @@ class GRAIL(SaliencyCredit):
     saliency: SaliencyOptions = SaliencyOptions()
 
     def __post_init__(self) -> None:
-        low, high = self.w_min, self.w_max
-        if not 0 <= low <= high < math.inf:
-            raise ValueError(f"`w_min` and `w_max` must be finite, 0 ≤ w_min ≤ w_max, but got {low} and {high}.")
-        check_options(self, gate=Gate, mean="[0, inf)", std="[0, inf)", answer_overwrite=Overwrite, normalise=Normalise)
+        check_options(self, mean="[0, inf)", std="[0, inf)", w_max="[0, inf)", w_min=f"[0, {self.w_max}]")
+        check_options(self, gate=Gate, answer_overwrite=Overwrite, normalise=Normalise)
 
     def needs(self) -> Needs:
         """Saliency, as often as `saliency.refresh` says."""

@@ -92,8 +92,8 @@ class OARGradient(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from one gradient."""
-        # Later tokens have no score: the last one is the answer's last token. If the distribution is read there and
-        # tokens read the position before them, the token after it has a score, too.
+        # Tokens after the answer have no score, except the first if the distribution is read at the answer's last token
+        # and tokens read the position before them.
         beyond = self.distribution == "last" and self.alignment == "predictor"
         ends = (last_marked(batch.answer.whole) + beyond).minimum(batch.valid_lengths)
         short, scores = cut_responses(batch, ends), zero_table(policy, batch)
@@ -215,9 +215,8 @@ class OARPerturbation(TokenCredit):
 
     This is the costly original that OAR-G approximates. It needs one forward pass for each reasoning token (those
     before the answer), in rows with a box and an advantage. The tokens before the replaced one are run once for all of
-    these passes; models with recurrent states run every sequence whole. Perturbed sequences are batched within the
-    token budget, so that memory does not grow with the response. There is no gate by sign; rows without a box or an
-    advantage have weight 1.
+    these passes, except by models with recurrent states. There is no gate by sign; rows without a box or an advantage
+    have weight 1.
 
     Args:
         distribution: The distribution of the answer: answer_mean is the softmax of the mean logits that predict its
@@ -260,7 +259,13 @@ class OARPerturbation(TokenCredit):
                 reference = _answer_distribution(self, policy, clean, states, context)
                 for k, t in _branches(scope[part], costs[part], context.token_budget, share):
                     perturbed = _perturbed(policy, clean.select(k), t)
-                    states = _states(policy, clean, perturbed, trunk, k, int(t.min()))
+                    if trunk:  # The columns from the first replaced token on.
+                        begun = perturbed.prompt_width + int(t.min())
+                        trimmed = clean.prompt_width - perturbed.prompt_width
+                        columns = slice(trimmed, trimmed + begun)
+                        states = trunk.branch(k, columns, perturbed.input_ids[:, begun:], perturbed.attention_mask)
+                    else:
+                        states = policy.hidden(perturbed.attention_mask, perturbed.input_ids)
                     moved = _answer_distribution(self, policy, perturbed, states, context)
                     scores[part[k], t] = _divergence(reference[k], moved)
         return _bilevel_weights(scores, scope, batch, self.bilevel)
@@ -275,18 +280,6 @@ def _branches(scope: Tensor, costs: Tensor, token_budget: int, in_order: bool) -
     else:
         cuts = tuple(cut.to(row.device) for cut in micro_batches(costs[row], token_budget))
     return [(row[cut], column[cut]) for cut in cuts]
-
-
-def _states(
-    policy: Policy, batch: RolloutBatch, perturbed: RolloutBatch, trunk: Trunk | None, rows: Tensor, first: int
-) -> Tensor:
-    """``[n, w, D]``: the decoder's output at the last columns, from response column `first` or an earlier one on."""
-    if trunk is None:
-        return policy.hidden(perturbed.attention_mask, perturbed.input_ids)
-    trimmed = batch.prompt_width - perturbed.prompt_width
-    begun = perturbed.prompt_width + first
-    columns = slice(trimmed, trimmed + begun)
-    return trunk.branch(rows, columns, perturbed.input_ids[:, begun:], perturbed.attention_mask)
 
 
 def _perturbed(policy: Policy, batch: RolloutBatch, tokens: Tensor) -> RolloutBatch:

@@ -5,6 +5,7 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,11 +89,10 @@ def concentrate(batch: RolloutBatch, places: Sequence[Places | None], w_max: flo
     for row, (length, of_row) in enumerate(zip(batch.response_lengths.tolist(), places, strict=True)):
         fallback[row] = of_row == []
         if of_row:
-            values[row] = 0
-        for tokens, count in of_row or []:
-            values[row, list(tokens)] += length / len(tokens) * count / sum(count for _, count in of_row or [])
-        if of_row and w_max is not None:
-            values[row].clamp_(max=w_max)
+            values[row], total = 0, sum(count for _, count in of_row)
+            for tokens, count in of_row:
+                values[row, list(tokens)] += length / len(tokens) * count / total
+            values[row].clamp_(max=w_max or math.inf)
     device = batch.response_mask.device
     return TokenWeights(values=values.to(device), fallback=fallback.to(device))
 

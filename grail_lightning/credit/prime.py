@@ -45,8 +45,7 @@ class PRIME(TokenCredit):
     begins as the reference, the policy before training. Each batch is one optimiser step of ``φ``, on the mean of ``L``
     over the rows of all ranks. Whitening takes mean and variance over the tokens of all ranks. The result is the whole
     advantage of a token, so rewards other than correctness and `objective.scale_rewards` do not act. Groups whose
-    accuracy is outside of `accuracy` neither train ``φ`` nor have a gradient; `execution.refill_rounds` replaces those
-    that are all right or all wrong.
+    accuracy is outside of `accuracy` neither train ``φ`` nor have a gradient.
 
     Args:
         beta: β.

@@ -55,14 +55,12 @@ class Resampled(TokenCredit):
     lines where it labels none.
 
     *Everywhere* draws from each border. *Bisection* looks for the first border behind which the outcome is decided: the
-    value there is nearer to the rollout's own outcome than to the group's mean. It draws from ``log2`` of the number of
-    borders; the step that ends at the border that is found has the change over that step, the others have none. It
-    assumes that the value stays on that side once it has crossed over.
+    value there is nearer to the rollout's own outcome than to the group's mean. The step that ends there has the change
+    over it, the others have none.
 
     Rollouts outside the gate, without an advantage, or without a border keep weight 1. So do those for which the budget
-    does not suffice, which count as fallbacks. The continuations are extra tokens: ``credit/continued_tokens`` is their
-    number over all ranks. Rollouts of several turns are refused, because an environment cannot be brought back to the
-    state that it had at a border.
+    does not suffice, which count as fallbacks. Rollouts of several turns are refused, because an environment cannot be
+    brought back to the state that it had at a border.
 
     Args:
         continuations: K.

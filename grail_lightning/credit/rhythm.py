@@ -68,10 +68,9 @@ class AttentionRhythm(TokenCredit):
     *Coupled*: the bonus of an anchor whose lookback is below the rollout's median passes a share `passed_on` of it to
     the token of largest ``Δ`` among the `reach` tokens before it, which introduced it.
 
-    A token whose score is 0 has no bonus. Rollouts outside the gate keep weight 1 and need no forward pass. The
-    pass uses eager attention on padded rows. The maps of one block exist at a time, ``b · H · N²`` numbers: lower
-    `execution.token_budget` if they are too large. In rollouts of several turns no difference is taken, and no
-    bonus passed on, over what an environment answers.
+    A token whose score is 0 has no bonus. Rollouts outside the gate keep weight 1 and need no forward pass. The maps of
+    one block exist at a time, ``b · H · N²`` numbers: lower `execution.token_budget` if they are too large. No
+    difference is taken, and no bonus passed on, over what an environment answers.
 
     Args:
         rhythm: pre_plan, anchor or coupled.
@@ -82,8 +81,7 @@ class AttentionRhythm(TokenCredit):
         gate: Which rollouts are reweighted, by the sign of their advantage: positive, as published, or all.
         attention: How attention maps are read.
 
-    Source: arXiv 2510.13554. No official code was found. Which heads are local or global, the thresholds and the share
-    passed on follow a third party's description; each is an option.
+    Source: arXiv 2510.13554; heads, thresholds and the share passed on follow a third party's description.
     """
 
     rhythm: Rhythm = "coupled"

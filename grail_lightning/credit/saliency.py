@@ -37,8 +37,8 @@ class SaliencyTarget:
     Attributes:
         explained: ``[B, T]`` bool, the tokens whose likelihood is explained.
         rows: ``[B]`` bool, the rows that need scores.
-        leaf: embeddings, or the output of a block: first (block 1), middle (n // 2), last (n − 1), or its number.
-        alignment: The position that is read for token t: predictor is t − 1, which predicts it; token is t itself.
+        leaf: The activation; see `input_saliency`.
+        alignment: The position that is read for each token; see `input_saliency`.
     """
 
     explained: Tensor
@@ -81,10 +81,7 @@ class SaliencyCredit(TokenCredit):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of a batch, from saliency in a forward pass of its own."""
         target = self.target(policy, batch)
-        scores = saliency_of_rows(
-            policy, batch, target, token_budget=context.token_budget, temperature=context.temperature
-        )
-        return self.weights_from(scores, policy, batch, context)
+        return self.weights_from(saliency_of_rows(policy, batch, target, context), policy, batch, context)
 
 
 def input_saliency(
@@ -107,9 +104,8 @@ def input_saliency(
 
     Args:
         policy: The policy whose log-probabilities are explained.
-        batch: The rollouts, ``B`` rows. Columns after the last masked token cannot change the result; remove them
-            first to save time.
-        objective_mask: ``[B, T]`` bool, the tokens whose likelihood is explained.
+        batch: The rollouts. Columns after the last masked token cannot change the result; remove them to save time.
+        objective_mask: ``[B, T]`` bool, the tokens whose likelihood is explained, within the response mask.
         leaf: "embeddings", or the output of a block: "first" (block 1), "middle" (n // 2), "last" (n − 1, the
             penultimate), or its number from 1 to n.
         alignment: The position that is read for token ``t``: "predictor" is ``t − 1``, which predicts it; "token" is
@@ -119,9 +115,6 @@ def input_saliency(
     Returns:
         ``[B, T]`` float32 (float64 for a float64 policy), zero outside the response mask.
 
-    Raises:
-        ValueError: For an unknown leaf or alignment, or a mask that contains tokens outside the response.
-
     Source: GRAIL, arXiv 2606.04889, published trainer.
     """
     if (objective_mask & ~batch.response_mask).any():
@@ -129,7 +122,8 @@ def input_saliency(
     target = SaliencyTarget(explained=objective_mask, rows=objective_mask.any(1), leaf=leaf, alignment=alignment)
     check_options(target, alignment=Alignment)
     with explaining(policy):
-        return _saliency(policy, policy.layout(batch), target, temperature)
+        layout = policy.layout(batch)
+        return layout.read(_effects_alone(policy, layout, target, temperature), alignment)
 
 
 def forward_with_saliency(
@@ -147,7 +141,7 @@ def forward_with_saliency(
     `share_responses` if rows have common tokens. If `frozen`, the log-probabilities are computed without gradient, in
     evaluation mode. For `in_place`, see `HeadGradient`.
     """
-    forward: list[Tensor] = []
+    forward: list[Tensor] = []  # The decoder's output and the leaf.
 
     def decode(layout: TokenLayout) -> Tensor:
         with torch.enable_grad():
@@ -169,20 +163,20 @@ def forward_with_saliency(
     return stats, saliency
 
 
-def saliency_of_rows(
-    policy: Policy, batch: RolloutBatch, target: SaliencyTarget, *, token_budget: int, temperature: float = 1.0
-) -> Tensor:
+def saliency_of_rows(policy: Policy, batch: RolloutBatch, target: SaliencyTarget, context: CreditContext) -> Tensor:
     """``[B, T]``: `input_saliency` of the target's rows in micro-batches, zero elsewhere."""
     # Tokens after the last explained one cannot change its likelihood.
     short = cut_responses(batch, last_marked(target.explained))
     explained = short.response_mask & target.explained
     scores = zero_table(policy, batch)
     with explaining(policy):
-        for micro in cut_rows(policy, short, target.rows.nonzero().flatten(), token_budget, share_responses=False):
+        rows = target.rows.nonzero().flatten()
+        for micro in cut_rows(policy, short, rows, context.token_budget, share_responses=False):
             some = short.select(micro.rows)
             own = replace(target, explained=explained[micro.rows.to(scores.device), : some.response_mask.shape[1]])
             layout = policy.layout(some, micro.starts, share_responses=False)
-            scatter(scores, micro.rows, _saliency(policy, layout, own, temperature))
+            effects = _effects_alone(policy, layout, own, context.temperature)
+            scatter(scores, micro.rows, layout.read(effects, target.alignment))
     return scores
 
 
@@ -201,9 +195,7 @@ def picture_saliency(
             own = explained[micro.rows.to(explained.device), : some.response_mask.shape[1]]
             target = SaliencyTarget(explained=own, rows=rows)
             layout = padded_layout(some.input_ids, some.attention_mask, some.response_mask)
-            with torch.enable_grad():
-                forward = _forward_from_leaf(policy, layout, target.leaf, cut_off=True)
-                effects = _effects(policy, layout, target, *forward, temperature)
+            effects = _effects_alone(policy, layout, target, temperature)
             for row, ids, values in zip(micro.rows.tolist(), layout.ids, effects, strict=True):
                 by_row[row] = values[ids >= FIRST_PICTURE_ID].tolist()
     return by_row
@@ -228,9 +220,10 @@ def _forward_from_leaf(
     caught: list[Tensor] = []
 
     def catch(tensor: Tensor) -> Tensor:
-        caught.append(tensor.detach() if cut_off else tensor)
+        leaf = tensor.detach() if cut_off else tensor
         # With frozen weights below (adapters, for example) the tensor may need no gradient. The graph then starts here.
-        return caught[0] if caught[0].requires_grad else caught[0].requires_grad_(True)
+        caught.append(leaf if leaf.requires_grad else leaf.requires_grad_(True))
+        return caught[0]
 
     def catch_output(module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> object:
         return (catch(output[0]), *output[1:]) if isinstance(output, tuple) else catch(output)
@@ -270,11 +263,11 @@ def _effects(
     return effects
 
 
-def _saliency(policy: Policy, layout: TokenLayout, target: SaliencyTarget, temperature: float) -> Tensor:
-    """``[b, t]``: the saliency of the rows of a layout, from a forward pass of its own."""
+def _effects_alone(policy: Policy, layout: TokenLayout, target: SaliencyTarget, temperature: float) -> Tensor:
+    """``[R, N]``: the effects in a forward pass of their own."""
     with torch.enable_grad():
         forward = _forward_from_leaf(policy, layout, target.leaf, cut_off=True)
-        return layout.read(_effects(policy, layout, target, *forward, temperature), target.alignment)
+        return _effects(policy, layout, target, *forward, temperature)
 
 
 @contextmanager

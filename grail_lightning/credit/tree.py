@@ -5,7 +5,6 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -55,9 +54,8 @@ class TreeAdvantage(TokenCredit):
     .. math:: V_{-i}(s_t) = \frac{\sum_{j \ne i} r_j + \kappa V_{-i}(s_{t-1})}{n_{s_t} - 1 + \kappa}
 
     The terms of a row that is alone in its states are 0, so the method becomes GRPO where texts part early: `in_tree`
-    is the share of tokens that are in a state with another row. A group whose rewards are all equal has no terms, and
-    its rows are not run. In rollouts of several turns what an environment answers is part of the prefix. A change of
-    value over it is the environment's chance, which no token is credited with.
+    is the share of tokens that are in a state with another row. What an environment answers is part of the prefix; no
+    token is credited with a change of value over it.
 
     Args:
         own_row: Whether a row counts in its own values.
@@ -145,10 +143,9 @@ class OptimalBaseline(TokenCredit):
               W_{jt} = \sum_{k \le t} \Bigl(1 - 2 \pi_{jk} + \sum_v \pi_k(v)^2\Bigr)
 
     over the rows ``j`` of the group that have a token ``t``, of an environment's answer, too, whose tokens have no
-    summand. ``π`` is the policy at the sampling temperature. The
-    summand is the squared norm of the gradient of a token's log-probability with respect to its logits. The whole
-    advantage is the additive stage, so `objective.scale_rewards` does not act. Positions that one row alone reaches
-    have the baseline 0. Groups without an advantage have none and need no forward pass.
+    summand. The summand is the squared norm of the gradient of a token's log-probability with respect to its logits.
+    The whole advantage is the additive stage, so `objective.scale_rewards` does not act. Positions that one row alone
+    reaches have the baseline 0. Groups without an advantage have none and need no forward pass.
 
     Args:
         unit: What has a baseline: each position (`token`, as published), or each number of a `turn`, whose ``W`` is
@@ -189,7 +186,7 @@ class OptimalBaseline(TokenCredit):
         )
 
 
-def numbers(text: str) -> list[tuple[int, str]]:
+def numbers(text: str) -> list[tuple[int, int]]:
     """Where a text completes a new number: the characters until then, and a key of the set of numbers so far.
 
     A number is complete when the character after it has been read. Numbers have no sign, since ``12-3`` is no −3.
@@ -197,14 +194,12 @@ def numbers(text: str) -> list[tuple[int, str]]:
     Source: Numca, arXiv 2605.29782.
     """
     seen: set[str] = set()
-    # The sum of the numbers' digests stands for their set: the keys of a text of n numbers have n, not n², characters.
-    total, marks = 0, []
+    key, marks = 0, []
     for match in _NUMBER.finditer(text):
-        if match[0] in seen or match.end() == len(text):
-            continue
-        seen.add(match[0])
-        total = (total + int.from_bytes(hashlib.blake2b(match[0].encode(), digest_size=8).digest(), "big")) % 2**64
-        marks.append((match.end() + 1, f"{len(seen)} {total}"))
+        if match[0] not in seen and match.end() < len(text):
+            seen.add(match[0])
+            key ^= hash(match[0])  # Of 64 bits for the whole set, so that n keys take n, not n², numbers.
+            marks.append((match.end() + 1, key))
     return marks
 
 
@@ -224,11 +219,11 @@ def _numbers_path(batch: RolloutBatch, policy: Policy) -> Tensor:
 
     A token that covers the character at which a state is reached belongs to it.
     """
-    known: dict[tuple[int, str], int] = {}
+    known: dict[tuple[int, int], int] = {}
     path = torch.full((len(batch), batch.response_mask.shape[1] + 1), -1, dtype=torch.long)
     for row, (group, aligned) in enumerate(zip(batch.group.tolist(), align_rows(batch, policy.tokenizer), strict=True)):
         length = len(aligned.stops)
-        path[row, : length + 1] = known.setdefault((group, ""), len(known))
+        path[row, : length + 1] = known.setdefault((group, 0), len(known))
         token = 0
         for stop, key in numbers(aligned.text):
             while token < length - 1 and aligned.stops[token] < stop:

@@ -80,9 +80,7 @@ class SaliencyForward(Forward):
         self._fills_in = stand_in(batch) if isinstance(policy, FSDPModule) else None
         untrained = replace(self.target, rows=self.target.rows & ~trained)
         with gathered(policy) if all_reduce(untrained.rows.sum(), "sum") else nullcontext():
-            self._scores = saliency_of_rows(
-                policy, batch, untrained, token_budget=context.token_budget, temperature=context.temperature
-            )
+            self._scores = saliency_of_rows(policy, batch, untrained, context)
 
     def weights_so_far(self) -> TokenWeights:
         """The token weights of the batch, from the saliency that has been computed so far.
