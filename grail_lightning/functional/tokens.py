@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -131,7 +130,7 @@ def token_logprobs(
     if temperature <= 0:
         raise ValueError(f"`temperature` must be positive, but got {temperature}. Greedy sampling reports at 1.")
     states, ids = hidden.reshape(-1, hidden.shape[-1]), token_ids.reshape(-1).long()
-    graph, entropy_graph = torch.is_grad_enabled(), with_entropy and entropy_gradient
+    graph = torch.is_grad_enabled()
     # One chunk needs no recomputation to bound its memory.
     recompute = graph and len(ids) > chunk_tokens
     by_hand = None if entropy_gradient or not len(ids) else head_gradient if graph else HeadGradient([])
@@ -143,7 +142,14 @@ def token_logprobs(
     else:
 
         def chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-            return _plain_chunk(full_precision(head(states)) / temperature, ids, with_entropy, entropy_graph)
+            logits = full_precision(head(states)) / temperature
+            log_norm = logits.logsumexp(-1)
+            chosen = logits.gather(-1, ids[:, None]).squeeze(-1) - log_norm
+            if not with_entropy:
+                return chosen, chosen.new_zeros(chosen.shape)
+            with torch.set_grad_enabled(graph and entropy_gradient):
+                # H = log Z − Σ p·z needs one softmax, but no log-softmax of the whole vocabulary.
+                return chosen, log_norm - (torch.softmax(logits, -1) * logits).sum(-1)
 
         logprobs, entropies = in_chunks(chunk, states, ids, chunk_tokens, recompute=recompute)
     return TokenStats(logprobs.reshape(token_ids.shape), entropies.reshape(token_ids.shape) if with_entropy else None)
@@ -165,18 +171,6 @@ def in_chunks(
     parts = zip(torch.split(states, chunk_tokens), torch.split(others, chunk_tokens), strict=True)
     results = [checkpoint(figures, *part, use_reentrant=False) if recompute else figures(*part) for part in parts]
     return tuple(torch.cat(column) for column in zip(*results, strict=True))
-
-
-def _plain_chunk(logits: Tensor, ids: Tensor, with_entropy: bool, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and entropies ``[n]`` from scaled logits ``[n, V]``, through autograd."""
-    log_norm = logits.logsumexp(-1)
-    chosen = logits.gather(-1, ids[:, None]).squeeze(-1) - log_norm
-    if not with_entropy:
-        return chosen, chosen.new_zeros(chosen.shape)
-    with nullcontext() if entropy_gradient else torch.no_grad():
-        # H = log Z − Σ p·z needs one softmax, but no log-softmax of the whole vocabulary.
-        entropy = log_norm - (torch.softmax(logits, -1) * logits).sum(-1)
-    return chosen, entropy
 
 
 class _Chunks(NamedTuple):
