@@ -19,31 +19,9 @@ def gradients():
     return benchmark("credit_gradients")
 
 
-def made(gradients, *mean, noise):
-    """A mean gradient, and noise that is orthogonal to it and between batches, but the same for every method."""
-    signal = torch.tensor(mean, dtype=torch.float64).expand(NUM_BATCHES, -1)
-    each = torch.cat([signal, noise * torch.eye(NUM_BATCHES, dtype=torch.float64)], 1)
-    return gradients.Gradients(each=each, largest=LARGEST)
-
-
 def figures(gradients, ours, uniform, draws=ONCE):
     """The columns, a list of one figure for each draw."""
     return {name: values.tolist() for name, values in gradients.figures(ours, uniform, draws).items()}
-
-
-def test_figures_of_made_gradients_are_those_of_the_closed_form(gradients):
-    """The means are 2 (1, 0) and 5 (3/5, 4/5), at a cosine of 3/5; the noise of one batch has a norm of 3 and of 7."""
-    found = figures(gradients, made(gradients, 2.0, 0.0, noise=3.0), made(gradients, 3.0, 4.0, noise=7.0))
-    assert found == {
-        "direction": near([3 / 5], 100),
-        "noise": near([9 / 4], 100),
-        "size": near([math.sqrt((4 + 9) / (25 + 49))], 100),
-        # The mean of the one along that of the other is 2 · 5 · 3/5, for a step as long as the gradient of a batch.
-        "gain, SGD": near([(6 / math.sqrt(4 + 9)) / (25 / math.sqrt(25 + 49))], 100),
-        # Entries of the mean become signs: (1, 0) and (1, 1), and so 3 and 7 along (3, 4).
-        "gain, Adam": near([3 / 7], 100),
-        "one token": near([0.4], 100),
-    }
 
 
 def test_noise_that_differs_between_two_halves_drops_out(gradients):
@@ -98,16 +76,6 @@ def test_figures_of_each_draw_are_those_of_loops_over_its_batches(gradients):
     found = figures(gradients, ours, uniform, torch.tensor(draws, dtype=torch.float64))
     expected = [by_loops(ours, uniform, draw) for draw in draws]
     assert found == {name: near([one[name] for one in expected], 1000) for name in expected[0]}
-
-
-def test_noise_alone_is_no_signal_in_the_mean_over_many_sets_of_batches(gradients):
-    """Products of two batches are unbiased: the mean of 4,000 sets is within five standard errors of the truth."""
-    mean = torch.tensor([0.3, -0.4], dtype=torch.float64)
-    each = mean + 2 * torch.randn(4000, NUM_BATCHES, 2, dtype=torch.float64)
-    found = torch.cat([gradients.of_pairs(rows @ rows.T, ONCE) for rows in each])
-    assert abs(found.mean() - 0.25) < 5 * found.std() / math.sqrt(len(found))
-    # What a product of a batch with itself would add is far outside.
-    assert 5 * found.std() / math.sqrt(len(found)) < 0.5 * (2 * 2**2 / NUM_BATCHES)
 
 
 def test_the_baseline_of_tree_and_energies_is_that_of_a_loop_over_prefixes():

@@ -15,6 +15,7 @@ from grail_lightning.step.second_model import TrainedModel
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt, Step
 from tests.conftest import GOLDEN
+from tests.tolerance import roundings
 
 
 class ByText(Continuations):
@@ -109,3 +110,8 @@ def golden_error(found, golden, mask):
     name = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition("::")[2].removesuffix(" (call)")
     print(f"\ngolden: {name}: largest difference {largest:.1e}, as a share of the row's maximum {share:.1e}")
     return share
+
+
+def assert_golden(found, golden, mask, number=100):
+    """The largest difference is below this number of roundings in float32."""
+    assert golden_error(found, golden, mask) < roundings(number, torch.float32)

@@ -6,14 +6,7 @@ import pytest
 import torch
 
 from grail_lightning.batch import AnswerMasks
-from grail_lightning.credit import (
-    GRAIL,
-    CreditContext,
-    OARGradient,
-    OARPerturbation,
-    SaliencyOptions,
-    input_saliency,
-)
+from grail_lightning.credit import GRAIL, CreditContext, OARGradient, OARPerturbation, input_saliency
 from grail_lightning.credit.saliency import SaliencyTarget, forward_with_saliency
 from grail_lightning.policy import LoRA
 from tests.architectures import ARCHITECTURES, tiny
@@ -24,12 +17,6 @@ from tests.tolerance import assert_near, roundings
 # Pairs of the three: each architecture with both heads, and with and without adapters; and each with one of the two.
 CASES = [(name, *form) for name in ARCHITECTURES for form in (("tied", "all"), ("untied", "lora"))]
 SOME = [case for number, case in enumerate(CASES) if number % 4 in (0, 3)]
-METHODS = {
-    "GRAIL": lambda: GRAIL(gate="all"),
-    "GRAIL-middle": lambda: GRAIL(gate="all", saliency=SaliencyOptions(leaf="middle")),
-    "OARGradient": OARGradient,
-    "OARPerturbation": OARPerturbation,
-}
 PROMPTS, LENGTHS = (3, 6, 5), (14, 9, 12)
 # Norms run in float32 inside most of these models; Gemma 2 runs in it altogether (see `policies`).
 CLOSE = dict.fromkeys(ARCHITECTURES, roundings(100, torch.float32)) | {"gemma2": roundings(1000, torch.float32)}
@@ -172,7 +159,7 @@ def test_scores_are_those_of_the_whole_model(name, head, trained, policies, batc
     """GRAIL: one gradient; OAR-G: one under the same noise; OAR-P: one pass for each token."""
     policy = policies(name, head, trained)
     boxed = batch.response_mask[:2]
-    weights = METHODS["GRAIL"]()(policy, batch, _context())
+    weights = GRAIL(gate="all")(policy, batch, _context())
     expected = _saliency(policy, batch)
     assert golden_error(weights.scores[:2], expected[:2], boxed) < CLOSE[name]
     assert (expected[:2] > 0).sum() >= 18, "it is not zero against zero"

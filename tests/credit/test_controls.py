@@ -43,6 +43,7 @@ def test_shuffling_keeps_each_rows_histogram_and_every_control_the_answer(treate
     for row in range(len(golden_batch)):
         assert torch.equal(shuffled[row][free[row]].sort().values, treated.values[row][free[row]].sort().values)
     assert (shuffled != treated.values).sum() > 200
+    assert not torch.equal(shuffled, Shuffled()(treated, golden_batch, _context(seed=4)).values)
 
 
 def test_an_additive_stage_is_permuted_with_the_weights_or_taken_away(treated, golden_batch):
@@ -106,6 +107,7 @@ def test_random_leaves_alone_what_a_method_credits_alike(golden_policy):
 def test_random_weights_have_grails_clamps_and_no_memory_of_the_scores(treated, golden_batch):
     free = _free(golden_batch)
     drawn = Random()(treated, golden_batch, _context()).values
+    assert not torch.equal(drawn, Random()(treated, golden_batch, _context(seed=4)).values)
     rows = torch.arange(6) != 4  # row 4 has no box: GRAIL left it uniform, and so does its control
     assert (drawn[4] == treated.values[4]).all()
     values = drawn[free & rows[:, None]]
@@ -113,22 +115,6 @@ def test_random_weights_have_grails_clamps_and_no_memory_of_the_scores(treated, 
     assert values.max() <= 5.0
     # A normal(1, 0.5) clamped from below at 0.5 has mean 1 + 0.5·(φ(1) − Φ(−1)·1) = 1 + 0.5·(0.2420 − 0.1587) = 1.0417
     assert values.mean().item() == pytest.approx(1.0417, abs=0.06)
-
-
-@pytest.mark.parametrize("control", [Shuffled(), Random()])
-def test_controls_follow_the_seed_and_the_rows_identity_not_its_place(control, treated, golden_batch):
-    first = control(treated, golden_batch, _context()).values
-    assert torch.equal(first, control(treated, golden_batch, _context()).values)
-    assert not torch.equal(first, control(treated, golden_batch, _context(seed=4)).values)
-    order = torch.tensor([5, 2, 0, 1, 4, 3])
-    moved = golden_batch.replace(
-        **{
-            name: getattr(golden_batch, name)[order] for name in ("input_ids", "attention_mask", "response_mask", "row")
-        },
-        answer=replace(golden_batch.answer, **{n: getattr(golden_batch.answer, n)[order] for n in ("whole", "after")}),
-    )
-    again = control(replace(treated, values=treated.values[order], answer=moved.answer), moved, _context()).values
-    assert torch.equal(again, first[order])
 
 
 @pytest.mark.parametrize("in_product", [False, True])

@@ -36,11 +36,6 @@ def batch():
     return rollouts(made, torch.tensor([1.0, 0.0, 0.0, 0.0] * 3 + [1.0] * 4), tokenizer=policy.tokenizer)
 
 
-@pytest.fixture
-def policy():
-    return load_policy("arithmetic").double().train()
-
-
 def _context(**changes):
     return CreditContext(step=3, generator=torch.Generator().manual_seed(0), token_budget=400, **changes)
 
@@ -137,13 +132,13 @@ def test_checkpointed_blocks_give_the_same_to_the_bit(batch, leaf, share_prefixe
     ],
     ids=["refresh", "fuse", "inside", "product", "uniform"],
 )
-def test_a_method_that_wants_its_own_pass_gets_it(credit, batch, policy):
-    assert not _fuses(credit, policy, batch)
+def test_a_method_that_wants_its_own_pass_gets_it(credit, batch):
+    assert not _fuses(credit, _trained(), batch)
 
 
 @pytest.mark.parametrize("rate", ["attention_dropout", "residual_dropout"])
-def test_a_control_an_entropy_bonus_a_teacher_or_dropout_leave_saliency_a_pass_of_its_own(rate, batch, policy):
-    dropping = policy
+def test_a_control_an_entropy_bonus_a_teacher_or_dropout_leave_saliency_a_pass_of_its_own(rate, batch):
+    dropping = _trained()
     assert _fuses(GRAIL(), dropping, batch)
     assert not _fuses(GRAIL(), dropping, batch, control=Shuffled())
     assert not _fuses(GRAIL(), dropping, batch, entropy_coefficient=0.1)

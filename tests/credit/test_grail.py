@@ -3,12 +3,10 @@
 from functools import partial
 
 import pytest
-import torch
 
 from grail_lightning.credit import GRAIL, SaliencyOptions, input_saliency
 from grail_lightning.credit.saliency import block_number
-from tests.credit.rollouts import context, golden_error
-from tests.tolerance import roundings
+from tests.credit.rollouts import assert_golden, context
 
 LEAVES = ["embeddings", "first", "middle", "last"]
 GATES = {"all": "both", "positive": "correct", "negative": "wrong"}
@@ -23,9 +21,7 @@ def test_saliency_equals_the_golden_tensors(leaf, golden, golden_policy, golden_
     batch = golden_batch.select(rows)
     for alignment, name in (("predictor", "scores"), ("token", "scores_own_token")):
         found = input_saliency(golden_policy, batch, batch.answer.whole, leaf=leaf, alignment=alignment)
-        assert golden_error(found, golden[f"grail.{leaf}.{name}"][rows], batch.response_mask) < roundings(
-            100, torch.float32
-        )
+        assert_golden(found, golden[f"grail.{leaf}.{name}"][rows], batch.response_mask)
 
 
 @pytest.mark.parametrize("gate", GATES)
@@ -33,16 +29,12 @@ def test_saliency_equals_the_golden_tensors(leaf, golden, golden_policy, golden_
 def test_weights_equal_the_golden_tensors(leaf, gate, golden, golden_policy, golden_batch):
     credit = GRAIL(gate=gate, saliency=SaliencyOptions(leaf=leaf))
     weights = credit(golden_policy, golden_batch, _context())
-    assert golden_error(
-        weights.values, golden[f"grail.{leaf}.{GATES[gate]}.weights"], golden_batch.response_mask
-    ) < roundings(100, torch.float32)
+    assert_golden(weights.values, golden[f"grail.{leaf}.{GATES[gate]}.weights"], golden_batch.response_mask)
 
 
 def test_weights_at_another_temperature_equal_the_golden_tensors(golden, golden_policy, golden_batch):
     weights = GRAIL()(golden_policy, golden_batch, _context(temperature=0.6))
-    assert golden_error(
-        weights.values, golden["grail.embeddings.wrong.temperature0.6.weights"], golden_batch.response_mask
-    ) < roundings(100, torch.float32)
+    assert_golden(weights.values, golden["grail.embeddings.wrong.temperature0.6.weights"], golden_batch.response_mask)
 
 
 def test_rows_outside_the_gate_or_without_a_box_or_an_advantage_cost_nothing(golden_policy, golden_batch):

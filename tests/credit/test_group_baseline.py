@@ -39,12 +39,9 @@ def test_a_share_of_the_mean_is_subtracted_and_equal_groups_are_left_out(share):
         wanted = REWARDS[rows] - share * mean if 0 < mean < 1 else torch.zeros(4)
         assert torch.equal(found[rows], wanted)
 
-
-def test_groups_with_equal_rewards_are_trained_on_if_asked_and_only_where_the_baseline_differs():
-    found = group_advantages(REWARDS, 4, baseline=0.25, train_equal=True)
-    assert torch.equal(found[4:8], torch.full((4,), 0.75))
-    assert torch.equal(found[8:12], torch.zeros(4))
-    assert torch.equal(group_advantages(REWARDS, 4, train_equal=True), group_advantages(REWARDS, 4))
+    # Groups with equal rewards are trained on if asked, and only where the baseline differs.
+    found = group_advantages(REWARDS, 4, baseline=share, train_equal=True)
+    assert torch.equal(found, REWARDS - share * REWARDS.reshape(-1, 4).mean(1).repeat_interleave(4))
 
 
 @pytest.mark.parametrize("ratio", [0.25, 1.0, 3.0])
@@ -57,12 +54,9 @@ def test_the_energy_baseline_of_right_and_wrong_rows_is_the_closed_form(ratio):
     torch.testing.assert_close(found, p * ratio / (p * ratio + 1 - p), rtol=1e-12, atol=0)
 
 
-def test_rewards_that_are_not_pooled_get_the_mean():
+def test_rewards_that_are_not_pooled_get_the_mean_and_rows_that_are_not_counted_have_no_part():
     nothing = torch.zeros(0)
     assert torch.equal(energy_baselines(REWARDS, EVERY, 4, nothing, nothing), REWARDS.double().reshape(-1, 4).mean(1))
-
-
-def test_a_row_that_is_not_counted_has_no_part_in_its_group():
     rewards, energies = torch.tensor([1.0, 0, 0, 0.0]), torch.tensor([3.0, 1, 1, 50], dtype=torch.float64)
     counted = torch.tensor([True, True, True, False])
     found = energy_baselines(rewards, counted, 4, rewards[counted], energies[counted])
@@ -108,25 +102,17 @@ def test_balanced_restores_the_sums_of_uniform_credit_and_keeps_the_proportions(
         assert ratio.nan_to_num(nan=float(ratio.nanmean())).std() < 1e-5
 
 
-def test_balanced_leaves_a_sum_of_the_other_sign_and_counts_it(packaged):
-    batch, _ = packaged
+def test_balanced_leaves_a_sum_of_the_other_sign_or_that_has_cancelled_and_counts_it(packaged):
+    batch, policy = packaged
     mask = batch.response_mask.float()
-    praised = TokenWeights(values=torch.zeros_like(mask), additive=mask.clone())
+    praised = TokenWeights(values=torch.zeros_like(mask), additive=mask)
     found = Balanced()(praised, batch, _context())
     assert found.metrics["unbalanced"] == 1
     assert torch.equal(found.additive[~batch.correct], mask[~batch.correct])
-    assert _sums(batch, found)[0] == pytest.approx(
-        _sums(batch, replace(praised, values=mask, additive=None))[0], rel=1e-5
-    )
-
-
-def test_balanced_leaves_a_sum_that_has_cancelled(packaged):
-    batch, _ = packaged
-    mask = batch.response_mask.float()
+    assert _sums(batch, found)[0] == pytest.approx(_sums(batch, Uniform()(policy, batch, _context()))[0], rel=1e-5)
     signs = torch.where(torch.arange(mask.shape[1]) % 2 == 0, 1.0, -1.0) * mask
     signs = signs - mask * (signs.sum(1) / mask.sum(1))[:, None] + 1e-6 * mask  # Each row nearly cancels.
-    cancelled = TokenWeights(values=torch.zeros_like(mask), additive=signs)
-    found = Balanced()(cancelled, batch, _context())
+    found = Balanced()(replace(praised, additive=signs), batch, _context())
     assert torch.equal(found.additive, signs)
     assert found.metrics["unbalanced"] == 2
 

@@ -7,8 +7,7 @@ import torch
 from grail_lightning.credit import BilevelOptions, OARGradient
 from grail_lightning.functional import bilevel_map
 from grail_lightning.policy import Policy
-from tests.credit.rollouts import context, golden_error
-from tests.tolerance import roundings
+from tests.credit.rollouts import assert_golden, context
 
 GRAIL_REPOSITORY = {"scope": "response", "alignment": "predictor", "product": "noisy"}
 
@@ -43,18 +42,16 @@ def test_scores_equal_the_golden_tensors_end_to_end(golden, golden_policy, golde
     )
     credit = OARGradient(alignment="predictor", product="noisy")
     ours = credit.gradient_scores(golden_policy, batch, noise, context())
-    assert golden_error(ours, expected, batch.response_mask) < roundings(1000, torch.float32)
+    assert_golden(ours, expected, batch.response_mask, 1000)
     monkeypatch.setattr(Policy, "hidden", _hidden_without_positions)
     same = credit.gradient_scores(golden_policy, batch, noise, context())
-    assert golden_error(same, expected, batch.response_mask) < roundings(100, torch.float32)
+    assert_golden(same, expected, batch.response_mask)
 
 
 def test_weights_equal_the_golden_tensors_given_the_golden_scores(golden, golden_batch):
     rows = _boxed(golden_batch)
     found = bilevel_map(golden["oar_g.scores"][rows], golden_batch.response_mask[rows], interpolate=False)
-    assert golden_error(found, golden["oar_g.weights"][rows], golden_batch.response_mask[rows]) < roundings(
-        100, torch.float32
-    )
+    assert_golden(found, golden["oar_g.weights"][rows], golden_batch.response_mask[rows])
 
 
 def test_the_class_with_golden_noise_gives_the_golden_weights(golden, golden_policy, golden_batch):
@@ -69,7 +66,5 @@ def test_the_class_with_golden_noise_gives_the_golden_weights(golden, golden_pol
 
     credit = Given(**GRAIL_REPOSITORY, bilevel=BilevelOptions(interpolate=False, eps=1e-12))
     weights = credit(golden_policy, golden_batch, context())
-    assert golden_error(weights.values, golden["oar_g.weights"], golden_batch.response_mask) < roundings(
-        4000, torch.float32
-    )
+    assert_golden(weights.values, golden["oar_g.weights"], golden_batch.response_mask, 4000)
     assert weights.fallback.tolist() == [False, False, False, False, True, False]

@@ -12,22 +12,11 @@ from grail_lightning.functional.advantages import beta_scale
 from tests.tolerance import near
 
 
-def test_advantages_are_rewards_less_their_groups_mean():
-    # Group 1: mean 0.25; group 2: mean 0.5.
-    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0])
-    expected = torch.tensor([0.75, -0.25, -0.25, -0.25, 0.5, 0.5, -0.5, -0.5])
-    assert torch.equal(group_advantages(rewards, 4), expected)
-
-
-def test_group_scaling_divides_by_the_unbiased_std_plus_epsilon():
-    # mean 0.5, unbiased std of (1, 0) = sqrt((0.25 + 0.25) / 1) = 0.70711
-    scaled = group_advantages(torch.tensor([1.0, 0.0]), 2, "group")
-    assert scaled[0].item() == near(0.5 / (math.sqrt(0.5) + 1e-4), 16, torch.float32)
-
-
-def test_batch_scaling_takes_the_std_it_is_given():
-    scaled = group_advantages(torch.tensor([1.0, 0.0]), 2, "batch", batch_std=2.0)
-    assert scaled.tolist() == near([0.5 / 2.0001, -0.5 / 2.0001], 16, torch.float32)
+@pytest.mark.parametrize(("scale", "std"), [("group", math.sqrt(0.5)), ("batch", 2.0)])
+def test_scaling_divides_by_an_unbiased_std_plus_epsilon(scale, std):
+    """Of the group, sqrt((0.25 + 0.25) / 1), or as given of the batch."""
+    scaled = group_advantages(torch.tensor([1.0, 0.0]), 2, scale, batch_std=2.0)
+    assert scaled.tolist() == near([0.5 / (std + 1e-4), -0.5 / (std + 1e-4)], 16, torch.float32)
 
 
 @pytest.mark.parametrize("scale", ["none", "group"])

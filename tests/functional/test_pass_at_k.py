@@ -62,10 +62,6 @@ def test_any_votes_with_any_verdicts_are_those_of_an_enumeration(samples, k):
     assert maj_at_k(votes, correct, k) == pytest.approx(_enumerated(votes, correct, k), rel=1e-12, abs=1e-12)
 
 
-def test_one_vote_is_the_share_of_right_samples_that_answer():
-    assert maj_at_k([0, 1, -1, 0], [True, False, False, True], 1) == 0.5
-
-
 def test_a_vote_of_many_samples_and_answers_takes_no_enumeration():
     votes = [n % 40 for n in range(64)]  # C(64, 32) subsets
     found = maj_at_k(votes, [vote == 0 for vote in votes], 32)
