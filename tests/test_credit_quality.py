@@ -10,20 +10,18 @@ import torch
 
 from grail_lightning.batch import Sampling
 from grail_lightning.credit import RLSD
-from grail_lightning.engines import build_batch
 from grail_lightning.environments.search import Search
 from grail_lightning.functional.attribution import forks
 from grail_lightning.grading import align_rows, answer_masks, step_masks
 from grail_lightning.policy.layout import response_nodes
 from tests.batches import rollouts
 from tests.benchmark_modules import benchmark
+from tests.credit.groups import LATE, SOUND, groups
 from tests.runs import TASK, problems, sampled
 from tests.steps import context_for
 from tests.tolerance import assert_near
 
-SOUND = "7+5=12\n12-3=9\n9+8=17\n\\boxed{17}"
 FLAWED = "7+5=2\n2-3=-1\n-1+8=6\n\\boxed{6}"  # misconception, inherited, slip
-LATE = "7+5=12\n12-3=9\n9+8=16\n\\boxed{16}"  # sound, sound, slip
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +36,8 @@ def greedy_lab(world, group_size):
     return values.open_lab(replace(where, group_size=group_size, sampling=replace(where.sampling, temperature=0)))
 
 
-def group(policy, problem, *responses):
-    """Responses to one prompt, with their end tokens."""
-    ids = [[*policy.tokenizer(text)["input_ids"], policy.end_token_ids[0]] for text in responses]
-    rows = build_batch(policy, [TASK.prompt({"problem": problem})], len(ids), ids, [True] * len(ids))
-    return rollouts(rows, group_size=len(ids), tokenizer=policy.tokenizer)
-
-
 def test_lines_are_found_with_the_tokens_of_their_results(truth, arithmetic):
-    batch = group(arithmetic, "7+5-3+8", SOUND, FLAWED, "Then\n" + LATE)
+    batch = groups(arithmetic, ("7+5-3+8", [SOUND, FLAWED, "Then\n" + LATE]))
     lines = truth.label_lines(batch, arithmetic)
     results = [
         [arithmetic.tokenizer.decode(batch.response_ids[b, lines.begin[b, s] : lines.stop[b, s]]) for s in range(3)]
@@ -60,7 +51,7 @@ def test_lines_are_found_with_the_tokens_of_their_results(truth, arithmetic):
 
 
 def test_teachers_with_right_and_wrong_answers_in_their_prompts_are_those_of_rlsd(arithmetic):
-    batch = group(arithmetic, "7+5-3+8", SOUND, LATE, FLAWED, SOUND)
+    batch = groups(arithmetic, ("7+5-3+8", [SOUND, LATE, FLAWED, SOUND]))
     right, own = ("17", "17", "17", "6"), ("17", "16", "6", "17")  # The last row as if of another problem.
     batch = batch.replace(
         prompts=[replace(prompt, reference=answer) for prompt, answer in zip(batch.prompts, right, strict=True)],
@@ -79,7 +70,7 @@ def test_teachers_with_right_and_wrong_answers_in_their_prompts_are_those_of_rls
 def test_forks_are_where_a_wrong_and_a_sound_result_part(truth, arithmetic):
     other = "7+5=11\n11-3=8\n8+8=16\n\\boxed{16}"  # a slip
     texts = [SOUND, FLAWED, LATE, other, SOUND, LATE, "Then\n" + LATE, SOUND]
-    batch = group(arithmetic, "7+5-3+8", *texts)
+    batch = groups(arithmetic, ("7+5-3+8", texts))
     lines, used = truth.label_lines(batch, arithmetic), torch.tensor([True] * 7 + [False])
     slips = truth.forks(batch, lines, used, "slip", 4)
     pairs = [*zip(*slips.row.tolist(), slips.line.tolist(), slips.token.tolist(), strict=True)]
@@ -116,7 +107,7 @@ def test_gains_under_greedy_decoding_are_those_of_decoding_by_hand(truth, arithm
     sound = "9+9=18\n18-3=15\n15-2=13\n13-1=12\n\\boxed{12}"
     slip = "9+9=14\n14-3=11\n11-2=9\n9-1=8\n\\boxed{8}"
     cut = "9+9=1\n1-3=-2\n-2-2=-4\n-4-1=-5\n\\boxed{-5}"  # behind the "1" there could still come an "8"
-    batch = group(arithmetic, "9+9-3-2-1", sound, slip, cut)
+    batch = groups(arithmetic, ("9+9-3-2-1", [sound, slip, cut]))
 
     def right(row, length):
         beginning = torch.cat([batch.input_ids[row, : batch.prompt_width], batch.response_ids[row, :length]])

@@ -1,7 +1,6 @@
 """Resampled credit: its searches against tables of values, its borders, and continuations of the packaged policy."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -51,10 +50,6 @@ def batch(policy):
     return rollouts(made, torch.tensor([1.0, 0.0, 0.0, 0.0] * 2), tokenizer=policy.tokenizer)
 
 
-def given(source):
-    return replace(context(), continuations=source)
-
-
 def _lines(batch, policy, row):
     """The number of tokens up to and with each line end, by decoding ever longer beginnings."""
     ids = batch.response_ids[row, : batch.response_lengths[row]].tolist()
@@ -67,22 +62,18 @@ def _lines(batch, policy, row):
     return ends
 
 
-def test_lines_divide_where_the_task_labels_no_steps(policy, batch, monkeypatch):
-    monkeypatch.setattr(type(batch.prompts[0].task), "label_steps", lambda *_: None)
-    found = find_borders(policy, batch, [5, 0, 2])
-    assert found == [_lines(batch, policy, row) for row in (5, 0, 2)]
-    assert all(found)
-
-
-def test_steps_are_those_that_the_task_labels(policy, batch):
-    found = _borders(policy, batch)
-    for row, places in enumerate(found):
+def test_steps_are_those_that_the_task_labels_or_else_lines(policy, batch, monkeypatch):
+    for row, places in enumerate(_borders(policy, batch)):
         prompt = batch.prompts[row]
         ids = batch.response_ids[row].tolist()
         steps = prompt.task.label_steps(batch.texts[row], prompt)
         texts = [policy.tokenizer.decode(ids[:place]) for place in places]
         assert texts == [batch.texts[row][: step.stop] for step in steps][: len(texts)]
         assert len(texts) >= len(steps) - 1
+    monkeypatch.setattr(type(batch.prompts[0].task), "label_steps", lambda *_: None)
+    found = find_borders(policy, batch, [5, 0, 2])
+    assert found == [_lines(batch, policy, row) for row in (5, 0, 2)]
+    assert all(found)
 
 
 def _borders(policy, batch):
@@ -92,7 +83,7 @@ def _borders(policy, batch):
 def test_everywhere_adds_the_change_of_each_step(policy, batch):
     """Row 1 is wrong; its group has 1 of 4 right. The value at a border is 1 over the number of kept tokens."""
     source = Table(lambda place: 1 / place.length)
-    made = Resampled(512, search="everywhere")(policy, batch, given(source))
+    made = Resampled(512, search="everywhere")(policy, batch, context(continuations=source))
     for row in (1, 2, 3, 5, 6, 7):
         places = _borders(policy, batch)[row]
         values = [0.25, *(round(512 / p) / 512 for p in places), 0.0]
@@ -114,7 +105,7 @@ def test_bisection_finds_the_first_border_behind_which_the_outcome_is_decided(ri
     decided, change = (1.0, 0.75) if right else (0.0, -0.25)
     source = Table(lambda place: 0.25 if place.length < places[place.row][fatal - 1] else decided)
     gate = "positive" if right else "negative"
-    made = Resampled(8, advantage=False, gate=gate)(policy, batch, given(source))
+    made = Resampled(8, advantage=False, gate=gate)(policy, batch, context(continuations=source))
     inside = (0, 4) if right else (1, 2, 3, 5, 6, 7)
     for row in inside:
         borders = [0, *places[row], int(batch.response_lengths[row])]
@@ -129,7 +120,7 @@ def test_bisection_finds_the_first_border_behind_which_the_outcome_is_decided(ri
 
 def test_rollouts_that_the_budget_does_not_reach_fall_back(policy, batch):
     source = Table(lambda place: 0.0, tokens=10)
-    made = Resampled(8, search="everywhere", budget=1000)(policy, batch, given(source))
+    made = Resampled(8, search="everywhere", budget=1000)(policy, batch, context(continuations=source))
     assert made.fallback.any()
     assert not made.fallback.all()
     assert (made.additive[made.fallback] == 0).all()
