@@ -121,31 +121,18 @@ def test_checkpointed_blocks_give_the_same_to_the_bit(batch, leaf, share_prefixe
             assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-@pytest.mark.parametrize(
-    "credit",
-    [
-        GRAIL(saliency=SaliencyOptions(refresh="update")),
-        GRAIL(saliency=SaliencyOptions(fuse=False)),
-        WarmUp(GRAIL(saliency=SaliencyOptions(fuse=False))),
-        Product(GRAIL(), Uniform()),
-        Uniform(),
-    ],
-    ids=["refresh", "fuse", "inside", "product", "uniform"],
-)
-def test_a_method_that_wants_its_own_pass_gets_it(credit, batch):
-    assert not _fuses(credit, _trained(), batch)
-
-
 @pytest.mark.parametrize("rate", ["attention_dropout", "residual_dropout"])
-def test_a_control_an_entropy_bonus_a_teacher_or_dropout_leave_saliency_a_pass_of_its_own(rate, batch):
-    dropping = _trained()
-    assert _fuses(GRAIL(), dropping, batch)
-    assert not _fuses(GRAIL(), dropping, batch, control=Shuffled())
-    assert not _fuses(GRAIL(), dropping, batch, entropy_coefficient=0.1)
-    assert not _fuses(GRAIL(), dropping, batch, distillation=Distillation())
-    for block in dropping.blocks:  # Some blocks keep the rate as a number.
+def test_saliency_has_a_pass_of_its_own_where_the_result_would_differ(rate, batch):
+    policy, apart = _trained(), SaliencyOptions(fuse=False)
+    assert _fuses(GRAIL(), policy, batch)
+    anew = GRAIL(saliency=SaliencyOptions(refresh="update"))
+    for credit in (anew, GRAIL(saliency=apart), WarmUp(GRAIL(saliency=apart)), Product(GRAIL(), Uniform()), Uniform()):
+        assert not _fuses(credit, policy, batch)
+    for options in ({"control": Shuffled()}, {"entropy_coefficient": 0.1}, {"distillation": Distillation()}):
+        assert not _fuses(GRAIL(), policy, batch, **options)
+    for block in policy.blocks:  # Some blocks keep the rate as a number.
         setattr(block.self_attn if rate == "attention_dropout" else block, rate, 0.1)
-    assert not _fuses(GRAIL(), dropping, batch)
+    assert not _fuses(GRAIL(), policy, batch)
 
 
 @pytest.mark.parametrize(("precision", "loading"), [("32-true", CHECKPOINTED), ("bf16-mixed", Loading())], ids=str)
