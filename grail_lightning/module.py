@@ -49,7 +49,7 @@ from grail_lightning.step.assign import assign_credit, run_credit
 from grail_lightning.step.collect import Ahead, check_engine, collect
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
 from grail_lightning.step.options import Execution, Objective
-from grail_lightning.step.outputs import SHOWN, EvaluationPlan, StepOutput, tag, test_seeds, validation_key
+from grail_lightning.step.outputs import SHOWN, EvaluationPlan, StepOutput, tag, test_seeds
 from grail_lightning.step.report import batch_figures, warn_of_limits
 from grail_lightning.step.sampler import Sampler
 from grail_lightning.step.update import Update
@@ -297,7 +297,7 @@ class GrailModule(pl.LightningModule):
         """Sample and grade; the `Evaluation` callback computes the statistics. None for a batch that it has already."""
         # Every validation has the same random numbers, so that two of them differ by the policy alone.
         done = (dataloader_idx, batch_idx) in self.evaluation.done
-        return None if done else StepOutput(self._evaluate(prompts, validation_key(dataloader_idx, batch_idx)))
+        return None if done else StepOutput(self._evaluate(prompts, ("eval", dataloader_idx, batch_idx)))
 
     def test_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
         """The same, with random numbers that belong to a problem: batches and ranks do not matter."""

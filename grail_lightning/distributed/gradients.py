@@ -41,10 +41,10 @@ class Gradients:
         self.policy, self.strategy, self.apart = policy, strategy, apart
         alone = isinstance(strategy, SingleDeviceStrategy)
         whole = alone or (isinstance(strategy, DDPStrategy) and not isinstance(strategy, DeepSpeedStrategy))
-        trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+        trained: dict[str, Tensor] = {name: p for name, p in policy.named_parameters() if p.requires_grad}
         half = policy.loading.master_weights and any(p.dtype in HALF for p in trained.values())
-        # What the optimiser updates; None if no weight is in half precision.
         self.masters = MasterWeights(trained, restored or {}) if whole and half else None
+        self.by_name = trained if self.masters is None else self.masters.by_name
         embeddings = policy.model.get_input_embeddings()
         if isinstance(embeddings, nn.Embedding):
             plain = embeddings.weight.dtype not in HALF and not embeddings.scale_grad_by_freq
@@ -53,9 +53,7 @@ class Gradients:
     @property
     def weights(self) -> list[Tensor]:
         """The tensors that the optimiser updates: the weights that need a gradient, or their master weights."""
-        if self.masters is not None:
-            return list(self.masters.parameters)
-        return [p for p in self.policy.parameters() if p.requires_grad]
+        return list(self.by_name.values())
 
     @property
     def in_place(self) -> bool:
@@ -66,7 +64,7 @@ class Gradients:
         """An optimiser of `weights`. After each of its steps, master weights are rounded into the policy."""
         optimizer = make(iter(self.weights))
         if self.masters is not None:
-            self.masters.follow(optimizer)
+            optimizer.register_step_post_hook(self.masters.write_back)
         return optimizer
 
     @contextmanager

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from grail_lightning.functional.tokens import gradient_so_far
 from grail_lightning.runtime.collectives import all_reduce, world_size
@@ -30,9 +29,8 @@ class MasterWeights:
 
     def __init__(self, weights: Mapping[str, Tensor], restored: Mapping[str, Tensor]) -> None:
         self.by_name = {name: _master(weight, restored.get(name)) for name, weight in weights.items()}
-        self.parameters = list(self.by_name.values())
         # Each weight in half precision with its master weight.
-        self.pairs = [(w, m) for w, m in zip(weights.values(), self.parameters, strict=True) if w is not m]
+        self.pairs = [(w, m) for w, m in zip(weights.values(), self.by_name.values(), strict=True) if w is not m]
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -46,14 +44,10 @@ class MasterWeights:
                 hook.remove()
 
     @torch.no_grad()
-    def write_back(self) -> None:
-        """Round the master weights into the policy."""
+    def write_back(self, *_: object) -> None:
+        """Round the master weights into the policy, as after each step of the optimiser."""
         for weight, master in self.pairs:
             weight.copy_(master)
-
-    def follow(self, optimizer: Optimizer) -> None:
-        """Round the master weights into the policy after each step of the optimiser."""
-        optimizer.register_step_post_hook(lambda *_: self.write_back())
 
 
 def average_gradients(parameters: Sequence[Tensor]) -> None:

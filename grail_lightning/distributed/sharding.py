@@ -19,11 +19,9 @@ from grail_lightning.runtime.collectives import whole_tensor
 
 
 def check_strategy(strategy: object) -> None:
-    """Check that a policy can be trained under a strategy of Lightning, given as an object or by its name.
+    """Refuse FSDP1, given as an object or by its name.
 
-    Raises:
-        ValueError: For FSDP1, which runs a training step inside its root's forward pass. Our backward passes cannot
-            run there.
+    It runs a training step inside its root's forward pass, where our backward passes cannot run.
     """
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
     if isinstance(strategy, FSDPStrategy) or name.lower().rpartition(".")[2] in ("fsdpstrategy", "fsdp_cpu_offload"):
@@ -36,16 +34,15 @@ def check_strategy(strategy: object) -> None:
 def shard(policy: Policy, mesh: DeviceMesh) -> Policy:
     """Shard every decoder block, and then the other weights, over a data-parallel mesh, in place."""
     # These tests run while weights are whole: if the model raises, no rank waits for the others in a collective.
-    _ = policy.supports_prefix_trees, policy.supports_kv_continuation
+    _ = policy.tree_kernel, policy.supports_kv_continuation
     for block in policy.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(policy, mesh=mesh)
     # FSDP2 initialises itself in the first forward pass, which must be the root's; sampling would start with a block.
     ids = torch.zeros(1, 2, dtype=torch.long, device=policy.device)
+    valid = torch.ones_like(ids, dtype=torch.bool)
     with torch.no_grad(), policy.eager_attention():
-        policy(
-            padded_layout(ids, torch.ones_like(ids, dtype=torch.bool), torch.ones_like(ids[:, 1:], dtype=torch.bool))
-        )
+        policy(padded_layout(ids, valid, valid[:, 1:]))
     return policy
 
 
@@ -58,11 +55,7 @@ def load_on_ranks(
     trainable: bool,
     pictures: PictureTokens | None = None,
 ) -> Policy:
-    """Load a policy as each rank of a run holds it: in its mode, and sharded if the strategy has a device mesh.
-
-    Raises:
-        ValueError: If the policy cannot be loaded, or the mesh would split layers.
-    """
+    """Load a policy as each rank of a run holds it: in its mode, and sharded if the strategy has a device mesh."""
     # Lightning's default makes all devices of a node share the same rows, and expects the layers to be split.
     if mesh is not None and (sharing := mesh["tensor_parallel"].size()) > 1:
         raise ValueError(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grail_lightning.batch import GradedBatch, RolloutBatch, Sampling
 from grail_lightning.credit.base import TokenWeights
-from grail_lightning.runtime.seeds import SeedKey, sample_seed
+from grail_lightning.runtime.seeds import sample_seed
 from grail_lightning.tasks.problem import Prompt, problem_id
 
 # TensorBoard shows a group for whatever stands before the first slash of a tag: ``train`` (rollouts and their rewards),
@@ -45,11 +45,6 @@ class EvaluationPlan:
     num_samples: int
     sampling: Sampling
     done: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
-
-
-def validation_key(dataloader: int, batch: int) -> SeedKey:
-    """The key of the random numbers of a batch of validation, the same in every validation."""
-    return "eval", dataloader, batch
 
 
 def test_seeds(prompts: Sequence[Prompt], num_samples: int) -> list[int]:

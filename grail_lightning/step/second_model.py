@@ -24,10 +24,8 @@ from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
 
 
-def check_training(training: Training | None, policy: PolicySource, *, trust_remote_code: bool) -> None:
+def check_training(training: Training, policy: PolicySource, *, trust_remote_code: bool) -> None:
     """Check the optimiser of the model that a credit method trains, and that another model has the policy's tokens."""
-    if training is None:
-        return
     try:
         check_optimizer(training.optimizer, training.scheduler)
     except ValueError as error:
@@ -59,7 +57,6 @@ class TrainedModel(SecondModel):
 
     Its first use makes the optimiser, and restores the state of a checkpoint. Gradients of replicated weights are
     averaged over ranks here. The state is whole in checkpoints, gathered tensor by tensor if the weights are sharded.
-
     """
 
     def __init__(self, policy: Policy, training: Training, strategy: Strategy, max_grad_norm: float | None) -> None:
@@ -100,7 +97,7 @@ class TrainedModel(SecondModel):
             return dict(self._restored)
         gradients, optimizer, scheduler, _ = self._optimisation
         self._reshard()
-        weights = {name: whole_tensor(weight).cpu() for name, weight in self._weights(gradients).items()}
+        weights = {name: whole_tensor(weight).cpu() for name, weight in gradients.by_name.items()}
         state = optimizer.state_dict()
         moments = _of_tensors(state["state"], lambda _, value: whole_tensor(value).cpu())
         if isinstance(self.policy, FSDPModule) and rank():
@@ -132,7 +129,7 @@ class TrainedModel(SecondModel):
     @torch.no_grad()
     def _restore(self, made: _Optimisation, state: Mapping[str, Any]) -> None:
         gradients, optimizer, scheduler, options = made
-        weights = self._weights(gradients)
+        weights = gradients.by_name
         if weights.keys() != state["weights"].keys():
             raise ValueError(
                 "`ckpt_path` must hold the model that `model.credit` trains, but its weights have other names. Set "
@@ -147,12 +144,6 @@ class TrainedModel(SecondModel):
         optimizer.load_state_dict(state["optimizer"] | {"state": moments})
         self.steps = state["steps"]
         options.apply(optimizer, scheduler, self.steps)
-
-    def _weights(self, gradients: Gradients) -> dict[str, Tensor]:
-        """What the optimiser updates, by the names of the model's weights."""
-        if gradients.masters is not None:
-            return dict(gradients.masters.by_name)
-        return {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
 
     def _seed(self, purpose: str, *more: int) -> int:
         return derive_seed(run_seed(), purpose, self.steps, *more)
