@@ -25,7 +25,7 @@ from grail_lightning.credit.measure import entropies, logprobs
 from grail_lightning.functional import group_advantages
 from grail_lightning.grading import align_rows, answer_masks
 from grail_lightning.policy import Policy
-from grail_lightning.policy.layout import response_nodes
+from grail_lightning.policy.layout import group_nodes
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.second_model import TrainedModel
@@ -68,7 +68,7 @@ def position(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Ten
 
 def leaves_tree(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
     """1 at the first token of each row after which no other row of its group is at the same place."""
-    nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
+    nodes = group_nodes(batch)
     number = torch.bincount(nodes[nodes >= 0])[nodes.clamp(min=0)].masked_fill(nodes < 0, 0)
     alone = number == 1
     return (alone & (alone.cumsum(1) == 1)).float()

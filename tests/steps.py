@@ -104,7 +104,7 @@ def steps(policy, batch, share, reference=None, credit=None, **options):
     With a credit method, the token weights that were used, too.
     """
     policy.train()
-    assert policy.supports_prefix_trees in (True, False)  # It tries that once, with passes of its own.
+    assert policy.tree_kernel in ("sdpa", "varlen", None)  # It tries that once, with passes of its own.
     start = {name: p.detach().clone() for name, p in policy.named_parameters()}
     embedded, found = 0, []
 

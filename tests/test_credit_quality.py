@@ -13,7 +13,7 @@ from grail_lightning.credit import RLSD
 from grail_lightning.environments.search import Search
 from grail_lightning.functional.attribution import forks
 from grail_lightning.grading import align_rows, answer_masks, step_masks
-from grail_lightning.policy.layout import response_nodes
+from grail_lightning.policy.layout import group_nodes
 from tests.batches import rollouts
 from tests.benchmark_modules import benchmark
 from tests.credit.groups import LATE, SOUND, groups
@@ -94,7 +94,7 @@ def test_the_forks_that_training_reports_are_those_of_the_table(truth, arithmeti
     )
     batch = batch.replace(answer=answer_masks(batch, align_rows(batch, arithmetic.tokenizer)))
     lines, masks = truth.label_lines(batch, arithmetic), step_masks(batch, arithmetic.tokenizer)
-    nodes = response_nodes(batch.response_ids, batch.response_mask, batch.group)
+    nodes = group_nodes(batch)
     for kind in ("slip", "misconception"):
         table = truth.forks(batch, lines, torch.ones(len(batch), dtype=torch.bool), kind, 8)
         expected = set(zip(*table.row.tolist(), table.token.tolist(), strict=True))

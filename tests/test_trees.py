@@ -355,7 +355,7 @@ def test_models_that_pass_more_than_attention_from_token_to_token_train_on_whole
     """A convolution, or a recurrent state, goes through the tokens of a tree as if they were a row."""
     small = SIZES | {"attention_dropout": 0.0, "num_local_experts": 2, "num_experts_per_tok": 1, "pad_token_id": 0}
     policy = _saved(kind(**small, layer_types=[layer, "full_attention"] * 2), tmp_path)
-    assert not policy.supports_prefix_trees
+    assert not policy.tree_kernel
     assert not policy.supports_kv_continuation
     (apart, whole), (shared, embedded) = (steps(policy, batch, share, token_budget=60) for share in (False, True))
     assert embedded == whole
@@ -372,7 +372,7 @@ def test_a_deviation_that_starts_at_zero_is_found(biases, dtype, batch, tmp_path
     masks = [p for name, p in policy.named_parameters() if name.endswith(".A")]
     assert len(masks) == 4
     assert not any(p.any() for p in masks)
-    assert not policy.supports_prefix_trees
+    assert not policy.tree_kernel
     steps(policy, batch, True, token_budget=1000, updates_per_batch=1)
     assert all(p.grad.any() for p in masks)
 
@@ -397,7 +397,7 @@ def test_the_probe_leaves_everything_as_it_was(kind, changes, lora, dtype, tmp_p
     grads = {n: grad.clone() for n, (_, _, grad, _) in before.items() if grad is not None}
     random = torch.get_rng_state()
     with torch.inference_mode():  # As in `validate` and `predict`.
-        assert policy.supports_prefix_trees
+        assert policy.tree_kernel
     assert torch.equal(torch.get_rng_state(), random)
     for n, parameter in policy.named_parameters():
         weight, trained, grad, place = before[n]
@@ -410,7 +410,7 @@ def test_the_probe_leaves_everything_as_it_was(kind, changes, lora, dtype, tmp_p
 
 def test_rows_beyond_a_sliding_window_are_run_whole(batch, tmp_path):
     policy = tiny("mistral", tmp_path, attention_dropout=0.0)
-    assert policy.supports_prefix_trees
+    assert policy.tree_kernel
     assert within_attention_window(policy, 8)
     assert not within_attention_window(policy, 9)
     apart, whole = steps(policy, batch, False, token_budget=60)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,22 +21,6 @@ from grail_lightning.batch import SampledBatch
 from grail_lightning.functional.tokens import full_precision
 
 Alignment = Literal["predictor", "token"]
-
-
-class Rows(Protocol):
-    """The tensors of some rows from which a layout is made; a `SampledBatch` describes and has them."""
-
-    @property
-    def input_ids(self) -> Tensor:
-        """``[B, P+T]``."""
-
-    @property
-    def attention_mask(self) -> Tensor:
-        """``[B, P+T]`` bool."""
-
-    @property
-    def response_mask(self) -> Tensor:
-        """``[B, T]`` bool. Tokens that the attention mask has alone are run, but not predicted."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,7 +64,7 @@ class TokenLayout:
 def padded_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> TokenLayout:
     """A layout in which every row is a row of the decoder's input. The last column predicts nothing and is left out.
 
-    The tensors are those of `Rows`.
+    The tensors are those of a `SampledBatch`. Tokens that the attention mask has alone are run, but not predicted.
     """
     ids, mask = input_ids[:, :-1], attention_mask[:, :-1]
     places = torch.arange(ids.numel(), device=ids.device).view_as(ids)
@@ -214,15 +198,20 @@ def first_rows(new: Tensor) -> Tensor:
     return torch.where(new, torch.arange(len(new))[:, None], 0).cummax(0).values
 
 
-def response_nodes(response_ids: Tensor, valid: Tensor, group: Tensor) -> Tensor:
+def group_nodes(batch: SampledBatch) -> Tensor:
     """The nodes of each group's prefix tree: tokens of two rows have one number if they and all before them are equal.
 
-    ``valid [b, T]`` are all tokens after the prompt (`SampledBatch.valid_mask`). The result ``[b, T]`` is on the CPU:
-    numbers from 0 without a gap, −1 on padding.
+    The result ``[B, T]`` is on the CPU: numbers from 0 without a gap, −1 on padding. Rows of a group whose environments
+    began with other texts have no node in common.
     """
-    valid, group = valid.cpu(), group.cpu()
-    # The rows of a group are taken to have one prompt, so their responses can be compared alone.
-    rows = AlignedRows(response_ids.cpu().masked_fill(~valid, -1), valid, torch.zeros(len(valid), dtype=torch.long))
+    valid, group = batch.valid_mask.cpu(), batch.group.cpu()
+    if batch.turn is not None:
+        width = batch.prompt_width
+        prompts = batch.input_ids[:, :width].masked_fill(~batch.attention_mask[:, :width], -1).cpu()
+        _, group = torch.unique(torch.cat([group[:, None], prompts], 1), dim=0, return_inverse=True)
+    # The rows of a group now have one prompt, so their responses can be compared alone.
+    ids = batch.response_ids.cpu().masked_fill(~valid, -1)
+    rows = AlignedRows(ids, valid, torch.zeros(len(valid), dtype=torch.long))
     order = order_by_beginning(rows, group)
     rows, group = rows.select(order), group[order]
     shared = shared_columns(rows)
@@ -233,13 +222,3 @@ def response_nodes(response_ids: Tensor, valid: Tensor, group: Tensor) -> Tensor
     nodes[order] = cells
     nodes[valid] = torch.unique(nodes[valid], return_inverse=True)[1]
     return nodes.masked_fill(~valid, -1)
-
-
-def group_nodes(batch: SampledBatch) -> Tensor:
-    """`response_nodes` of a batch. Rows of a group whose environments began with other texts have no node in common."""
-    group = batch.group
-    if batch.turn is not None:
-        width = batch.prompt_width
-        prompts = batch.input_ids[:, :width].masked_fill(~batch.attention_mask[:, :width], -1)
-        _, group = torch.unique(torch.cat([group[:, None], prompts], 1).cpu(), dim=0, return_inverse=True)
-    return response_nodes(batch.response_ids, batch.valid_mask, group)

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import torch
 from torch import Tensor, nn
 
+from grail_lightning.batch import SampledBatch
 from grail_lightning.functional.certainty import teacher_divergence
 from grail_lightning.functional.tokens import HeadGradient, TokenStats, token_logprobs
 from grail_lightning.picture import FIRST_PICTURE_ID, pictures_in
 from grail_lightning.policy import capabilities
 from grail_lightning.policy.adapters import merge_adapters
-from grail_lightning.policy.layout import Rows, TokenLayout, packed_layout, padded_layout, token_positions
+from grail_lightning.policy.layout import TokenLayout, packed_layout, padded_layout, token_positions
 from grail_lightning.policy.options import Loading
 from grail_lightning.policy.pictures import PictureTokens, Vision
 from grail_lightning.policy.reference import rotary_frequencies_kept
@@ -38,13 +39,10 @@ _LOGIT_RULES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 
 
 class Policy(nn.Module):
-    """A causal language model that gives the log-probabilities of responses.
+    """A Transformers causal language model that gives the log-probabilities of responses.
 
-    Args:
-        model: A Transformers causal language model with a decoder stack.
-        tokenizer: The model's tokenizer.
-        loading: The options with which it was loaded. The chat template's arguments and the chunk size are used here.
-        pictures: The picture tokens of the run, for a model that takes pictures.
+    Of `loading` the chat template's arguments and the chunk size are used here. A model that takes pictures has the
+    picture tokens of the run.
     """
 
     def __init__(
@@ -102,20 +100,18 @@ class Policy(nn.Module):
         return capabilities.supports_kv_continuation(self)
 
     @cached_property
-    def supports_prefix_trees(self) -> bool:
-        """Whether the model can run prefix trees; tested once, and under FSDP2 before the weights are sharded."""
-        return self.tree_kernel is not None
-
-    @cached_property
     def tree_kernel(self) -> TreeKernel | None:
-        """What computes attention in prefix trees; None if the model cannot run them."""
+        """What computes attention in prefix trees, None if the model cannot run them; tested once.
+
+        Under FSDP2 it is tested before the weights are sharded.
+        """
         return capabilities.find_tree_kernel(self)
 
     @property
     def shares_prefixes(self) -> bool:
         """Whether common beginnings of rows may be run once at present. Dropout forbids it: rows draw separately."""
         drops = self.training and capabilities.has_dropout(self)
-        return not self.loading.packing and not drops and self.supports_prefix_trees
+        return not self.loading.packing and not drops and self.tree_kernel is not None
 
     @property
     def decoder(self) -> nn.Module:
@@ -189,7 +185,9 @@ class Policy(nn.Module):
         vocabulary: int = self.model.config.get_text_config().vocab_size
         return max(1, min(self.loading.chunk_tokens, logits // vocabulary))
 
-    def layout(self, rows: Rows, starts: Sequence[int] | None = None, *, share_responses: bool = True) -> TokenLayout:
+    def layout(
+        self, rows: SampledBatch, starts: Sequence[int] | None = None, *, share_responses: bool = True
+    ) -> TokenLayout:
         """The layout of some rows: prefix trees that begin at the rows `starts`, or separate rows if it is None.
 
         Separate rows are packed if `Loading.packing` is set, else padded. See `tree_layout` for `share_responses`.
@@ -244,18 +242,17 @@ class Policy(nn.Module):
     ) -> TokenStats:
         """The log-probability of each valid response token and, if requested, further figures of its distribution.
 
+        They are ``[B, T]`` each, zero outside the mask; the entropy is in nats.
+
         Args:
             layout: The layout of the rows.
             temperature: The number by which the logits are divided.
-            with_entropy: Whether to return the entropy in nats, too.
+            with_entropy: Whether to return the entropy, too.
             entropy_gradient: Whether the entropy carries a gradient.
             in_place: Whether the backward pass adds the gradient of the head's weight to `weight.grad` itself.
             teacher: ``[M, D]``, a teacher's states at the predictions of the layout, for the divergence from it.
             decode: What runs the decoder, for callers that need more of it than its output; default `Policy.decode`.
                 Sharded weights (FSDP2) are whole only inside a call of this module.
-
-        Returns:
-            ``[B, T]`` each, zero outside the mask.
         """
         states = layout.at_predictors((decode or self.decode)(layout))
         flat = token_logprobs(

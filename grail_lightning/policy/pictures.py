@@ -62,10 +62,6 @@ class PictureTokens:
     """The picture tokens of a run: how many a picture has, what surrounds them, and the ids that name them.
 
     A policy, its reference and a second model share one, so that an id means the same picture for all of them.
-
-    Args:
-        processor: The model's processor.
-        tokenizer: The policy's tokenizer.
     """
 
     def __init__(self, processor: Any, tokenizer: PreTrainedTokenizerBase) -> None:

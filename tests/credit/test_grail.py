@@ -39,7 +39,7 @@ def test_weights_at_another_temperature_equal_the_golden_tensors(golden, golden_
 
 def test_rows_outside_the_gate_or_without_a_box_or_an_advantage_cost_nothing(golden_policy, golden_batch):
     seen = []
-    assert golden_policy.supports_prefix_trees  # It tries that once, with passes of its own.
+    assert golden_policy.tree_kernel  # It tries that once, with passes of its own.
     hook = golden_policy.decoder.register_forward_hook(lambda _m, _i, out: seen.append(out.last_hidden_state.shape[:2]))
     advantages = golden_batch.advantages.clone()
     advantages[1] = 0  # rows 1, 3, 4, 5 are negative; 4 has no box

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from grail_lightning.batch import Sampling, pad_left
 from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sampling_parameters
 from grail_lightning.policy import Policy
+from grail_lightning.policy.layout import padded_layout
 
 _TEXT = "Ana has 12 pens and buys 5 more. How many pens does she have? Think step by step."
 _SPREAD_TOKENS = 24
@@ -104,12 +104,6 @@ def check_probe(
     )
 
 
-class _Rows(NamedTuple):
-    input_ids: Tensor
-    attention_mask: Tensor
-    response_mask: Tensor
-
-
 @torch.no_grad()
 def _differences(policy: Policy, requests: Sequence[Request], completions: Sequence[Completion]) -> Tensor:
     """The absolute differences of all tokens, in float64."""
@@ -122,7 +116,7 @@ def _differences(policy: Policy, requests: Sequence[Request], completions: Seque
             responses = torch.tensor([completions[k].ids for k in places])
             mask = torch.ones_like(responses, dtype=torch.bool)
             tensors = torch.cat([prompts, responses], 1), torch.cat([prompt_mask, mask], 1), mask
-            rows = _Rows(*(tensor.to(policy.device) for tensor in tensors))
-            trained = policy(policy.layout(rows), temperature=temperature).logprobs
+            layout = padded_layout(*(tensor.to(policy.device) for tensor in tensors))
+            trained = policy(layout, temperature=temperature).logprobs
             differences.append((trained.double().cpu() - sampled).abs().flatten())
     return torch.cat(differences)
