@@ -48,7 +48,7 @@ def options(**given):
     return configured(given)
 
 
-NO_ADDRESS = ("127.0.0.1:8000", "ftp://host:1", "http://", "http://host:port", "http://a:b@host:1")
+NO_ADDRESS = ("127.0.0.1:8000", "ftp://host:1", "http://")
 FINITE = ("kl_coefficient", "entropy_coefficient", "max_grad_norm", "clip_low", "ratio_cap", "sampler_cap")
 REFUSED = [
     (sampling, {"max_response_length": 0}, r"`max_response_length` must lie in \[1, inf\), but got 0"),
@@ -65,7 +65,7 @@ REFUSED = [
     (options, {"split_groups": True}, "`execution.mini_batches` must be at least 2 with `execution.split_groups`"),
     (options, {"token_budget": 0}, r"`execution.token_budget` must lie in \[1, inf\), but got 0"),
     (options, {"kl_coefficient": -1.0}, r"`objective.kl_coefficient` must lie in \[0, inf\), but got -1.0"),
-    (options, {"max_grad_norm": 0.0}, "must be finite and positive, but got 0.0. Use null"),
+    (options, {"max_grad_norm": 0.0}, r"`execution.max_grad_norm` must lie in \(0, inf\), but got 0.0"),
     (options, {"clip_low": 2.0}, "`clip_low` must lie in"),
     (options, {"clip_high": math.nan}, "`clip_high` .* but got .*nan"),
     *(
@@ -115,8 +115,7 @@ REFUSED = [
     (VLLMEngine, {"gpu_memory_utilization": 1.2}, r"`gpu_memory_utilization` must lie in \(0, 1\], but got 1.2"),
     (VLLMEngine, {"max_model_len": -5}, r"`max_model_len` must lie in \[1, inf\), but got -5"),
     (VLLMEngine, {"tensor_parallel_size": 0}, r"`tensor_parallel_size` must lie in \[1, inf\), but got 0"),
-    (server, {"urls": []}, "`urls` must be a list of at least one address"),
-    (server, {"urls": ["http://localhost:1", "http://localhost:1/"]}, "`urls` must hold each address once"),
+    (server, {"urls": []}, "`urls` must hold at least one address"),
     (server, {"patience_seconds": -1}, r"`patience_seconds` must lie in \[0, inf\), but got -1"),
     (server, {"push_folder": "/nowhere"}, "`push_folder` must be a folder that trainer and servers see"),
     (server, {"urls": ["http://node3:8000"]}, "but got '/dev/shm' with http://node3:8000. Make it, on a file system"),

@@ -88,11 +88,8 @@ def micro_batches(costs: Tensor, token_budget: int, rows: Tensor | None = None) 
     a micro-batch as long as ``number of rows × longest row ≤ token_budget``. A row longer than the budget has a
     micro-batch of its own.
 
-    Args:
-        costs: ``[B]`` long, the tokens of each row; or ``[B, C]`` for parts that are padded separately, such as prompt
-            and response. The longest row is then the sum of the longest parts.
-        token_budget: Most padded tokens of a micro-batch.
-        rows: ``[n]`` long, the rows to cut; None cuts all.
+    `costs` are the tokens of each row, ``[B]``; or ``[B, C]`` for parts that are padded separately, such as prompt and
+    response: the longest row is then the sum of the longest parts. Without ``rows [n]`` all rows are cut.
     """
     if rows is None:
         rows = torch.arange(len(costs))

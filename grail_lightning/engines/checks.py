@@ -91,9 +91,8 @@ def _forms(batch: SampledBatch, rows: int) -> list[tuple[str, Kind, tuple[int, .
         ("sampling_logprobs", "floating-point", (rows, length)),
         ("turn", "integer", (rows, length)),
     ]
-    return [
-        form for form in forms if form[0] not in ("sampling_logprobs", "turn") or getattr(batch, form[0]) is not None
-    ]
+    absent = [name for name in ("sampling_logprobs", "turn") if getattr(batch, name) is None]
+    return [form for form in forms if form[0] not in absent]
 
 
 def _claims_of_masks(batch: SampledBatch, group_size: int, sampling: Sampling) -> list[Claim]:
@@ -101,30 +100,24 @@ def _claims_of_masks(batch: SampledBatch, group_size: int, sampling: Sampling) -
     prompt, response = batch.attention_mask[:, : batch.prompt_width], batch.response_mask
     number, valid = torch.arange(len(batch), device=response.device), batch.valid_mask
     left = lengths_to_mask(batch.prompt_lengths.clamp(min=1), prompt.shape[1]).flip(1)
+    right = lengths_to_mask(batch.valid_lengths, valid.shape[1])
     late = response.cumsum(1) > sampling.max_response_length
     order = f"a `group` for each prompt, numbered from 0 and of {group_size} neighbours"
     claims = [
         Claim("rows that `row` numbers from 0", batch.row != number, batch.row),
         Claim(order, batch.group != number // group_size, batch.group),
+        Claim("an `attention_mask` with prompts padded on the left", prompt != left, prompt),
+        Claim("an `attention_mask` with the tokens after the prompt padded on the right", valid != right, valid),
+        Claim(f"responses of at most {sampling.max_response_length} tokens", response & late, response),
     ]
-    if batch.turn is None:
-        right = lengths_to_mask(batch.response_lengths, response.shape[1])
-        claims.append(Claim("a `response_mask` padded on the right", response != right, response))
-    claims.append(Claim("an `attention_mask` with prompts padded on the left", prompt != left, prompt))
-    if batch.turn is None:
-        claims.append(Claim("an `attention_mask` that ends with the `response_mask`", valid != response, response))
-    else:
-        right, turn = lengths_to_mask(batch.valid_lengths, response.shape[1]), batch.turn
-        falls = F.pad(turn[:, 1:] < turn[:, :-1], (1, 0)) & valid
-        claims += [
-            Claim("an `attention_mask` with the tokens after the prompt padded on the right", valid != right, valid),
-            Claim("a `response_mask` within the `attention_mask`", response & ~valid, response),
-            Claim("numbers of a `turn` from 0", (turn < 0) & valid, turn),
-            Claim("numbers of a `turn` that do not fall", falls, turn),
-        ]
+    if (turn := batch.turn) is None:
+        return [*claims, Claim("an `attention_mask` that ends with the `response_mask`", valid != response, response)]
+    falls = F.pad(turn[:, 1:] < turn[:, :-1], (1, 0)) & valid
     return [
         *claims,
-        Claim(f"responses of at most {sampling.max_response_length} tokens", response & late, response),
+        Claim("a `response_mask` within the `attention_mask`", response & ~valid, response),
+        Claim("numbers of a `turn` from 0", (turn < 0) & valid, turn),
+        Claim("numbers of a `turn` that do not fall", falls, turn),
     ]
 
 

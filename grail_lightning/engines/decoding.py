@@ -68,18 +68,11 @@ class Decoding:
     Rows of one prompt use one row of the cache as long as they draw the same tokens, and a long common beginning of
     all prompts is run once. A row's token is a function of its logits and of one uniform number, of no other row.
 
-    Args:
-        policy: The policy, in evaluation mode.
-        rows: ``N`` lists of prompt ids; adjacent equal prompts start with one row of the cache. Without rows, a
-            placeholder makes the forward passes that other ranks wait for, and no rank waits for its end.
-        sampling: The sampling options.
-        noise: ``N`` tensors ``[T]`` float64 in ``[0, 1)``, on the CPU. They are not used at temperature 0.
-        synchronised: Whether to make as many forward passes as the rank that makes most. Limits may differ.
-        turn: Limits of single rows, what is known of them, and whether what is computed is kept, in `stored`.
-
-    Attributes:
-        stored: After `run`, by the row's index, what the next turn may begin with: all but the last sampled token,
-            which has not been read.
+    The policy is in evaluation mode. `rows` are ``N`` lists of prompt ids; adjacent equal prompts start with one row of
+    the cache. Without rows, a placeholder makes the forward passes that other ranks wait for, and no rank waits for its
+    end. `noise` are ``N`` tensors ``[T]`` float64 in ``[0, 1)``, on the CPU, not used at temperature 0. `synchronised`
+    ranks make as many forward passes as the one that makes most. After `run` of a turn `stored` is, by the row's index,
+    what the next turn may begin with: all but the last sampled token, which has not been read.
     """
 
     def __init__(

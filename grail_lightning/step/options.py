@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -143,11 +142,8 @@ class Execution:
                 "`execution.mini_batches` must be at least 2 with `execution.split_groups`, which deals the rows of a "
                 "group over several optimiser steps, but got 1. Set it, or leave `execution.split_groups` out."
             )
-        if self.max_grad_norm is not None and not 0 < self.max_grad_norm < math.inf:
-            raise ValueError(
-                f"`execution.max_grad_norm` must be finite and positive, but got {self.max_grad_norm}. "
-                "Use null to switch it off."
-            )
+        if self.max_grad_norm is not None:
+            check_options(self, "execution", max_grad_norm="(0, inf)")
         if (cap := self.decided_cap) is not None:
             one = torch.ones(1, 1)
             sampler_correction(one, one, cap)  # It checks the cap.

@@ -95,14 +95,10 @@ class Sampler:
             batch = sample_rollouts(*arguments, seed)
         # `RolloutEngine.reports_logprobs` was checked before the run; here the batch itself is, before any update.
         check_logprobs(self.engine, self.sampler_cap, reports=not len(batch) or batch.sampling_logprobs is not None)
-        return self.numbered(batch)
-
-    def numbered(self, batch: SampledBatch) -> SampledBatch:
-        """The batch with row numbers of the whole step: a rollout has the same one for any number of ranks."""
         return batch.replace(row=self.row_numbers(batch.row))
 
     def row_numbers(self, rows: Tensor) -> Tensor:
-        """The numbers within the whole step of some rows of this rank."""
+        """The numbers within the whole step of some rows of this rank, the same for any number of ranks."""
         group, place = rows // self.group_size, rows % self.group_size
         return (group * world_size() + self.rank) * self.group_size + place
 

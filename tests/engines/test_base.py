@@ -70,14 +70,10 @@ WRONG = {
         _put("group", 2, 1),
         r"a `group` for each prompt, numbered from 0 and of 3 neighbours, but got 1 in row 2",
     ),
-    "a hole": (_hole, r"a `response_mask` padded on the right, but got False in row 1, column 2\. "),
-    "padded on the left": (
-        lambda b: b.replace(response_mask=b.response_mask.flip(1)),
-        r"a `response_mask` padded on the right, but got False in row 0, column 0",
-    ),
+    "a hole": (_hole, r"the tokens after the prompt padded on the right, but got False in row 1, column 2\. "),
     "masks that differ": (
-        _put("attention_mask", (0, -1), True),
-        r"that ends with the `response_mask`, but got False in",
+        lambda b: b.replace(response_mask=b.response_mask.flip(1)),
+        r"that ends with the `response_mask`, but got False in row 0, column 0",
     ),
     "beyond the vocabulary": (
         _put("response_ids", (1, 5), 448),
