@@ -125,15 +125,13 @@ def _claims_of_tokens(batch: SampledBatch, vocabulary: int, pictures: PictureTok
     """Claims that the policy's vocabulary contains the ids and that log-probabilities are at most 0."""
     mask, ends = batch.response_mask, batch.input_ids[:, batch.prompt_width :]
     sampled = torch.nn.functional.pad(mask, (batch.prompt_width, 0))
-    claims = [
-        Claim(f"`{field}` from 0 to {vocabulary - 1}, the policy's vocabulary", (ids < 0) | beyond, ids)
-        for field, ids, own in (("input_ids", batch.input_ids, sampled), ("response_ids", batch.response_ids, mask))
+    claims = []
+    for field, ids, own in (("input_ids", batch.input_ids, sampled), ("response_ids", batch.response_ids, mask)):
         # Tokens of pictures are beyond it, and nobody samples them.
-        for beyond in [(ids >= vocabulary) & (own | ~pictures.known(ids) if pictures else True)]
-    ]
-    claims.append(
-        Claim("`input_ids` that end with the `response_ids`", (ends != batch.response_ids) & batch.valid_mask, ends),
-    )
+        beyond = (ids >= vocabulary) & (own | ~pictures.known(ids) if pictures else True)
+        claims.append(Claim(f"`{field}` from 0 to {vocabulary - 1}, the policy's vocabulary", (ids < 0) | beyond, ids))
+    differ = (ends != batch.response_ids) & batch.valid_mask
+    claims.append(Claim("`input_ids` that end with the `response_ids`", differ, ends))
     if (logprobs := batch.sampling_logprobs) is not None:
         # A logit of 100 and its normaliser have this rounding error, so a probability may be slightly above 1.
         rounding = 100 * torch.finfo(logprobs.dtype).eps

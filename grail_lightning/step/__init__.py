@@ -42,11 +42,7 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
 With *fused saliency* (GRAIL's default; `fused.method_to_fuse` lists the exceptions) the weights of a row become known
 later: the first pass of the row returns them beside its log-probabilities (`forward.Pass.weights`), in
 `Update.compute_before_steps` or in `Update.accumulate`, which then computes the loss with them. The weights of rows
-that need no saliency are known before, those of right rollouts among them. GRAIL explains the complete box of rollouts
-with a negative advantage: the score of token ``t`` is ``‖∂φ/∂a ⊙ a‖₂`` of the embedding ``a`` at ``t - 1``, which
-predicts it, with ``φ`` the negative log-likelihood of the box. The weight is ``1 + z / 2``, clamped to between 0.5 and
-5, with ``z`` the z-score of the score's logarithm over the row's response tokens. By default the answer's content then
-gets 5, and the box's braces and what follows get 1, in all boxed rollouts, right ones too.
+that need no saliency are known before, those of right rollouts among them.
 
 An example in numbers: one prompt, ``Compute 2+3.``, has two rollouts, ``\boxed{5}<end>`` and ``\boxed{6}<end>``. Each
 has four tokens (``\boxed{``, the digit, ``}`` and the end token). The first one is right.
@@ -56,7 +52,7 @@ has four tokens (``\boxed{``, the digit, ``}`` and the end token). The first one
 >>> from grail_lightning.functional.advantages import group_advantages
 >>> from grail_lightning.functional.tokens import TokenStats
 >>> from grail_lightning.credit.base import token_advantages
->>> from grail_lightning.step.loss import LossCounts, LossInputs, micro_batch_loss
+>>> from grail_lightning.step.loss import LossInputs, micro_batch_loss
 >>> from grail_lightning.step.options import Objective
 >>> rewards = torch.tensor([1.0, 0.0])
 >>> advantages = group_advantages(rewards, group_size=2)  # rewards minus the group's mean
@@ -86,7 +82,7 @@ times the limit of 10 tokens, which gives 1 / 20.
 ...         mask=torch.ones(2, 4, dtype=torch.bool),
 ...     ),
 ...     Objective(aggregation="dr_grpo"),
-...     LossCounts(num_rollouts=2, num_tokens=8, max_response_length=10),
+...     {"num_rollouts": 2, "num_tokens": 8, "max_response_length": 10},
 ... )
 >>> loss.detach()
 tensor(0.0500)

@@ -74,9 +74,8 @@ class SaliencyForward(Forward):
         super().__init__(policy, batch, context, share_prefixes=share_prefixes)
         self.credit, self.clock = credit, clock
         self.target = credit.target(policy, batch)
-        self.pending = (
-            self.target.rows & trained
-        ).cpu()  # Rows whose first pass, with their saliency, is still to come.
+        # Rows whose first pass, with their saliency, is still to come.
+        self.pending = (self.target.rows & trained).cpu()
         self._fills_in = stand_in(batch) if isinstance(policy, FSDPModule) else None
         untrained = replace(self.target, rows=self.target.rows & ~trained)
         with gathered(policy) if all_reduce(untrained.rows.sum(), "sum") else nullcontext():

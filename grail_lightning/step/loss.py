@@ -42,18 +42,6 @@ def live_rows(
     return mask.any(1) & live
 
 
-@dataclass(frozen=True, kw_only=True)
-class LossCounts:
-    """The counts of one optimiser step, over all micro-batches and ranks, by which the loss is divided.
-
-    The aggregation ``grpo`` also divides by the number of a row's own tokens, which needs no count.
-    """
-
-    num_rollouts: int  # Rows with a token in the loss.
-    num_tokens: int  # Tokens in the loss.
-    max_response_length: int  # The limit of a response in tokens.
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LossInputs:
     """The tensors from which the loss of a micro-batch is computed; ``[b, t]``, unless a comment says otherwise."""
@@ -65,19 +53,22 @@ class LossInputs:
     ref_logprobs: Tensor | None = None  # Under the frozen reference; None without a KL term.
     sampling_logprobs: Tensor | None = None  # As the engine reports them; None if it reports none.
     distillation_strength: Tensor | None = None  # [b, 1], the coefficient of the KL to the teacher; None without one.
-    sampler_correction: Tensor | None = (
-        None  # Correct for a sampler that differs from the trainer; None corrects nothing.
-    )
+    sampler_correction: Tensor | None = None  # Corrects for a sampler that differs from the trainer; None is off.
 
 
-def count_denominators(mask: Tensor, rows: Tensor, max_response_length: int) -> LossCounts:
-    """The denominators of an optimiser step, from all of its rows on all ranks, including rows that are not run."""
+def count_denominators(mask: Tensor, rows: Tensor, max_response_length: int) -> dict[str, int]:
+    """The denominators of an optimiser step, from all of its rows on all ranks, including rows that are not run.
+
+    They are the counts that `aggregate` takes, by name.
+    """
     counted = mask[rows.to(mask.device)]
     rollouts, tokens = all_reduce(torch.stack([counted.any(1).sum(), counted.sum()]), "sum").tolist()
-    return LossCounts(num_rollouts=rollouts, num_tokens=tokens, max_response_length=max_response_length)
+    return {"num_rollouts": rollouts, "num_tokens": tokens, "max_response_length": max_response_length}
 
 
-def micro_batch_loss(inputs: LossInputs, objective: Objective, counts: LossCounts) -> tuple[Tensor, dict[str, Tensor]]:
+def micro_batch_loss(
+    inputs: LossInputs, objective: Objective, counts: dict[str, int]
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The summand of this micro-batch in the optimiser step's loss, a scalar.
 
     Also, detached and by name, sums over its tokens in the loss, with that scalar as ``loss``.
@@ -100,14 +91,7 @@ def micro_batch_loss(inputs: LossInputs, objective: Objective, counts: LossCount
         sums["distillation_kl"] = masked_sum(divergence.detach(), mask)
     if objective.entropy_coefficient:
         losses = losses - objective.entropy_coefficient * entropy_of(inputs.stats)
-    loss = aggregate(
-        losses,
-        mask,
-        objective.aggregation,
-        num_rollouts=counts.num_rollouts,
-        num_tokens=counts.num_tokens,
-        max_response_length=counts.max_response_length,
-    )
+    loss = aggregate(losses, mask, objective.aggregation, **counts)
     return loss, sums | {"loss": loss.detach()}
 
 
