@@ -22,31 +22,22 @@ from grail_lightning.distributed.sharding import gathered, shard
 from grail_lightning.policy import Loading, LoRA, Policy, load_policy
 from grail_lightning.policy.capabilities import check_packing
 from grail_lightning.policy.layout import packed_layout
-from tests.architectures import live
+from tests.architectures import SIZES, live
 from tests.runs import beside_the_update, one_in_four
 from tests.tolerance import assert_near
 
 PACKED = Loading(packing=True)
 SAMPLING = Sampling(max_response_length=40)
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,  # Large enough for attention to tell tokens apart.
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-}
-GEMMA = {"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8}
+ENDS = {"pad_token_id": 0, "eos_token_id": 1}
+GEMMA = {"sliding_window": 4, "query_pre_attn_scalar": 8}
 ARCHITECTURES = {
-    "qwen3": Qwen3Config(**SIZES, head_dim=8),
-    "llama": LlamaConfig(**SIZES),
-    "mistral, sliding": MistralConfig(**SIZES, sliding_window=4),
-    "gemma 2, sliding": Gemma2Config(**SIZES, **GEMMA, attn_logit_softcapping=5.0),
-    "gemma 3, sliding": Gemma3TextConfig(**SIZES, **GEMMA, layer_types=["sliding_attention", "full_attention"] * 2),
+    "qwen3": Qwen3Config(**SIZES, **ENDS),
+    "llama": LlamaConfig(**SIZES, **ENDS),
+    "mistral, sliding": MistralConfig(**SIZES, **ENDS, sliding_window=4),
+    "gemma 2, sliding": Gemma2Config(**SIZES, **ENDS, **GEMMA, attn_logit_softcapping=5.0),
+    "gemma 3, sliding": Gemma3TextConfig(
+        **SIZES, **ENDS, **GEMMA, layer_types=["sliding_attention", "full_attention"] * 2
+    ),
 }
 
 
@@ -134,7 +125,7 @@ def test_states_and_gradients_are_those_of_each_row_alone(name, attention, arith
 def test_an_architecture_whose_rows_see_each_other_is_an_error(arithmetic):
     """LFM2 mixes neighbouring tokens by convolutions that know nothing of rows."""
     torch.manual_seed(0)
-    config = Lfm2Config(**SIZES, layer_types=["conv", "full_attention"] * 2, conv_L_cache=3)
+    config = Lfm2Config(**SIZES, **ENDS, layer_types=["conv", "full_attention"] * 2, conv_L_cache=3)
     policy = Policy(AutoModelForCausalLM.from_config(config), arithmetic.tokenizer, PACKED)
     with pytest.raises(ValueError, match=r"rows that do not attend to each other, but in Lfm2ForCausalLM they do"):
         check_packing(policy)

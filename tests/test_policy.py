@@ -1,4 +1,3 @@
-import json
 import os
 import shutil
 from types import SimpleNamespace
@@ -31,26 +30,15 @@ from grail_lightning.policy import (
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.policy.options import LoadedPolicy, check_dtype, check_precision
 from grail_lightning.policy.trees import TREE_ATTENTION
-from tests.architectures import live
+from tests.architectures import SIZES, live
 from tests.runs import TASK
 from tests.tolerance import assert_near
 
-TINY = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "bos_token_id": 2,
-}
+TINY = SIZES | {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 ARCHITECTURES = {
     "llama, tied": LlamaConfig(**TINY, tie_word_embeddings=True),
     "mistral": MistralConfig(**TINY, sliding_window=8),
-    "gemma 2, soft-capped": Gemma2Config(**TINY, head_dim=8, final_logit_softcapping=3.0, sliding_window=8),
+    "gemma 2, soft-capped": Gemma2Config(**TINY, final_logit_softcapping=3.0, sliding_window=8),
     "cohere, scaled": CohereConfig(**TINY, logit_scale=0.25),
     "granite, scaled": GraniteConfig(**TINY, logits_scaling=4.0),
 }
@@ -187,17 +175,6 @@ def folder(tmp_path):
     return tmp_path / "copy"
 
 
-def _remove_a_shard(folder):
-    parts = {"model.norm.weight": "part-1.safetensors", "lm_head.weight": "part-2.safetensors"}
-    (folder / "model.safetensors").rename(folder / "part-1.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": parts}))
-
-
-def _change_a_shape(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": config["intermediate_size"] * 2}))
-
-
 def _remove_tokenizer(folder):
     for file in folder.glob("tokenizer*"):
         file.unlink()
@@ -207,11 +184,7 @@ def _remove_tokenizer(folder):
     ("damage", "message"),
     [
         (lambda folder: os.truncate(folder / "model.safetensors", 100_000), "cannot be loaded: .*header"),
-        (_remove_a_shard, r"cannot be loaded: .*part-2"),
-        (lambda folder: (folder / "model.safetensors").unlink(), r"cannot be loaded: .*model\.safetensors"),
-        (_change_a_shape, "cannot be loaded: .*ignore_mismatched_sizes"),
         (_remove_tokenizer, r"must have a tokenizer, but its files \(tokenizer\.json, say\) are missing"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{"), "cannot be loaded: "),
         (lambda folder: T5Config().save_pretrained(folder), "cannot be loaded: Unrecognized configuration class"),
     ],
 )
@@ -298,9 +271,3 @@ def test_rows_fit_below_the_extension_of_longrope_beyond_which_they_depend_on_th
 def test_adapters_on_layers_that_are_not_there_or_tied_are_refused(targets, message):
     with pytest.raises(ValueError, match=message):
         load_policy("arithmetic", Loading(lora=LoRA(target_modules=targets)))
-
-
-@pytest.mark.parametrize("targets", [["0.self_attn.q_proj"], r".*\.q_proj", "all-linear"])
-def test_adapters_are_where_they_were_asked_for(targets):
-    policy = load_policy("arithmetic", Loading(lora=LoRA(target_modules=targets)))
-    assert any("q_proj.lora_A" in name for name, p in policy.named_parameters() if p.requires_grad)

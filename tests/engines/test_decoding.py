@@ -12,6 +12,7 @@ from grail_lightning.engines.draw import draw
 from grail_lightning.policy import Policy, load_tokenizer
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt
+from tests import architectures
 from tests.draws import without_ties
 from tests.tolerance import assert_near
 
@@ -19,19 +20,8 @@ TASK = ArithmeticTask()
 TEXTS = ("Compute 7+5-3+8-2.", "Compute 1+2+3.", "Compute 9-9+9.", "Compute 2+2+2+2+2+2+2+2.")
 EXAMPLES = "Compute 1+2.\n1+2=3\nCompute 5-2+3.\n5-2=3\n3+3=6\n"
 PROMPTS = [Prompt(messages=text, reference="", task=TASK) for text in TEXTS]
-SIZES = {
-    "vocab_size": 448,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "pad_token_id": 0,
-    "bos_token_id": 2,
-    "eos_token_id": 1,
-    "initializer_range": 0.5,
-}
+SIZES = architectures.SIZES | {"num_hidden_layers": 3, "max_position_embeddings": 4096, "initializer_range": 0.5}
+SIZES |= {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1}
 MODELS = {
     "qwen3": lambda: Qwen3Config(**SIZES),
     "llama": lambda: LlamaConfig(**SIZES),
