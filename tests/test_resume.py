@@ -93,24 +93,21 @@ def test_a_schedule_goes_on_after_a_resume_as_if_the_run_had_not_stopped(name, w
     assert any(not torch.equal(weight, first) for weight, first in zip(expected.values(), begun, strict=True))
 
 
-@pytest.mark.parametrize("name", ["none", "LinearLR", "CyclicLR", "OneCycleLR"])
-def test_a_learning_rate_that_is_set_anew_is_that_of_a_run_that_always_had_it(name, whole):
+@pytest.mark.parametrize(
+    ("begun", "name", "rate"),
+    [
+        *((name, name, 3e-4) for name in ("none", "LinearLR", "CyclicLR", "OneCycleLR")),
+        *(("OneCycleLR", name, 1e-4) for name in ("anew", "StepLR", "none")),
+    ],
+)
+def test_a_rate_or_a_schedule_that_is_set_anew_is_that_of_a_run_that_always_had_it(begun, name, rate, whole):
     """Cycles have a rate of their own: the optimiser's has no effect on them, whenever it is set."""
-    file, before, _ = whole(name)
-    resumed, _ = fit(file, partial(adam, lr=3e-4), SCHEDULES[name], start=STEPS // 2)
-    _, always, _ = whole(name, 3e-4)
+    file, before, _ = whole(begun)
+    resumed, _ = fit(file, partial(adam, lr=rate), SCHEDULES[name], start=STEPS // 2)
+    _, always, _ = whole(name, rate)
     assert resumed.rates == always.rates[STEPS // 2 :]
-    assert resumed.options == always.options
-    assert (resumed.rates == before.rates[STEPS // 2 :]) == (name in ("CyclicLR", "OneCycleLR"))
-
-
-@pytest.mark.parametrize("name", ["anew", "StepLR", "none"])
-def test_a_schedule_that_is_set_anew_is_where_it_would_be_had_the_run_begun_with_it(name, whole):
-    file, _, _ = whole("OneCycleLR")
-    resumed, _ = fit(file, scheduler=SCHEDULES[name], start=STEPS // 2)
-    _, always, _ = whole(name)
-    assert resumed.rates == always.rates[STEPS // 2 :]
-    assert {name: resumed.options[name] for name in always.options} == always.options
+    assert {option: resumed.options[option] for option in always.options} == always.options
+    assert (resumed.rates == before.rates[STEPS // 2 :]) == (name == begun in ("CyclicLR", "OneCycleLR"))
 
 
 class Counting(SGD):
@@ -149,10 +146,10 @@ CUT = {"group_size": 2, "mini_batches": 2, "entropy_coefficient": 0.1, "mask_tru
 def cut_fit(tmp_path_factory):
     """A function that runs two optimiser steps a batch on data that know where they are; `last.ckpt` is in a folder."""
 
-    def run(folder, max_steps, path=None, **more):
+    def run(folder, max_steps, path=None, *callbacks, **more):
         ours = module(CUT | more, sampling=Sampling(max_response_length=3))
         data = ArithmeticData(num_train=12, num_val=2, prompts_per_batch=2, eval_prompts_per_batch=2)
-        fitted = trainer(max_steps, LastCheckpoint(folder=str(folder)), enable_checkpointing=True)
+        fitted = trainer(max_steps, *callbacks, LastCheckpoint(folder=str(folder)), enable_checkpointing=True)
         torch.manual_seed(0)
         fitted.fit(ours, data, ckpt_path=path, weights_only=False)
         return fitted, weights(ours)
@@ -204,16 +201,10 @@ def test_a_second_fit_of_a_module_begins_anew(credit, tmp_path):
             assert ours.steps_cut == 1
 
 
-def test_a_batch_that_was_cut_is_kept_once(tmp_path):
-    def fit(max_steps, path=None):
-        ours = module(CUT, sampling=Sampling(max_response_length=3))
-        data = ArithmeticData(num_train=12, num_val=2, prompts_per_batch=2, eval_prompts_per_batch=2)
-        keep, last = KeepRollouts(folder=str(tmp_path / "kept")), LastCheckpoint(folder=str(tmp_path))
-        trainer(max_steps, keep, last, enable_checkpointing=True).fit(ours, data, ckpt_path=path, weights_only=False)
-        return sorted(int(file.name.split("_")[1]) for file in (tmp_path / "kept").iterdir())
-
-    assert fit(3) == [2, 3]
-    assert fit(6, tmp_path / "last.ckpt") == [2, 4, 6]
+def test_a_batch_that_was_cut_is_kept_once(tmp_path, cut_fit):
+    for most, path, steps in ((3, None, [2, 3]), (6, tmp_path / "last.ckpt", [2, 4, 6])):
+        cut_fit(tmp_path, most, path, KeepRollouts(folder=str(tmp_path / "kept")))
+        assert sorted(int(file.name.split("_")[1]) for file in (tmp_path / "kept").iterdir()) == steps
 
 
 def test_a_resumed_run_deals_the_rows_of_split_groups_as_one_that_did_not_stop(tmp_path, cut_fit):
