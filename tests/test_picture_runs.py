@@ -5,7 +5,6 @@ import json
 import re
 import struct
 import zlib
-from pathlib import Path
 
 import datasets
 import lightning.pytorch as pl
@@ -18,15 +17,16 @@ from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Preflight
 from grail_lightning.credit import GRAIL, PRIME, OARPerturbation
 from grail_lightning.data import DatasetSpec, FewShot
-from grail_lightning.engines.vllm.server import VLLMServer
+from grail_lightning.engines import RolloutEngine, VLLMServer, build_batch
 from grail_lightning.picture import pictures_in
 from grail_lightning.policy import Loading, LoRA, load_policy
 from grail_lightning.policy.options import LoadedPolicy
 from grail_lightning.step.options import Distillation, Execution, Objective
 from grail_lightning.tasks.answered import MathTask
-from tests.processes import run_script
-from tests.runs import Watch, trainer, weights
+from tests.processes import on_ranks
+from tests.runs import Watch, strategy_of, trainer, weights
 from tests.seeing import MAKERS, TEXT, checkpoint, cut_off, image, letters, pictures, question
+from tests.steps import sums
 from tests.tolerance import near
 
 SAMPLING = Sampling(max_response_length=8)
@@ -221,19 +221,44 @@ def test_a_package_that_a_processor_lacks_is_named(name, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+class Written(RolloutEngine):
+    """An engine whose responses depend on the prompt alone, and not on the rank."""
+
+    takes_pictures = True
+
+    def update_weights(self, policy):
+        self.policy = policy
+
+    def generate(self, prompts, group_size, sampling, seed):
+        seeds = [10 * int(prompt.reference) + k for prompt in prompts for k in range(group_size)]
+        ids = [torch.randint(8, 99, (4,), generator=torch.Generator().manual_seed(own)).tolist() for own in seeds]
+        return build_batch(self.policy, prompts, group_size, ids, [True] * len(ids))
+
+
+def _fit(ranks, strategy, engine, model, table):
+    """A fit with a frozen tower on prompts of which some have pictures."""
+    options = {
+        "engine": engine,
+        "credit": GRAIL(),
+        "objective": Objective(mask_truncated=False, kl_coefficient=0.1),
+        "execution": Execution(group_size=2, token_budget=100, share_prefixes=False),
+        "optimizer": lambda p: torch.optim.SGD(p, lr=0.1),
+    }
+    ours, watch = module_of(model, **options), Watch()
+    trainer(2, watch, devices=ranks, strategy=strategy_of(strategy, ranks)).fit(ours, data_of(table))
+    return {"weights": sums(ours.policy.parameters()), "texts": [output.batch.texts for output in watch.outputs]}
+
+
 @pytest.mark.slow
 def test_ranks_agree_with_each_other_and_with_one_process_where_one_may_have_no_picture(tmp_path):
     rows, _ = _folder(tmp_path)
     train = _table(tmp_path, [row | {"picture": row["picture"] if k % 2 else None} for k, row in enumerate(rows)])
-    model, made = checkpoint("llava", tmp_path / "model"), {}
-    for case in (("ddp", "sampled"), ("fsdp2", "sampled"), ("ddp", "written"), ("auto", "written")):
-        ranks = 1 if case[0] == "auto" else 2
-        file = Path(__file__).with_name("pictures_on_ranks.py")
-        printed = run_script(file, ranks, *case, model, train, ranks=ranks)
-        made[case] = [json.loads(rank.stdout.splitlines()[-1]) for rank in printed]
-    for ddp, fsdp2 in zip(made["ddp", "sampled"], made["fsdp2", "sampled"], strict=True):
+    model = checkpoint("llava", tmp_path / "model")
+    sampled = [on_ranks(_fit, 2, strategy, None, model, train) for strategy in ("ddp", "fsdp2")]
+    for ddp, fsdp2 in zip(*sampled, strict=True):
         assert ddp["texts"] == fsdp2["texts"]
         assert ddp["weights"] == near(fsdp2["weights"], 256, torch.float32, scale=1.0)
-    (one,), (first, second) = made["auto", "written"], made["ddp", "written"]
+    (one,) = on_ranks(_fit, 1, "auto", Written(), model, train, ranks=1)
+    first, second = on_ranks(_fit, 2, "ddp", Written(), model, train)
     assert [a + b for a, b in zip(first["texts"], second["texts"], strict=True)] == one["texts"]
     assert first["weights"] == second["weights"] == near(one["weights"], 256, torch.float32, scale=1.0)

@@ -1,6 +1,6 @@
 import copy
-import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,12 +14,18 @@ def requests(arithmetic):
     return probe_requests(arithmetic)
 
 
+@pytest.fixture(scope="module")
+def completions(arithmetic, requests):
+    """Those of a sampler with the same weights."""
+    return Sampler(arithmetic)(requests)
+
+
 def check(trainer, requests, completions, dtype=torch.float32, bound=None):
     return check_probe(trainer, requests, completions, engine="Mine", dtype=dtype, bound=bound, since="after a push")
 
 
-def test_a_sampler_with_the_same_weights_is_well_within_the_exact_bound(arithmetic, requests):
-    said = check(arithmetic, requests, Sampler(arithmetic)(requests), bound=Bound(mean=1e-5, largest=1e-4))
+def test_a_sampler_with_the_same_weights_is_well_within_the_exact_bound(arithmetic, requests, completions):
+    said = check(arithmetic, requests, completions, bound=Bound(mean=1e-5, largest=1e-4))
     assert "at most over 256 tokens (sampler in float32, trainer in float32)." in said
 
 
@@ -34,30 +40,18 @@ def test_one_weight_that_was_changed_is_noticed(arithmetic, requests):
     check(arithmetic, requests, completions, torch.bfloat16, Bound(mean=1, largest=10))
 
 
-def _at_temperature_one(policy, requests):
-    return Sampler(policy)([type(row)(row.prompt, row.parameters | {"temperature": 1.0}) for row in requests])
+def test_mistakes_are_noticed_even_within_the_bound_of_half_precision(arithmetic, requests, completions):
+    """Another temperature; log-probabilities as after top-k, here to twice the probability; an undefined one."""
+    warm = [type(row)(row.prompt, row.parameters | {"temperature": 1.0}) for row in requests]
+    larger = [replace(row, logprobs=[value + math.log(2) for value in row.logprobs]) for row in completions]
+    undefined = [replace(completions[0], logprobs=[math.nan] * 16), *completions[1:]]
+    for mistake in (Sampler(arithmetic)(warm), larger, undefined):
+        with pytest.raises(ValueError, match=r"`Mine` and the trainer must agree .* within 0.12 nats"):
+            check(arithmetic, requests, mistake, torch.bfloat16)
 
 
-def _renormalised(policy, requests):
-    """As after top-k, here to twice the probability."""
-    rows = Sampler(policy)(requests)
-    return [dataclasses.replace(row, logprobs=[value + math.log(2) for value in row.logprobs]) for row in rows]
-
-
-def _undefined(policy, requests):
-    rows = Sampler(policy)(requests)
-    return [dataclasses.replace(rows[0], logprobs=[math.nan] * 16), *rows[1:]]
-
-
-@pytest.mark.parametrize("mistake", [_at_temperature_one, _renormalised, _undefined])
-def test_mistakes_are_noticed_even_within_the_bound_of_half_precision(mistake, arithmetic, requests):
-    with pytest.raises(ValueError, match=r"`Mine` and the trainer must agree .* within 0.12 nats"):
-        check(arithmetic, requests, mistake(arithmetic, requests), torch.bfloat16)
-
-
-def test_an_answer_of_another_length_is_refused_with_the_name_of_the_engine(arithmetic, requests):
-    rows = Sampler(arithmetic)(requests)
-    short = dataclasses.replace(rows[0], ids=rows[0].ids[:9], logprobs=rows[0].logprobs[:9])
-    for answers in ([short, *rows[1:]], rows[1:]):
+def test_an_answer_of_another_length_is_refused_with_the_name_of_the_engine(arithmetic, requests, completions):
+    short = replace(completions[0], ids=completions[0].ids[:9], logprobs=completions[0].logprobs[:9])
+    for answers in ([short, *completions[1:]], completions[1:]):
         with pytest.raises(ValueError, match=r"`Mine` must answer the 16 probes after a push with 16 tokens each, but"):
             check(arithmetic, requests, answers)

@@ -29,20 +29,15 @@ def weights():
     return load_file(RUN / "export" / "model.safetensors")
 
 
-@pytest.fixture
-def undisturbed(tmp_path, monkeypatch):
-    """The weights at the end of a run that nothing disturbs."""
-    (tmp_path / "alone").mkdir()
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+@pytest.mark.slow
+def test_a_run_whose_server_goes_away_goes_on_with_another_one(tmp_path, monkeypatch, capsys):
+    for name in ("alone", "again"):
+        (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "alone")
     with SmallServer() as server:
         fit(server)
-    return weights()
-
-
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-@pytest.mark.slow
-def test_a_run_whose_server_goes_away_goes_on_with_another_one(undisturbed, tmp_path, monkeypatch, capsys):
-    (tmp_path / "again").mkdir()
+    undisturbed = weights()
     monkeypatch.chdir(tmp_path / "again")
     server = SmallServer()
 
