@@ -1,6 +1,6 @@
 """Three steps of plain SGD on rollouts that depend on the prompt alone: the number of processes must not matter.
 
-A case is GRAIL, OARGradient, PRIME, Uniform or nothing, which is the learning rate 0, and options after hyphens. "half"
+A case is a credit method, such as GRAIL, OARGradient, PRIME or Uniform, and options after hyphens. "half"
 holds the policy in bfloat16, beside float32 masters, which are reported; "once" reduces the gradients of sharded
 weights with the last micro-batch of a step; "apart" runs every row whole; "own" gives saliency a forward pass of its
 own; "recomputed" checkpoints the blocks; "cut" takes two optimiser steps a batch, so that the saliency of half of the
@@ -70,7 +70,7 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _figures(weights):
+def figures(weights):
     """Some entries of each weight."""
     return [whole_tensor(p).double().flatten()[::997].tolist() for p in weights]
 
@@ -90,12 +90,12 @@ def run_case(strategy, credit, *extra):
             "split_groups": "split" in extra,
             "baseline": "energy" if "energy" in extra else 1.0,
         },
-        credit=None if credit == "nothing" else getattr(grail_lightning.credit, credit)(**own),
+        credit=getattr(grail_lightning.credit, credit)(**own),
         control=grail_lightning.credit.Balanced() if "energy" in extra else None,
         engine=ByPrompt(prompts),
         # Several chunks a micro-batch, so that the written-out backward pass runs.
         loading=Loading(chunk_tokens=16, reduce_once="once" in extra, gradient_checkpointing="recomputed" in extra),
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.0 if credit == "nothing" else 0.5),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.5),
     )
     ranks = 1 if strategy == "one" else 2
     mine = prompts[int(os.environ.get("LOCAL_RANK", "0")) :: ranks]
@@ -131,8 +131,8 @@ def run_case(strategy, credit, *extra):
         "embedded": sum(embedded),
         "micro_batches": sum(number > 0 for number in embedded),
         "synchronised": sum(synchronised),
-        "weights": _figures(ours.gradients.weights),
-        "second": [] if ours.second is None else _figures(ours.second.policy.parameters()),
+        "weights": figures(ours.gradients.weights),
+        "second": [] if ours.second is None else figures(ours.second.policy.parameters()),
         "loss": [output.metrics["loss"] for output in watch.outputs],
         "live": [int((output.batch.advantages != 0).sum()) for output in watch.outputs],
         "eligible": [output.metrics.get("credit/eligible") for output in watch.outputs],

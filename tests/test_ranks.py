@@ -12,7 +12,7 @@ from grail_lightning.policy import load_policy
 from tests.grid_on_ranks import compare
 from tests.processes import on_ranks
 from tests.runs_on_ranks import interrupted, strategies
-from tests.same_rollouts import run_cases
+from tests.same_rollouts import figures, run_cases
 from tests.shell import main
 from tests.steps import sums
 from tests.tolerance import assert_near, near, roundings
@@ -21,9 +21,7 @@ from tests.tolerance import assert_near, near, roundings
 TOGETHER = {
     (strategies, "ddp"): ("GRAIL", "DGPO"),
     (strategies, "fsdp2"): ("GRAIL", "DGPO"),
-    (run_cases, "one"): (
-        *("GRAIL", "OptimalBaseline-energy", "nothing", "GRAIL-half", "nothing-half", "Uniform-cut-split"),
-    ),
+    (run_cases, "one"): ("GRAIL", "OptimalBaseline-energy", "GRAIL-half", "Uniform-cut-split"),
     (run_cases, "ddp"): ("GRAIL", "OptimalBaseline-energy", "GRAIL-half", "Uniform-cut-split"),
     (run_cases, "fsdp2"): (
         *("GRAIL", "GRAIL-cut-once", "GRAIL-own-cut-once"),
@@ -106,7 +104,7 @@ def test_three_steps_on_two_ranks_end_on_the_weights_of_one_process(strategy, cr
     assert alone["live"] == [16, 8, 16]
     assert sorted(rank["live"][1] for rank in ranks) == [0, 8]
     assert bool(alone["second"]) == (credit == "PRIME")
-    start = _run("one", "nothing")[0]["weights"]
+    start = figures(load_policy("arithmetic").parameters())
     tolerance = TOLERANCES[strategy, credit]
     # And of the weights themselves, which are around 1, where they are held in float32.
     rounding = roundings(2, torch.float32) if strategy == "fsdp2" else 0.0
@@ -126,7 +124,7 @@ def test_three_steps_on_two_ranks_end_on_the_weights_of_one_process(strategy, cr
 def test_saliency_of_sharded_weights_is_the_same_beside_the_update(how):
     """Rows that are trained at once and rows that are frozen first; a rank that has no row with saliency."""
     apart, beside = _run("fsdp2", f"GRAIL-own-{how}"), _run("fsdp2", f"GRAIL-{how}")
-    begun = np.concatenate(_run("one", "nothing")[0]["weights"])
+    begun = np.concatenate(figures(load_policy("arithmetic").parameters()))
     for figure in ("reductions", "gatherings"):
         assert beside[0][figure] == beside[1][figure] > 0, "ranks must stay in step"
     for ours, theirs in zip(beside, apart, strict=True):
@@ -174,9 +172,9 @@ def test_an_interrupted_run_of_sharded_weights_ends_on_those_of_a_whole_one(rank
 def test_masters_of_bfloat16_weights_are_the_same_on_two_ranks_and_move_as_those_of_one_process():
     """Micro-batches are cut differently and rounded to 8 bits each, so single weights differ; a wrong scale shows."""
     (alone,), ranks = (_run(strategy, "GRAIL-half") for strategy in ("one", "ddp"))
-    begun = _run("one", "nothing-half")[0]
+    begun = figures(load_policy("arithmetic").bfloat16().parameters())
     assert ranks[0]["weights"] == ranks[1]["weights"]
-    start, theirs, ours = (np.concatenate(report["weights"]) for report in (begun, alone, ranks[0]))
+    start, theirs, ours = (np.concatenate(weights) for weights in (begun, alone["weights"], ranks[0]["weights"]))
     moved, also = theirs - start, ours - start
     assert also @ moved / (moved @ moved) == pytest.approx(1, abs=0.1)
     assert np.linalg.norm(also - moved) < 0.5 * np.linalg.norm(moved)
