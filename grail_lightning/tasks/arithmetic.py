@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal, TypeVar
@@ -124,10 +124,6 @@ class ProblemSpace:
     def draw(self, num_problems: int, split: Split, seed: int = 0) -> list[Problem]:
         """The problems of `sample`."""
         rng = split_rng(split, seed)
-        operands, signs = self.max_operand - self.min_operand + 1, len(self.operators)
-        size = sum(operands**n * signs ** (n - 1) for n in range(self.min_terms, self.max_terms + 1))
-        if num_problems > size:
-            raise ValueError(f"All splits hold {size} problems, but got {num_problems}. Widen `max_terms`, say.")
 
         def draw() -> Problem:
             num_terms = rng.randint(self.min_terms, self.max_terms)
@@ -185,24 +181,6 @@ def misconception(a: int, sign: str, b: int) -> int | None:
     return None
 
 
-def _wrong_result(a: int, sign: str, b: int, c: int) -> StepKind | None:
-    """The kind of error of ``a sign b = c``; None for a right result."""
-    if c == calculate(a, sign, b):
-        return None
-    return "misconception" if c == misconception(a, sign, b) else "slip"
-
-
-def _mistaken(a: int, sign: str, b: int, rng: random.Random, slip_rate: float, misconception_rate: float) -> int:
-    """The result of a computation with random mistakes; the arguments are those of `demonstration`."""
-    right, tempting = calculate(a, sign, b), misconception(a, sign, b)
-    if tempting is not None and rng.random() < misconception_rate:
-        return tempting
-    if rng.random() < slip_rate:
-        # A slip is off by less than ten, so that it never equals a forgotten carry.
-        return rng.choice([right + d for d in range(-_LARGEST_SLIP, _LARGEST_SLIP + 1) if d])
-    return right
-
-
 def demonstration(
     problem: Problem,
     rng: random.Random,
@@ -236,7 +214,12 @@ def worked_lines(
     lines, total = [], problem.operands[0]
     for step, (sign, b) in enumerate(problem.terms):
         chosen = suggested[step] if suggested[step] != sign and rng.random() < misconception_rate else sign
-        result = _mistaken(total, chosen, b, rng, slip_rate, misconception_rate)
+        result, tempting = calculate(total, chosen, b), misconception(total, chosen, b)
+        if tempting is not None and rng.random() < misconception_rate:
+            result = tempting
+        elif rng.random() < slip_rate:
+            # A slip is off by less than ten, so that it never equals a forgotten carry.
+            result = rng.choice([result + d for d in range(-_LARGEST_SLIP, _LARGEST_SLIP + 1) if d])
         if rng.random() < filler_rate:
             lines.append(rng.choice(FILLERS))
         lines.append(line(step, total, chosen, b, result))
@@ -269,9 +252,15 @@ class Chain:
     def label(self, text: str, answers: Sequence[AnswerSpan]) -> list[Step]:
         """The steps of a response, whose answers are given in order of appearance."""
         steps: list[Step] = []
-        for part in _parts(text, answers):
-            steps += self._answer(text, part) if isinstance(part, AnswerSpan) else self._line(text, *part)
-        return steps
+        cursor = 0
+        for span in answers:
+            steps += self._lines(text, cursor, span.start) + self._answer(text, span)
+            cursor = span.stop
+        return steps + self._lines(text, cursor, len(text))
+
+    def _lines(self, text: str, start: int, stop: int) -> list[Step]:
+        """The steps of the lines in a range that are not empty."""
+        return [step for line in _LINE.finditer(text, start, stop) for step in self._line(text, *line.span())]
 
     def _line(self, text: str, start: int, stop: int) -> list[Step]:
         match = self.pattern.fullmatch(text, start, stop)
@@ -286,17 +275,13 @@ class Chain:
         return steps
 
     def _answer(self, text: str, span: AnswerSpan) -> list[Step]:
+        rest = self.value  # What the rest of the problem gives from the last line.
+        for sign, b in self.problem.terms[self.due :]:
+            rest = calculate(rest, sign, b)
         content = text[span.content_start : span.content_stop].strip()
-        if _INTEGER.fullmatch(content) and int(content) in (self._rest(), self.problem.answer):
+        if _INTEGER.fullmatch(content) and int(content) in (rest, self.problem.answer):
             return []
         return [Step(start=span.start, stop=span.stop, kind="slip", result=(span.content_start, span.content_stop))]
-
-    def _rest(self) -> int:
-        """The value that the rest of the problem gives from the last line."""
-        value = self.value
-        for sign, b in self.problem.terms[self.due :]:
-            value = calculate(value, sign, b)
-        return value
 
     def _operation(self, a: int, sign: str, b: int) -> tuple[StepKind, str]:
         """The kind of what a line computes, and the name of the part that decides it."""
@@ -314,8 +299,8 @@ class Chain:
         """The kind of the result of a line, and the name of the part that decides it."""
         if self.due < len(self.problem.terms) and b != self.problem.terms[self.due][1]:
             return "slip", "b"
-        if (wrong := _wrong_result(a, sign, b, c)) is not None:
-            return wrong, "c"
+        if c != calculate(a, sign, b):
+            return ("misconception" if c == misconception(a, sign, b) else "slip"), "c"
         return ("sound" if operation == "sound" else "inherited"), "c"
 
     def steps(self, match: re.Match[str], operation: tuple[StepKind, str], result: tuple[StepKind, str]) -> list[Step]:
@@ -333,16 +318,6 @@ class Chain:
         return min(self.due + 1, len(terms))
 
 
-def _parts(text: str, answers: Sequence[AnswerSpan]) -> Iterator[AnswerSpan | tuple[int, int]]:
-    """The answers and, between them, the ranges of the lines that are not empty."""
-    cursor = 0
-    for span in answers:
-        yield from (line.span() for line in _LINE.finditer(text, cursor, span.start))
-        yield span
-        cursor = span.stop
-    yield from (line.span() for line in _LINE.finditer(text, cursor))
-
-
 class ArithmeticTask(AnswerTask):
     r"""The task of computing ``7+5-3+8`` line by line and boxing the result.
 
@@ -357,8 +332,6 @@ class ArithmeticTask(AnswerTask):
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The row's ``problem`` (an expression such as ``7+5-3+8``) as a prompt."""
-        if "problem" not in row:
-            raise ValueError(f"An arithmetic row must have the column `problem`, but got {sorted(row)}.")
         problem = _parse(str(row["problem"]))
         question, columns = f"Compute {problem.expression}.", dict(row)
         return Prompt(
