@@ -1,14 +1,11 @@
 """Prompts that are too long are left out of training before it begins, and named with file, line and length."""
 
-from functools import partial
-
 import pytest
 
-from grail_lightning.data import ArithmeticData, Curriculum, FewShot, MathData, WordProblemData
+from grail_lightning.data import Curriculum, FewShot, MathData
 from grail_lightning.data.lengths import PromptLimit, check_evaluated, long_prompts
 from grail_lightning.data.loaders import PromptSet
 from grail_lightning.policy import encode_prompt, load_tokenizer
-from grail_lightning.tasks import ProblemSpace
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import Prompt
 from tests.data.recorder import TASK, Recorder, fit, problems, rows, write
@@ -117,22 +114,6 @@ def test_by_default_the_limit_is_what_responses_leave_of_the_context(tmp_path):
     with pytest.warns(UserWarning, match=context):
         fit(module, data, max_epochs=1)
     assert [len(problem) for (problem,) in module.train_prompts] == [18]
-
-
-@pytest.mark.parametrize(
-    "made", [partial(ArithmeticData, problems=ProblemSpace(min_terms=3, max_terms=6)), WordProblemData]
-)
-def test_generated_problems_are_measured_too(made):
-    everything = made(num_train=40, num_val=2, num_test=2, prompts_per_batch=1)
-    everything.setup("fit")
-    lengths = sorted(len(as_bytes(prompt.messages)) for (prompt,) in everything.train_dataloader())
-    room = lengths[20] + 10
-    longer = sum(length > room - 10 for length in lengths)
-    assert 0 < longer < 40
-    module, data = Small(room), made(num_train=40, num_val=2, num_test=2, prompts_per_batch=1)
-    with pytest.warns(UserWarning, match=rf"{longer} of 40 prompts of .* longer than {room - 10} tokens"):
-        fit(module, data, max_epochs=1, limit_val_batches=0)
-    assert len(module.train_prompts) == 40 - longer
 
 
 def test_an_evaluation_leaves_nothing_out(tmp_path):

@@ -159,10 +159,3 @@ def test_the_path_of_a_dataset_is_a_path_whatever_the_file_holds(file, args, tmp
     assert _parse(*[arg.format(file) for arg in args]).specs["train"] == [DatasetSpec(file)]
     path = Path(file)
     assert MathData(train=path).specs == MathData(train=[path]).specs == MathData(train=file).specs
-
-
-def test_the_arithmetic_world_is_set_on_the_command_line():
-    data = _parse("--data=ArithmeticData", "--data.problems.max_terms=6", "--data.num_train=50", "--data.seed=3")
-    assert data.problems == ProblemSpace(max_terms=6)
-    data.setup("fit")
-    assert {problem.count("+") + problem.count("-") for problem in problems(data.train_dataloader())} == {4, 5}

@@ -97,8 +97,11 @@ def verdict_and_reward(task, row, text):
     return verdicts[0].status, task.reward([text], [prompt], verdicts)[0]
 
 
-def test_a_task_of_ones_own_asks_its_question_and_pays_for_right_lines():
+def test_a_task_of_ones_own_asks_its_question_and_pays_for_right_lines(capsys):
     rollouts, _ = fit("my_task")
+    capsys.readouterr()
+    runpy.run_path("read_rollouts.py")
+    assert "num_tokens" in capsys.readouterr().out
     assert len(rollouts) == 2 * 4
     assert rollouts["prompt"].str.startswith("user: Compute ").all()
     from my_task import RunningTotals
@@ -148,13 +151,18 @@ def test_one_option_says_that_an_answer_is_text():
     assert verdict_and_reward(task, row, "#### Oslo or Bergen")[0] == "wrong"
 
 
-def test_rewards_of_ones_own_are_weighed_and_logged():
-    rollouts, figures = fit("my_reward")
+def test_rewards_a_callback_and_a_credit_method_of_ones_own_in_one_run():
+    credit = ["--model.credit=my_credit.Surprise", "--model.credit.top=3"]
+    rollouts, figures = fit("my_callback", "--config=my_reward.yaml", *credit)
     brief = 1 / (1 + rollouts["num_tokens"] / 32)
     level = pandas.Series([json.loads(columns)["level"] for columns in rollouts["columns"]])
     hard = rollouts["correct"] & (level >= 3)
     assert rollouts["reward"].tolist() == pytest.approx((rollouts["correct"] + 0.1 * brief + 0.5 * hard).tolist())
     assert figures["train/rewards/brevity/mean"] == pytest.approx(brief.mean())
+    for value, right in rollouts["correct"].groupby(level):
+        assert figures[f"by_level/{value}"] == pytest.approx(right.mean())
+    assert ("credit/wrong_answer_weight" in figures) == rollouts["status"].eq("wrong").any()
+    assert 1 < figures["credit/weight_mean"] < 3
 
 
 def test_the_share_of_tests_that_a_program_passes_is_paid(programs_run):
@@ -173,9 +181,7 @@ def test_a_reward_is_called_by_hand(capsys):
     assert said[2] == f"[{1 + 0.1 / (1 + 6 / 1000)}]"
 
 
-def test_a_credit_method_of_ones_own_trains_and_its_mistakes_are_told(capsys):
-    _, figures = fit("my_credit")
-    assert 1 < figures["credit/weight_mean"] < 3
+def test_a_mistake_in_a_credit_method_of_ones_own_is_told_and_another_one_keeps_a_memory(capsys):
     assert "`top` must be at least 1" in fails(capsys, "fit", "--config=my_credit.yaml", "--model.credit.top=0.5")
     _, figures = fit("my_credit", "--model.credit=my_memory.RememberedValues", "--model.credit.limit=50")
     assert figures["credit/remembered"] == 50
@@ -188,14 +194,6 @@ def test_a_data_module_of_ones_own_reads_csv_files():
     assert [str(table[prompt.removeprefix("user: ")]) for prompt in rollouts["prompt"]] == rollouts[
         "reference"
     ].tolist()
-
-
-def test_a_callback_of_ones_own_sees_rows_verdicts_and_weights():
-    rollouts, figures = fit("my_callback")
-    level = pandas.Series([json.loads(columns)["level"] for columns in rollouts["columns"]])
-    for value, right in rollouts["correct"].groupby(level):
-        assert figures[f"by_level/{value}"] == pytest.approx(right.mean())
-    assert ("credit/wrong_answer_weight" in figures) == rollouts["status"].eq("wrong").any()
 
 
 @pytest.mark.slow
@@ -216,14 +214,11 @@ def test_an_engine_of_ones_own_draws_from_the_policy(arithmetic):
         engine.generate(problems(1), 2, type(SAMPLING)(max_response_length=4, top_p=0.9), 1)
 
 
-def test_rollouts_and_predictions_are_read(capsys):
-    fit("my_task")
+def test_predictions_are_read(capsys):
     options = ["--data.num_test=2", "--evaluation.num_samples=4", "--trainer.enable_progress_bar=false"]
     methods = ["--model.credit=GRAIL", "--predictions.compare+=OARGradient"]
     main(["predict", "--config=configs/saliency.yaml", *options, *methods])
     capsys.readouterr()
-    runpy.run_path("read_rollouts.py")
-    assert "num_tokens" in capsys.readouterr().out
     runpy.run_path("read_predictions.py")
     assert "boxed" in capsys.readouterr().out
     runpy.run_path("read_methods.py")

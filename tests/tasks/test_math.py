@@ -33,21 +33,6 @@ def test_what_cannot_be_is_an_error(options, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"So \boxed{1}, no: \boxed{ 2 }.", "2"),  # the last one
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),  # braces inside
-        (r"\boxed{a \boxed{b}}", r"a \boxed{b}"),  # the outer one
-        (r"\boxed{3} and then \boxed{4", "3"),  # the last complete one
-        (r"\boxed{}", ""),
-        ("The answer is 4.", None),
-    ],
-)
-def test_the_answer_is_what_stands_in_the_last_complete_box(text, answer):
-    assert MathTask().answer(text) == answer
-
-
-@pytest.mark.parametrize(
     ("form", "instruction"),
     [
         (Boxed(), "put your final answer within \\boxed{}."),
@@ -60,10 +45,9 @@ def test_the_default_instruction_asks_for_the_form_of_the_answer(form, instructi
 
 
 def test_references_and_format_rewards_follow_the_form_of_the_answer():
-    row = {"problem": "How many?", "answer": "48 / 2 = 24 clips.\n#### 72"}
-    assert MathTask(answer=Marker()).prompt(row).reference == "72"
-    assert MathTask(answer=Pattern(r"is (\d+)"), instruction=" Say 'is N'.").answer("it is 7") == "7"
     task = MathTask(rewards=[RewardSpec(function="answer_format")], answer=Marker())
-    prompt, wrong = task.prompt(ROW), Verdict(correct=False, status="wrong", layer="none", gold="2", prediction="")
+    prompt = task.prompt(ROW | {"answer": "1 + 1\n#### 2"})
+    wrong = Verdict(correct=False, status="wrong", layer="none", gold="2", prediction="")
+    assert prompt.reference == "2"
     texts = ["#### 3", "#### **3**\n", "#### 3\nor so", "3", r"\boxed{3}"]
     assert task.reward(texts, [prompt] * 5, [wrong] * 5, lengths=[1] * 5) == [1, 1, 0, 0, 0]
