@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from grail_lightning.answers import AnswerSpan, AnswerVerifier, Verifier, find_boxes
 from grail_lightning.answers.records import Verdict
@@ -13,16 +13,7 @@ from grail_lightning.tasks.problem import Comparison, Messages, Prompt, Step, St
 __all__ = ["Comparison", "GradedAnswer", "Messages", "Prompt", "Step", "StepKind", "Task", "TaskReward", "TokenText"]
 
 
-class GradedAnswer(Protocol):
-    """The part of a verdict that a task uses. `grail_lightning.answers.Verdict` has these fields, and more."""
-
-    @property
-    def correct(self) -> bool:
-        """Whether the answer equals the reference."""
-
-    @property
-    def status(self) -> str:
-        """One of right, wrong, missing, capped, unparseable, timeout, crashed."""
+GradedAnswer: TypeAlias = Verdict  # What a task is told of an answer: whether it is `correct`, and its `status`.
 
 
 class Task(ABC):
