@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grail_lightning import GrailModule, MathData
 from grail_lightning.callbacks import ExportPolicy
+from grail_lightning.credit import GRAIL
 from grail_lightning.policy import Loading, LoRA, resolve_policy
 from grail_lightning.step.options import Objective
 from grail_lightning.tasks import ArithmeticTask
@@ -173,3 +174,9 @@ def test_two_ranks_train_a_loaded_model_as_one_by_its_name(tmp_path):
     assert all(torch.equal(exported[0][name], p) for name, p in exported[1].items())
     fresh = loaded()[0].state_dict()
     assert any(not torch.equal(fresh[name], p) for name, p in exported[1].items())
+
+
+@pytest.mark.parametrize("credit", ["GRAIL", GRAIL])
+def test_a_name_or_a_class_in_place_of_an_object_is_told(credit):
+    with pytest.raises(ValueError, match=r"`credit` must be an object, .* but got .*GRAIL"):
+        GrailModule("arithmetic", SAMPLING, credit=credit)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, NamedTuple
@@ -140,7 +140,7 @@ class SpanScores(TokenCredit):
         if self._score is not None:
             rows = []
             for aligned, prompt in zip(align_rows(batch, policy.tokenizer), batch.prompts, strict=True):
-                spans = sorted(ScoredSpan(*span) for span in self._score(aligned.text, prompt))
+                spans = _checked(self._score(aligned.text, prompt), len(aligned.text))
                 rows.append([_Span(aligned.overlapping(s.start, s.stop), float(s.score), s.kind) for s in spans])
         elif self.judge is not None or batch.episodes is not None:
             rows = self._turns(policy, batch)
@@ -196,3 +196,16 @@ def _apart(spans: list[_Span]) -> list[_Span]:
         taken.update(own)
         kept += [span._replace(tokens=own)] if own else []
     return kept
+
+
+def _checked(spans: Iterable[Sequence[Any]], length: int) -> list[ScoredSpan]:
+    """What a scorer returned, in order of the text."""
+    ordered = sorted(ScoredSpan(*span) for span in spans)
+    ends = [0, *(span.stop for span in ordered)]
+    for end, span in zip(ends, ordered, strict=False):
+        if not (end <= span.start <= span.stop <= length and math.isfinite(span.score)):
+            raise ValueError(
+                "`credit.scorer` must return `ScoredSpan(start, stop, score)` of grail_lightning.credit for ranges of "
+                f"characters, 0 ≤ start ≤ stop ≤ {length}, that do not overlap, with finite scores, but got {span}."
+            )
+    return ordered

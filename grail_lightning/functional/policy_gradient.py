@@ -74,7 +74,8 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor | None
     log_ratio = logprobs - old_logprobs
     if level == "token":
         return log_ratio.exp()
-    assert mask is not None, "the mean is over the valid tokens of a row"
+    if level != "sequence" or mask is None:
+        raise ValueError(f"`level` must be token, or sequence with a `mask`, but got {level!r} and {mask}.")
     sequence = masked_mean(log_ratio.detach(), mask, dim=1)[:, None]
     return (sequence + logprobs - logprobs.detach()).exp()
 

@@ -129,6 +129,10 @@ def token_logprobs(
     """
     if temperature <= 0:
         raise ValueError(f"`temperature` must be positive, but got {temperature}. Greedy sampling reports at 1.")
+    if hidden.shape[:-1] != token_ids.shape:
+        raise ValueError(
+            f"`hidden` must be `token_ids` plus a width, but got {tuple(hidden.shape)} and {tuple(token_ids.shape)}."
+        )
     states, ids = hidden.reshape(-1, hidden.shape[-1]), token_ids.reshape(-1).long()
     graph = torch.is_grad_enabled()
     # One chunk needs no recomputation to bound its memory.

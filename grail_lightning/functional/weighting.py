@@ -25,11 +25,24 @@ def grail_map(
 
     .. math:: w_t = \mathrm{clamp}(\mu + \sigma\, z_t,\ w_{min}, w_{max}),\quad z = \mathrm{zscore}(\log(s + 10^{-8}))
 
-    From saliency ``s ≥ 0``, which is 0 on valid tokens after the answer span, and the mask of valid response tokens,
-    ``[B, T]`` each, to ``[B, T]``, zero outside the mask. `mean` is ``μ`` and `std` is ``σ``.
+    Args:
+        scores: ``[B, T]`` saliency ``s ≥ 0``; 0 on valid tokens after the answer span.
+        mask: ``[B, T]`` bool, the valid response tokens.
+        mean: ``μ``, the weight of a token of average log-saliency.
+        std: ``σ``, the factor of the z-score.
+        w_min: Lower clamp.
+        w_max: Upper clamp.
+
+    Returns:
+        ``[B, T]``, zero outside the mask.
+
+    Raises:
+        ValueError: If ``w_min > w_max`` or `std` is negative.
 
     Source: GRAIL, arXiv 2606.04889, published trainer.
     """
+    if w_min > w_max or std < 0:
+        raise ValueError(f"`w_min` ≤ `w_max` and `std` ≥ 0 are needed, but got {w_min}, {w_max} and {std}.")
     z = masked_zscore(torch.log(scores + _LOG_EPS), mask)
     return (mean + std * z).clamp(w_min, w_max).masked_fill(~mask, 0)
 
@@ -75,12 +88,28 @@ def bilevel_map(
 
     All computations are in float64: scores are as small as 1e-7, which float32's log1p rounds away.
 
-    From ``I ≥ 0`` and the mask of the ``L`` tokens that are weighted, ``[B, T]`` each, to ``[B, T]`` in the dtype of
-    the scores, zero outside the mask. A row of constant scores has weight 1. The options are those of
-    `grail_lightning.credit.BilevelOptions`; `quantile` is ``τ`` and `boost` is ``β``.
+    Args:
+        scores: ``[B, T]``, ``I ≥ 0``.
+        mask: ``[B, T]`` bool, the tokens that are weighted.
+        quantile: ``τ``, the quantile that separates low from high scores.
+        boost: ``β``, the largest increase of a weight before rescaling.
+        floor: Least weight before rescaling.
+        interpolate: Whether ``q`` interpolates between order statistics; False takes ``sorted[floor(τ·L)]``.
+        preserve_mass: Whether the weights are rescaled to sum to ``L``.
+        eps: A small number that keeps the divisions finite.
+
+    Returns:
+        ``[B, T]`` in the dtype of `scores`, zero outside the mask. A row of constant scores has weight 1.
+
+    Raises:
+        ValueError: If `quantile` is not in ``[0, 1)`` or `boost` or `floor` is negative.
 
     Source: OAR, arXiv 2601.07408, published scorer; the GRAIL repository's version: ``interpolate=False``.
     """
+    if not 0 <= quantile < 1 or boost < 0 or floor < 0:
+        raise ValueError(
+            f"`quantile` in [0, 1), `boost`, `floor` ≥ 0 are needed, but got {quantile}, {boost}, {floor}."
+        )
     logs = torch.log1p(scores.double())
     low = logs.masked_fill(~mask, torch.inf).amin(1, keepdim=True)
     high = logs.masked_fill(~mask, -torch.inf).amax(1, keepdim=True)

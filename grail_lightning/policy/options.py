@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -121,6 +122,10 @@ class Loading:
 
     def __post_init__(self) -> None:
         check_options(self, chunk_tokens="[1, inf)")
+        if self.lora is not None and importlib.util.find_spec("peft") is None:
+            raise ValueError(
+                "`loading.lora` needs peft, which is not installed. Run: pip install 'grail-lightning[lora]'."
+            )
 
 
 def resolve_policy(name: str) -> str:
@@ -141,6 +146,11 @@ def resolve_policy(name: str) -> str:
 def reading(name: str) -> Iterator[str]:
     """The folder or hub name of a policy, for Transformers to read from; what fails inside the context is one line."""
     path = resolve_policy(name)
+    # Transformers would speak of a "repo id"; one on the hub has one slash at most.
+    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(path).exists():
+        raise ValueError(
+            f"`policy` {name!r} cannot be loaded: it does not exist. Give a folder in Hugging Face format."
+        )
     try:
         yield path
     except Exception as error:  # The library, the network and the hub raise many types.
@@ -148,6 +158,8 @@ def reading(name: str) -> Iterator[str]:
         if isinstance(error, ImportError):  # Its first line is empty, and its first sentence names the package.
             reason = " ".join(str(error).split()).partition(". ")[0]
             raise ValueError(f"`policy` {name!r} cannot be loaded: {reason}. Install it.") from error
+        if reason.startswith("We couldn't connect"):
+            reason = "it is in no folder here nor in the hub's cache, and the hub cannot be reached."
         raise ValueError(
             f"`policy` {name!r} cannot be loaded: {reason} "
             "Give a folder in Hugging Face format, a model on the hub, or a packaged policy such as `arithmetic`."

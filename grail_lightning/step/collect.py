@@ -44,7 +44,13 @@ _PATIENCE = 2.0  # Seconds that the end of a process waits for a sampling in fli
 
 
 def check_engine(engine: RolloutEngine, execution: Execution, credit: TokenCredit) -> None:
-    """Check that the engine can sample while the policy trains, if that is asked for."""
+    """Check that the engine can sample while the policy trains, if that is asked for; and, from Python, the types."""
+    for name, given, kind in (("credit", credit, TokenCredit), ("engine", engine, RolloutEngine)):
+        if not isinstance(given, kind):
+            raise ValueError(
+                f"`{name}` must be an object, an instance of `{kind.__name__}`, but got {given!r:.80}. Call the class, "
+                "such as `credit=GRAIL()`."
+            )
     if execution.sample_ahead and credit.needs().continuations:
         raise ValueError(
             f"`execution.sample_ahead` must be off with `{type(credit).__name__}`, which asks the engine for "

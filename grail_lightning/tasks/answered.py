@@ -151,6 +151,8 @@ class MathTask(AnswerTask):
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The prompt of the columns `problem` and `answer` of a row; it keeps all columns."""
+        if not {"problem", "answer"} <= row.keys():
+            raise ValueError(f"A row must have the columns `problem` and `answer`, but got only {sorted(row)}.")
         messages: Messages = [{"role": "user", "content": f"{row['problem']}{self.instruction}"}]
         if self.system_prompt is not None:
             messages.insert(0, {"role": "system", "content": self.system_prompt})

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grail_lightning.credit import Judge, ScoredSpan, SpanScores
-from grail_lightning.credit.base import token_advantages, weigh
+from grail_lightning.credit.base import token_advantages
 from grail_lightning.credit.spans import _Span
 from tests.credit.episodes import Row, by_turn, played
 from tests.credit.groups import groups
@@ -78,11 +78,11 @@ def test_a_function_scores_ranges_of_characters(arithmetic):
     assert (weights.values[1, : len(WRONG) // 2] < 1).all()
 
 
-def test_a_score_that_is_no_number_is_refused(arithmetic):
+@pytest.mark.parametrize("spans", [[(0, 4, 1.0), (2, 6, 0.0)], [(0, 400, 1.0)], [(0, 4, float("nan"))]])
+def test_spans_that_cannot_be_are_refused(spans, arithmetic):
     batch = groups(arithmetic, ("7+5-3+8", [SOUND, WRONG]))
-    spans = [(0, 4, 1.0), (4, 6, float("nan"))]
-    with pytest.raises(ValueError, match="`SpanScores` must return finite `values`, but got nan"):
-        weigh(SpanScores(scorer=lambda text, prompt: spans), arithmetic, batch, context())
+    with pytest.raises(ValueError, match=r"`credit.scorer` must return `ScoredSpan\(start, stop, score\)`"):
+        SpanScores(scorer=lambda text, prompt: spans)(arithmetic, batch, context())
 
 
 def _scores_of(method, policy, batch):

@@ -25,6 +25,8 @@ def test_both_clamps_bind():
     found = grail_map(scores, torch.ones_like(scores, dtype=torch.bool), std=2.0, w_max=3.0)
     assert found.min() == 0.5
     assert found.max() == 3.0
+    with pytest.raises(ValueError, match="`w_min` ≤ `w_max`"):
+        grail_map(scores, scores > 0, w_min=2, w_max=1)
 
 
 def test_a_token_that_straddles_brace_and_content_takes_the_markers_weight():

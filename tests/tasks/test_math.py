@@ -25,6 +25,7 @@ def test_the_prompt_is_the_problem_and_the_instruction_with_its_backslash():
         ({"instruction": "within \boxed{}."}, r"`instruction` must not hold a backspace character.*use single quotes"),
         ({"answer": Pattern(r"is (\d+)")}, "`instruction` must be given with `answer: Pattern`"),
         ({"compare": "words"}, "`compare` must be one of math, text, exact, relaxed, but got 'words'"),
+        ({}, r"columns `problem` and `answer`, but got only \['question'\]"),
     ],
 )
 def test_what_cannot_be_is_an_error(options, message):
