@@ -6,24 +6,24 @@ Shapes: ``B`` rows, ``T`` response tokens, ``K`` turns of the row that has the m
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from grail_lightning.batch import RolloutBatch
+from grail_lightning.batch import RolloutBatch, pad_left
+from grail_lightning.batch.rows import lengths_to_mask
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
 from grail_lightning.credit.measure import logprobs
-from grail_lightning.engines.base import build_batch
 from grail_lightning.functional import masked_mean
 from grail_lightning.functional.advantages import discounted_returns
 from grail_lightning.functional.turns import existing_turns, relative, spread_turns, turn_numbers, turn_starts
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
-from grail_lightning.tasks.problem import TokenText
 
 Baseline = Literal["turn", "group"]
 Normalise = Literal["joint", "separate"]
@@ -257,12 +257,8 @@ class IGPO(TokenCredit):
         # One more row, of any content: a rank without a place joins the passes of the others with it.
         filler = ids[0][0][:1].tolist()
         before = [*(ids[row][k].tolist() + lead for row, k in places), filler]
-        after = [*(answers[row] for row, _ in places), filler]
-        rows = [*(row for row, _ in places), 0]
-        prompts = [
-            replace(batch.prompts[row], messages=TokenText("", own)) for row, own in zip(rows, before, strict=True)
-        ]
-        asked = build_batch(policy, prompts, 1, after, [True] * len(rows)).replace(group=batch.group[rows])
+        after = [torch.tensor(answer) for answer in (*(answers[row] for row, _ in places), filler)]
+        asked = _as_batch(policy, batch, before, after, [*(row for row, _ in places), 0])
         logps = logprobs(policy, asked, context, torch.arange(len(places))).double()
         means = masked_mean(logps, asked.response_mask, 1)[:-1]
         belief = torch.zeros(several.shape, dtype=torch.float64, device=logps.device)
@@ -270,3 +266,22 @@ class IGPO(TokenCredit):
             rows, numbers = torch.tensor(places, device=logps.device).T
             belief[rows, numbers] = means.exp()
         return torch.tensor([bool(ids) for ids in answers], device=logps.device), belief
+
+
+def _as_batch(
+    policy: Policy, batch: RolloutBatch, before: list[list[int]], after: list[Tensor], rows: list[int]
+) -> RolloutBatch:
+    """Ids before an answer as prompts, and its ids as responses, in the groups of the given rows of the batch."""
+    prompt_ids, prompt_mask = pad_left(before, policy.tokenizer.pad_token_id)
+    ids = pad_sequence(after, batch_first=True)
+    mask = lengths_to_mask(torch.tensor([len(answer) for answer in after]), ids.shape[1])
+    device = batch.input_ids.device
+    return batch.select(torch.tensor(rows)).replace(
+        input_ids=torch.cat([prompt_ids, ids], 1).int().to(device),
+        attention_mask=torch.cat([prompt_mask, mask], 1).to(device),
+        response_ids=ids.int().to(device),
+        response_mask=mask.to(device),
+        row=torch.arange(len(rows), device=device),
+        turn=None,
+        episodes=None,
+    )
