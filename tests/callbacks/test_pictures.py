@@ -18,6 +18,7 @@ from grail_lightning.environments.episode import Call, Episode, Turn
 from grail_lightning.grading import align_rows, answer_masks, grade_and_locate
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.base import Step
 from grail_lightning.views.pictures import heatmap
 from tests.callbacks.scripted import board
 from tests.runs import Watch, batches, module, trainer, weights
@@ -79,7 +80,7 @@ def test_loggers_get_pictures_when_they_are_due_and_training_is_the_same_bit_for
 def test_a_task_that_labels_wrongly_is_one_warning_and_no_end(tmp_path):
     class Mislabels(ArithmeticTask):
         def label_steps(self, text, prompt):
-            return "nonsense"
+            return [Step(start=0, stop=len(text) + 1, kind="sound")]
 
     prompts = [Mislabels().prompt({"problem": f"1+{k}+2"}) for k in range(4)]
     loader = torch.utils.data.DataLoader([prompts] * 3, batch_size=None)

@@ -175,7 +175,7 @@ def test_engines_that_cannot_continue_read_all_tokens_again(case):
 
 
 def test_a_turn_has_room_if_its_own_ids_and_its_own_limit_have():
-    policy = policy_of(Qwen3Config(**SIZES, max_position_embeddings=64))
+    policy = policy_of(Qwen3Config(**SIZES | {"max_position_embeddings": 64}))
     long, short = TurnRequest(0, PROMPTS[0], [30] * 58, 6, seed=1), TurnRequest(1, PROMPTS[1], [30] * 4, 50, seed=2)
     with engine_of(policy).turns(SAMPLING) as sampler:
         assert len(sampler([long, short])) == 2
