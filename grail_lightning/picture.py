@@ -128,6 +128,8 @@ class Picture:
 
 def is_image(value: object) -> TypeGuard[Image]:
     """Whether a value is an image of Pillow."""
+    if type(value).__module__.partition(".")[0] in ("builtins", "pathlib"):  # Without an import of Pillow.
+        return False
     from PIL.Image import Image
 
     return isinstance(value, Image)

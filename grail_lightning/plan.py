@@ -112,11 +112,11 @@ def _plan(fit: Any, model: _Model, needs: Needs, ranks: int, prompt: int) -> dic
         "model of the credit method": weights + (trained + 2 * second) / shards if second else 0.0,
         "DDP's buckets": float(model.trained * w * (ranks > 1 and not sharded)),
     }
-    prompts = (fit.get("data.init_args") or {}).get("prompts_per_batch") or 32
-    rows, engine = math.ceil(prompts / ranks) * execution.group_size, fit.model.engine
+    in_batch, engine = (fit.get("data.init_args") or {}).get("prompts_per_batch") or 32, fit.model.engine
+    of_rank = math.ceil(in_batch / ranks) * execution.group_size  # Rows.
     ours = engine is None or engine.class_path.endswith("HFEngine")
     cached = (engine.init_args.cache_tokens if engine else HFEngine().cache_tokens) if ours else 0
-    in_call = min(rows, max(1, cached // (prompt + limit)))
+    in_call = min(of_rank, max(1, cached // (prompt + limit)))
     # Rotary positions leave keys in the dtype of the weights; values have that of the product.
     entry = model.blocks * model.keys * (w + c)
     sampling = {
@@ -124,7 +124,7 @@ def _plan(fit: Any, model: _Model, needs: Needs, ranks: int, prompt: int) -> dic
         "gathered weights": float(model.parameters * w * sharded),
         "KV cache": 1.03 * in_call * (prompt + limit) * entry * bool(cached),
     }
-    rows, prompts = _micro_batch(execution, rows, prompt, limit, execution.share_prefixes and not loading.packing)
+    rows, prompts = _micro_batch(execution, of_rank, prompt, limit, execution.share_prefixes and not loading.packing)
     tokens = rows * limit + prompts * prompt
     attention = (9 if model.normalised else 5) * (model.queries + model.keys)
     block = (4 * model.mlp + 4 * model.width + attention) * c * tokens

@@ -125,9 +125,10 @@ def _table(section: _Section) -> pd.DataFrame:
     """The figures of a section as texts, by figure, dataset and method; without the columns that are empty."""
     rows = section.figures[section.figures["part"] != "curve"]
     tested = rows[rows["difference"].notna()]
+    figures, baselines = set(tested["figure"]), set(tested["baseline"])
     table, index = [], []
     for row in rows.to_dict("records"):
-        base = row["figure"] in set(tested["figure"]) and row["method"] in set(tested["baseline"])
+        base = row["figure"] in figures and row["method"] in baselines
         cells = {
             "problems": _number(row["problems"], ".0f"),
             "seeds": _number(row["seeds"], ".0f"),

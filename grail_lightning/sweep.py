@@ -38,7 +38,7 @@ from grail_lightning.runtime.run_folder import mark_if_new
 from grail_lightning.tasks.import_path import did_you_mean
 
 _KEYS = ("config", "folder", "options", "methods", "tasks", "seeds", "grid", "choose", "results")
-_EMPTY: dict[str, Any] = {"methods": {}, "tasks": {}, "options": {}, "grid": {}, "choose": {}, "results": {}}
+_EMPTY: dict[str, Any] = {"methods": {}, "tasks": {}, "options": {}, "grid": {}, "choose": {}, "results": None}
 _OURS = re.compile(r"(seed_everything|ckpt_path|trainer\.logger|trainer\.default_root_dir)(\..*)?")
 _FACTS = ("run", "method", "task", "seed", "point", "choosing", "options")  # The first columns of a table.
 _NO_STEP = "no step is left"  # What `fit` says of a resume after the last step.
@@ -93,9 +93,9 @@ class Run:
 
     def record(self) -> dict[str, Any]:
         """What is known of the run; `state` is waiting, started, failed or finished."""
-        file = self.folder / "sweep.json"
         if self.row:
             return {"state": "finished"}
+        file = self.folder / "sweep.json"
         return dict(json.loads(file.read_text())) if file.is_file() else {"state": "waiting"}
 
     def write(self, **state: str) -> None:
@@ -132,9 +132,10 @@ def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], dict[
     known = known and choose.get("statistic", "last") in ("last", "mean")
     what = "`choose` must hold `seeds`, a list of integers, and may hold `by`, a tag, and `statistic`, last or mean"
     _must(known and (not choose or _are_seeds(choose.get("seeds"))), what, choose)
-    known = isinstance(results, dict) and (not results or {"file"} <= results.keys() <= {"file", "curves"})
-    what = "`results` must hold `file`, and beside it only `curves`, a list"
-    _must(known and isinstance(results.get("curves", []), list), what, results)
+    if results is not None:
+        known = isinstance(results, dict) and {"file"} <= results.keys() <= {"file", "curves"}
+        what = "`results` must hold `file`, and beside it only `curves`, a list"
+        _must(known and isinstance(results.get("curves", []), list), what, results)
     folder: Any = output or content.get("folder")
     _must(bool(folder), "`folder` must be the folder of the runs, as `runs/study`", folder)
     rows = _rows(content) if results else {}

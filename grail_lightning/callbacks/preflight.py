@@ -132,25 +132,7 @@ class Preflight(Callback):
         statuses = Counter(verdict.status for verdict in output.batch.verdicts)
         verdicts = sum_by_name({status: float(number) for status, number in statuses.items()})
         self._check_groups(figures, verdicts, train_equal=objective.train_equal)
-        left_out = " and left out of the loss (`objective.mask_truncated`)" if objective.mask_truncated else ""
-        self._report(
-            "endless",
-            figures["completions/clipped_ratio"] >= 1,
-            f"In each of the last {self.patience} batches, every response was cut at the limit of "
-            f"{module.sampling.max_response_length} tokens{left_out}. Raise `sampling.max_response_length`; if "
-            "responses repeat themselves, lower the learning rate; if the policy never generates its end token "
-            f"{module.tokenizer.eos_token!r}, as base models may, set `sampling.stop` to what follows an answer.",
-            self.patience,
-        )
-        total, slow, crashed = sum(verdicts.values()), verdicts.get("timeout", 0.0), verdicts.get("crashed", 0.0)
-        self._report(
-            "verdicts",
-            slow + crashed > _MOST_TIMEOUTS * total,
-            f"{slow + crashed:.0f} of the {total:.0f} answers of this batch ({(slow + crashed) / max(total, 1):.1%}) "
-            f"could not be graded: {slow:.0f} timed out, {crashed:.0f} crashed. They count as wrong. Is the machine "
-            "short of cores or memory? Otherwise look at them: the callback `KeepRollouts` writes the column "
-            "`status`. `train/verdict/timeout` and `train/verdict/crashed` are logged for each batch.",
-        )
+        self._check_responses(figures, verdicts, module)
         # A warm-up from 0 has a positive rate after its first step. A batch without a gradient says nothing.
         rates = [figures.get("learning_rate", 1.0), *(group["lr"] for group in trainer.optimizers[0].param_groups)]
         if max(rates) > 0 or figures["grad_norm"] > 0:
@@ -207,6 +189,27 @@ class Preflight(Callback):
             "look at the rollouts in TensorBoard: the prompt or `sampling.max_response_length` may be at fault. If all "
             "are wrong or all right, take easier or harder problems, or a larger `execution.group_size`.",
             self.patience,
+        )
+
+    def _check_responses(self, figures: dict[str, float], verdicts: dict[str, float], module: GrailModule) -> None:
+        left_out = " and left out of the loss (`objective.mask_truncated`)" if module.objective.mask_truncated else ""
+        self._report(
+            "endless",
+            figures["completions/clipped_ratio"] >= 1,
+            f"In each of the last {self.patience} batches, every response was cut at the limit of "
+            f"{module.sampling.max_response_length} tokens{left_out}. Raise `sampling.max_response_length`; if "
+            "responses repeat themselves, lower the learning rate; if the policy never generates its end token "
+            f"{module.tokenizer.eos_token!r}, as base models may, set `sampling.stop` to what follows an answer.",
+            self.patience,
+        )
+        total, slow, crashed = sum(verdicts.values()), verdicts.get("timeout", 0.0), verdicts.get("crashed", 0.0)
+        self._report(
+            "verdicts",
+            slow + crashed > _MOST_TIMEOUTS * total,
+            f"{slow + crashed:.0f} of the {total:.0f} answers of this batch ({(slow + crashed) / max(total, 1):.1%}) "
+            f"could not be graded: {slow:.0f} timed out, {crashed:.0f} crashed. They count as wrong. Is the machine "
+            "short of cores or memory? Otherwise look at them: the callback `KeepRollouts` writes the column "
+            "`status`. `train/verdict/timeout` and `train/verdict/crashed` are logged for each batch.",
         )
 
 

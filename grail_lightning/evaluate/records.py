@@ -157,7 +157,7 @@ def append_samples(folder: Path, rank: int, samples: Iterable[Sample]) -> None:
 def prune(folder: Path, keep: Callable[[Sample], bool]) -> None:
     """Remove torn lines, samples that are there twice, and those that `keep` refuses.
 
-    Each file is replaced as a whole, and only if something is removed from it.
+    Each file is replaced as a whole, and only if its content changes.
     """
     seen: set[tuple[str, int, int]] = set()
     for file in sorted(folder.glob(_FILES)):

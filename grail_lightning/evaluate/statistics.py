@@ -235,10 +235,8 @@ def difference(
     low, high = average_interval(means, intervals, weights, least=-1.0)
     towards_0 = (value - low if value > 0 else high - value) / _t_quantile(df)
     exact = sign_flip_p(np.concatenate([weight / len(d) * d for weight, d in zip(weights, rows, strict=True)]))
-    tests, errors = (
-        [_tail(value, towards_0, df) if exact is None else exact],
-        [((high - low) / 2 / _t_quantile(df), df)],
-    )
+    tests = [_tail(value, towards_0, df) if exact is None else exact]
+    errors = [((high - low) / 2 / _t_quantile(df), df)]
     seeds = _both_spreads([a for a, _ in ours], [b for b, _ in theirs], weights, paired_seeds)
     if seeds is not None:
         excess, error = math.sqrt(seeds.excess), math.sqrt(seeds.variance)

@@ -73,7 +73,11 @@ def _read(file: Path, max_rollouts: int) -> tuple[list[Row], int]:
             f"{file} must be a Parquet file that `grail-lightning predict` wrote, but it has no column "
             f"{', '.join(missing)}. Texts without credit get it by `predict`."
         )
+    if max_rollouts < 1:
+        raise ValueError(f"`max_rollouts` must be at least 1, but got {max_rollouts}.")
     rows = source.head(max_rollouts + 1).to_pylist()
+    if not rows:
+        raise ValueError(f"{file} must hold at least one rollout, but got none. Predict first.")
     if len(rows) > max_rollouts:
         cut = _problem(rows.pop())
         if cut == _problem(rows[-1]) != _problem(rows[0]):

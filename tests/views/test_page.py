@@ -194,6 +194,11 @@ def test_a_file_without_predictions_is_refused(tmp_path):
     said = r"kept.parquet must be .* but it has no column `response`, .* get it by `predict`"
     with pytest.raises(ValueError, match=said):
         write_page(tmp_path / "kept.parquet", tmp_path / "page.html")
+    write(tmp_path / "empty.parquet", [])
+    with pytest.raises(ValueError, match=r"empty.parquet must hold at least one rollout, but got none"):
+        write_page(tmp_path / "empty.parquet", tmp_path / "page.html")
+    with pytest.raises(ValueError, match="`max_rollouts` must be at least 1, but got 0"):
+        write_page(tmp_path / "empty.parquet", tmp_path / "page.html", max_rollouts=0)
 
 
 def test_pictures_are_there_once_for_a_group_and_their_saliency_is_relative_to_the_rollout(tmp_path):
