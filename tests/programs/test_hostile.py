@@ -51,6 +51,10 @@ def outcomes(executor, canary):
     return dict(zip(sources, found, strict=True)), time.monotonic() - begin
 
 
+def test_there_are_many():
+    assert len(HOSTILE) >= 60
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_attack_succeeds(outcomes, name):
     outcome = outcomes[0][name]
