@@ -104,22 +104,24 @@ def test_controls_keep_places_and_take_the_scores_of_the_rollout_or_group(golden
 
 
 def test_a_frequent_kind_of_action_is_scored_lower_within_a_bound():
-    rows = [[("a", 1.0), ("a", 1.0), ("b", 1.0)], [("a", 1.0)], [("a", 1.0)]]
+    """Within the group: in the second one there is one kind alone, which has its share."""
+    rows = [[("a", 1.0), ("a", 1.0), ("b", 1.0)], [("a", 1.0)], [("a", 1.0)], *[[("b", 1.0)]] * 3]
 
     def spans(text, prompt):
         return [ScoredSpan(k, k + 1, score, kind) for k, (kind, score) in enumerate(rows[int(text[-1])])]
 
-    batch = played(GROUP)
-    batch = batch.replace(texts=["aaa0", "aaa1", "aaa2"], episodes=None, turn=None)
+    batch = played(GROUP, GROUP)
+    batch = batch.replace(texts=[f"aaa{row}" for row in range(6)], episodes=None, turn=None)
     method = SpanScores(scorer=spans, debias=0.5)
     given = [[_Span([k], score, kind) for k, (kind, score) in enumerate(row)] for row in rows]
     found = method._rescored(given, batch, context())
     # Four of five are of kind a; if the two kinds were as frequent, each had a half.
-    changes = {span.kind: span.score - 1 for row in found for span in row}
+    assert all(span.score == 1 for row in found[3:] for span in row)
+    changes = {span.kind: span.score - 1 for row in found[:3] for span in row}
     assert changes == {"a": pytest.approx(-0.5 * torch.tensor(8 / 5).log().item()), "b": pytest.approx(0.5 * 0.91629)}
     method = SpanScores(scorer=spans, debias=50.0, most_bias=0.25)
     found = method._rescored(given, batch, context())
-    assert {span.score for row in found for span in row} == {0.75, 1.25}
+    assert {span.score for row in found[:3] for span in row} == {0.75, 1.25}
 
 
 def test_a_rank_without_rollouts_has_no_spans(golden_policy):

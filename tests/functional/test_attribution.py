@@ -30,6 +30,12 @@ def test_forks_are_pairs_of_rows_that_part_at_a_result():
     sound[1, 1] = sound[2, 1] = sound[3, 1] = True
     found = forks(nodes, group, flawed, sound)
     assert torch.stack(found).T.tolist() == [[0, 1, 1], [0, 2, 1]]
+    padded = (
+        torch.nn.functional.pad(nodes, (0, 2), value=-1),
+        group,
+        *(torch.nn.functional.pad(result, (0, 2)) for result in (flawed, sound)),
+    )
+    assert all(map(torch.equal, forks(*padded), found)), "padding is no token that rows have in common"
     scores = torch.tensor([[0.0, 2.0, 0.0], [0.0, 2.0, 9.0], [0.0, 1.0, 9.0], [9.0] * 3, [9.0] * 3])
     assert fork_wins(scores, *found).tolist() == [0.5, 1.0]
     # The result of row 1 may go on where that of row 0 ends: both are `1` and `12`, with token 0 in common.
