@@ -84,6 +84,7 @@ def test_a_dying_worker_costs_one_answer(verifier):
     verdicts = verifier.grade([("3", HANG), (r"\sqrt{12}", r"2\sqrt{3}"), (r"\sqrt{27}", r"3\sqrt{3}")])
     killer.join()
     assert statuses(verdicts) == ["crashed", "right", "right"]
+    assert ("3", HANG) not in verifier._cache, "it is tried again when it comes again"
 
 
 def test_a_bug_of_ours_is_not_taken_for_a_bad_answer(caplog):

@@ -185,6 +185,7 @@ def test_seeds_that_only_one_method_has_are_left_out_of_the_difference(plain):
     assert fewer["value"] != same["value"], "its own figure is of all of its seeds"
     assert compared(*grpo, grail[0])["paired_seeds"] == 1
     assert np.isnan(compared(*grpo[:2], grail[2])["paired_seeds"])
+    assert np.isnan(compared(*grpo[:2], *grail[1:])["paired_seeds"]), "one seed in common is no sample of pairs"
 
 
 def test_pairs_are_the_same_problems_in_whatever_order(tmp_path):
