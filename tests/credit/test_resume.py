@@ -10,6 +10,7 @@ import torch
 
 from grail_lightning.credit import PRIME, RLSD, Product, Resampled, Uniform, WarmUp
 from grail_lightning.data import ArithmeticData
+from grail_lightning.policy import Loading
 from tests.credit.groups import GROUP, LATE, OTHER, SOUND, groups
 from tests.credit.rollouts import context
 from tests.runs import module, trainer, weights
@@ -30,22 +31,25 @@ _adam = partial(torch.optim.AdamW, lr=1e-3)
 _warm_up = partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.2)
 CASES = [
     # Between two refreshes of a teacher inside of other methods.
-    pytest.param(lambda: Product(Uniform(), WarmUp(RLSD(refresh_steps=4), 2)), 64, id="teacher"),
+    pytest.param(lambda: Product(Uniform(), WarmUp(RLSD(refresh_steps=4), 2)), 64, "float32", id="teacher"),
     # Values of prompts that come again, of the example in the documentation.
-    pytest.param(RememberedValues, 8, id="values", marks=pytest.mark.slow),
+    pytest.param(RememberedValues, 8, "float32", id="values", marks=pytest.mark.slow),
     # With its optimiser and its schedule.
-    pytest.param(lambda: PRIME(optimizer=_adam, scheduler=_warm_up), 64, id="reward model"),
+    pytest.param(lambda: PRIME(optimizer=_adam, scheduler=_warm_up), 64, "float32", id="reward model"),
+    pytest.param(
+        lambda: PRIME(optimizer=_adam), 64, "bfloat16", id="reward model with master weights", marks=pytest.mark.slow
+    ),
     # Their random numbers belong to the step, the row and the place.
-    pytest.param(lambda: Resampled(2), 64, id="continuations", marks=pytest.mark.slow),
+    pytest.param(lambda: Resampled(2), 64, "float32", id="continuations", marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("credit", "num_train"), CASES)
-def test_a_resumed_run_ends_with_the_same_weights_to_the_bit(credit, num_train, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("credit", "num_train", "dtype"), CASES)
+def test_a_resumed_run_ends_with_the_same_weights_to_the_bit(credit, num_train, dtype, monkeypatch, tmp_path):
     monkeypatch.setenv("PL_GLOBAL_SEED", "5")
 
     def run(path=None, *callbacks):
-        it = module(credit=credit())
+        it = module(credit=credit(), loading=Loading(dtype=dtype))
         trainer(4, *callbacks).fit(it, ArithmeticData(num_train=num_train, prompts_per_batch=4), ckpt_path=path)
         # The second model, too, which a run trains for its method.
         second = it.second.state_dict()["weights"] if it.second else {}
