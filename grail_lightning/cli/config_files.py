@@ -106,7 +106,10 @@ def find_config(name: Path, folder: Path = Path()) -> Path:
 
 
 def read_options(file: Path, given_as: str = "`--config`") -> dict[str, Any]:
-    """The options of a YAML file; a ValueError with file and line, which calls it `given_as`, if it holds none."""
+    """The options of a YAML file, which errors call `given_as`.
+
+    A file that cannot be read, or does not hold options, is a ValueError that names file and line.
+    """
     try:
         with file.open(encoding="utf-8") as stream:
             content = yaml.load(stream, _UniqueKeys)  # noqa: S506  (a SafeLoader)

@@ -165,7 +165,7 @@ class SpanScores(TokenCredit):
         return rows
 
     def _rescored(self, rows: list[list[_Span]], batch: RolloutBatch, context: CreditContext) -> list[list[_Span]]:
-        """The spans without what their kinds have for their frequency in the group; with the scores of a control."""
+        """The spans with scores less the bias of their kind in the group (`debias`), or with those of a control."""
         changed, names, most = list(rows), batch.row.tolist(), self.most_bias
         for group in map(Tensor.tolist, rows_by_group(batch)):
             of_kind = Counter(span.kind for row in group for span in rows[row])

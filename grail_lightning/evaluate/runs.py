@@ -182,10 +182,10 @@ def _name(members: Sequence[Run], *, several_points: bool) -> str:
 
 
 def paired_seeds(ours: Sequence[int | None], theirs: Sequence[int | None]) -> tuple[list[int], list[int], bool]:
-    """The places of those seeds of two methods that are compared, and whether these are pairs of the same seed.
+    """The indices of the seeds to compare, of each of two methods, and whether they are paired by seed.
 
-    They are if at least two are in common, or if one of the methods has a single seed and the other one has it, too.
-    Else all seeds are compared.
+    They are paired if at least two seeds are in common, or if one of the methods has a single seed and the other one
+    has it, too. Otherwise all seeds are compared.
     """
     common = [seed for seed in ours if seed in theirs]
     if None in ours or None in theirs or len(common) < min(2, len(ours), len(theirs)):

@@ -192,7 +192,7 @@ def seed_spread(tables: Sequence[Floats], weights: Sequence[float]) -> SeedSprea
 
 
 def estimate(parts: Sequence[Share], weights: Sequence[float]) -> Estimate:
-    r"""A figure of one method, averaged over datasets, of each of which a part has shares and noise ``[N_d, S]``.
+    r"""A figure of one method, averaged over datasets; `parts` has the shares and noise ``[N_d, S]`` of each of them.
 
     The problems alone give an interval (`mean_interval` of the means over seeds, `average_interval`). With several
     seeds its half widths :math:`h` become
@@ -286,7 +286,7 @@ def _both_spreads(
 
 
 def _with_seeds(value: float, problems: Interval, df: float, seeds: SeedSpread | None) -> Interval:
-    """The interval of the problems, in which the seeds count, too."""
+    """The interval over problems, widened by the spread over seeds."""
     below, above = value - problems[0], problems[1] - value
     if seeds is not None:
         least, excess = _t_quantile(seeds.df) * math.sqrt(seeds.variance), _t_quantile(df) * math.sqrt(seeds.excess)

@@ -43,8 +43,14 @@ def kl_estimate(
     ``ratio · estimate`` has the correct gradient. The gradient of k2 alone, ``−d ∇ log π``, is correct on samples of π,
     although the mean of k2 is not the KL. For samples of π_old it is therefore multiplied by the ratio's value.
 
-    From log-probabilities of the policy and of the reference, and the importance ratio or None, ``[B, T]`` each, to
-    ``[B, T]`` in nats.
+    Args:
+        logprobs: ``[B, T]``, log-probabilities of the policy.
+        ref_logprobs: ``[B, T]``, log-probabilities of the reference.
+        estimator: k1 | k2 | k3.
+        ratio: ``[B, T]``, the importance ratio; None returns the estimate alone.
+
+    Returns:
+        ``[B, T]`` in nats.
 
     Source: Schulman, "Approximating KL divergence" (2020); correction: DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
     """

@@ -276,7 +276,7 @@ def edits(lines: Sequence[ProgramLine], reference: Sequence[ProgramLine]) -> lis
 
 
 def repaired(lines: Sequence[ProgramLine], reference: Sequence[ProgramLine], chosen: Sequence[Edit]) -> str:
-    """The program in which some edits are made, which stand in the order of its lines."""
+    """The program after some edits, which must be in the order of its lines."""
     made, at = list[ProgramLine](), 0
     for edit in chosen:
         made += [*lines[at : edit.start], *reference[edit.reference_start : edit.reference_stop]]

@@ -80,7 +80,7 @@ def decode(data: Any, depth: int = 0) -> Any:
 
 
 class _LimitError(BaseException):
-    """The status and the message of a run that ends here; no `except Exception` of a program catches this."""
+    """Ends a run with a status and a message. A program's `except Exception` does not catch it."""
 
 
 class _Output(io.StringIO):

@@ -157,9 +157,10 @@ def chart_demonstration(
 ) -> list[tuple[str, Image | None]]:
     """The turns of a rollout with random mistakes, which goes on from what it drew.
 
-    Each turn is what a policy writes, and the picture that the environment answers with; None behind the last turn. At
-    these probabilities a drawing is at the wrong height or at another element, or the answer does not follow from the
-    drawings (`slip`); the solution follows the misconception of its kind of question (`misconception`).
+    Each turn is what a policy writes, and the picture that the environment answers with; None behind the last turn.
+    `slip` is the probability that a drawing is at the wrong height or at another element, or that the answer does not
+    follow from the drawings; `misconception` is the one that the solution follows the misconception of its kind of
+    question (`Chart.steps`).
     """
     asked = problem
     if problem.asks == "count" and rng.random() < slip:  # It counts from a wrong level.
