@@ -6,6 +6,8 @@ import signal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# The packaged policy's matrices are too small for threads, and the tests' processes share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from pathlib import Path
 
@@ -20,8 +22,6 @@ from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt
 from tests.batches import rollouts
 
-# The packaged policy's matrices are too small for threads, and workers of pytest-xdist share the cores.
-torch.set_num_threads(1)
 gc.freeze()  # Each full collection would look at all that libraries keep for ever, twice as long as at the rest.
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -156,14 +156,16 @@ def test_what_fails_in_a_run_is_one_line(arguments, message, capsys):
 AHEAD = ["--model.engine=tests.elsewhere.Elsewhere", "--model.execution.sample_ahead=true"]
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["on_policy", "sample_ahead"])
+@pytest.mark.parametrize(
+    "ahead", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["on_policy", "sample_ahead"]
+)
 def test_a_resumed_run_equals_one_that_did_not_stop(ahead, tmp_path, monkeypatch, folder):
     """Environments draw the same numbers again: their seeds depend on the step and the row."""
     states = []
     options = ["fit", f"--config={folder}/guess.yaml", f"--model.policy={folder}/policy"]
     options += [f"--data.{name}={folder}/rows.jsonl" for name in ("train", "val", "test", "predict")]
     options += [*AHEAD, f"--model.engine.policy={folder}/policy"] if ahead else []
-    options += ["--evaluation.at_start=false", "--trainer.max_steps"]
+    options += ["--trainer.limit_val_batches=0", "--trainer.max_steps"]
     for name, lengths in (("whole", [4]), ("halves", [2, 4])):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)

@@ -19,8 +19,6 @@ from tests.tolerance import assert_near, near, roundings
 
 # What the tests below ask of one script, so that one pair of processes runs it all; slow ones run by themselves.
 TOGETHER = {
-    (strategies, "ddp"): ("GRAIL", "DGPO"),
-    (strategies, "fsdp2"): ("GRAIL", "DGPO"),
     (run_cases, "one"): ("GRAIL", "OptimalBaseline-energy", "GRAIL-half", "Uniform-cut-split"),
     (run_cases, "ddp"): ("GRAIL", "OptimalBaseline-energy", "GRAIL-half", "Uniform-cut-split"),
     (run_cases, "fsdp2"): (
@@ -57,7 +55,9 @@ def test_gradients_of_two_ranks_are_those_of_one_for_every_objective():
         assert first["backward"] == second["backward"], "ranks must stay in step"
 
 
-@pytest.mark.parametrize("credit", ["GRAIL", "DGPO", pytest.param("OARGradient", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "credit", ["GRAIL", *(pytest.param(c, marks=pytest.mark.slow) for c in ("DGPO", "OARGradient"))]
+)
 def test_sharded_weights_train_as_replicated_ones_do(credit):
     replicated, sharded = (_run(kind, credit, strategies) for kind in ("ddp", "fsdp2"))
     for ours, theirs in zip(sharded, replicated, strict=True):

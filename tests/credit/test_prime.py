@@ -138,7 +138,11 @@ def test_its_optimizer_draws_the_random_numbers_of_its_step_whatever_else_draws(
 
 @pytest.mark.parametrize(
     ("loading", "precision"),
-    [(Loading(lora=LoRA(rank=2)), "32-true"), (Loading(dtype="bfloat16"), "32-true"), (Loading(), "bf16-mixed")],
+    [
+        (Loading(lora=LoRA(rank=2)), "32-true"),
+        (Loading(dtype="bfloat16"), "32-true"),
+        pytest.param(Loading(), "bf16-mixed", marks=pytest.mark.slow),
+    ],
     ids=["adapters", "half", "autocast"],
 )
 def test_the_reward_model_trains_in_every_form_of_the_policy(loading, precision):

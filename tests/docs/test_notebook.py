@@ -7,6 +7,7 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +27,7 @@ def colours(outputs):
     return Image.open(io.BytesIO(base64.b64decode(shown))).convert("RGB").getcolors(10**6)
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_learns(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_cell = runpy.run_path(str(ROOT / "scripts" / "run_notebook.py"))["run_cell"]
