@@ -264,6 +264,7 @@ def test_rows_fit_below_the_extension_of_longrope_beyond_which_they_depend_on_th
             ["q_proj", "q_prj"],
             r"must name layers .* got \['q_proj', 'q_prj'\]: it has no q_prj. It has .*q_proj, up_proj",
         ),
+        (["q_porj"], r"must name layers .* got \['q_porj'\]: .* It has .*q_proj, up_proj"),
         (["q_proj", "lm_head"], r"must leave out what shares its weights .* but got \['q_proj', 'lm_head'\]: "),
         (".*(embed_tokens|v_proj)", r"must leave out .* but got \.\*\(embed_tokens\|v_proj\): .*Leave them out"),
     ],

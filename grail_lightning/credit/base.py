@@ -294,8 +294,9 @@ def check_weights(giver: TokenCredit | CreditControl, weights: object, batch: Ro
             f"{name} must return a `TokenWeights`, but got {type(weights).__name__}. "
             "Return `TokenWeights(values=…)`, of grail_lightning.credit."
         )
-    parts = {"values": weights.values, "scores": weights.scores, "additive": weights.additive}
-    tensors = {part: tensor for part, tensor in parts.items() if tensor is not None}
+    tensors: dict[str, Tensor] = {"values": weights.values}
+    optional = {"scores": weights.scores, "additive": weights.additive}
+    tensors |= {part: tensor for part, tensor in optional.items() if tensor is not None}
     for part, tensor in tensors.items():
         check_tensor(f"{name} must return `{part}`", tensor, "floating-point", mask.shape, mask.device)
     check_tensor(f"{name} must return `fallback`", weights.fallback, "bool", mask.shape[:1], mask.device)

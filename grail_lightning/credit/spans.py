@@ -157,7 +157,7 @@ class SpanScores(TokenCredit):
         labels = self.judge.labels(policy, batch) if self.judge is not None else None
         rows: list[list[_Span]] = [[] for _ in range(len(batch))]
         for row, episode in enumerate(batch.episodes or ()):  # None on a rank without rollouts.
-            of_turns = dict(enumerate(scores[row].tolist())) if labels is None else labels[row]
+            of_turns = dict(enumerate(scores[row].tolist())) if labels is None else labels.get(row, {})
             for k, score in of_turns.items():
                 if k < len(episode.turns) and not math.isnan(score):
                     calls, tokens = episode.turns[k].calls, (numbers[row] == k).nonzero().flatten().tolist()
@@ -200,12 +200,19 @@ def _apart(spans: list[_Span]) -> list[_Span]:
 
 def _checked(spans: Iterable[Sequence[Any]], length: int) -> list[ScoredSpan]:
     """What a scorer returned, in order of the text."""
-    ordered = sorted(ScoredSpan(*span) for span in spans)
-    ends = [0, *(span.stop for span in ordered)]
-    for end, span in zip(ends, ordered, strict=False):
-        if not (end <= span.start <= span.stop <= length and math.isfinite(span.score)):
-            raise ValueError(
-                "`credit.scorer` must return `ScoredSpan(start, stop, score)` of grail_lightning.credit for ranges of "
-                f"characters, 0 ≤ start ≤ stop ≤ {length}, that do not overlap, with finite scores, but got {span}."
-            )
+    try:
+        ordered = sorted(ScoredSpan(*span) for span in spans)
+        ends = [0, *(span.stop for span in ordered)]
+        right = all(
+            end <= span.start <= span.stop <= length and math.isfinite(span.score)
+            for end, span in zip(ends, ordered, strict=False)
+        )
+    except TypeError:
+        right = False
+    if not right:
+        raise ValueError(
+            "`credit.scorer` must return `ScoredSpan(start, stop, score)` of grail_lightning.credit for ranges of "
+            f"characters, 0 ≤ start ≤ stop ≤ {length}, that do not overlap, with finite scores, but got "
+            f"{str(spans)[:200]}."
+        )
     return ordered

@@ -126,6 +126,8 @@ def episode_json(episode: Episode) -> str:
             del call["pictures"]
         return json.dumps(record, default=repr)
     except (ValueError, TypeError, RecursionError):  # Arguments of thousands of digits, or of nested lists.
+        if not any(call.arguments for call in episode.calls):
+            raise
         bare = [replace(t, calls=tuple(replace(call, arguments={}) for call in t.calls)) for t in turns]
         return episode_json(replace(episode, turns=tuple(bare)))
 

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from types import MethodType
 from typing import Any, Literal
 
@@ -171,9 +171,14 @@ def _schema(environment: type, name: str) -> dict[str, Any]:
     return schema
 
 
+@cache
+def _reset_signature(environment_class: type) -> inspect.Signature:
+    return inspect.signature(_bound(environment_class, "reset"))
+
+
 def check_columns(environment_class: type, columns: Iterable[str]) -> None:
     """Check that `reset` takes the columns of a row, beside `seed` and `images`."""
-    signature, there = inspect.signature(_bound(environment_class, "reset")), dict.fromkeys(columns)
+    signature, there = _reset_signature(environment_class), dict.fromkeys(columns)
     try:
         signature.bind(**dict.fromkeys({"seed", "images"} & signature.parameters.keys()) | there)
     except TypeError as error:

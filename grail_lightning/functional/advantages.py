@@ -60,6 +60,8 @@ def group_advantages(
     """
     if group_size < 2:
         raise ValueError(f"`group_size` must be at least 2, but got {group_size}: a rollout is judged beside others.")
+    if len(rewards) % group_size:
+        raise ValueError(f"`rewards` must hold whole groups of {group_size}, but got {len(rewards)} rows.")
     groups = rewards.reshape(-1, group_size)
     of_group = baseline.to(groups) if isinstance(baseline, Tensor) else baseline * groups.mean(1)
     centred = groups - of_group[:, None]
@@ -72,10 +74,12 @@ def group_advantages(
         case "group":
             advantages = centred / (groups.std(1, keepdim=True) + _SCALE_EPS)
         case "batch":
-            assert batch_std is not None
+            if batch_std is None:
+                raise ValueError('`scale="batch"` needs `batch_std`, the std of all rewards over all ranks.')
             advantages = centred / (batch_std + _SCALE_EPS)
         case "bnpo":
-            assert batch_means is not None
+            if batch_means is None:
+                raise ValueError('`scale="bnpo"` needs `batch_means`, the mean rewards of all groups over all ranks.')
             advantages = centred * beta_scale(groups.double().mean(1), batch_means)[:, None].to(centred)
         case _:
             raise ValueError(f"`scale` must be one of none, group, batch, bnpo, but got {scale!r}.")

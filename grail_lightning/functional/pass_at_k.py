@@ -55,6 +55,7 @@ def pass_at_k_variance(num_samples: int, num_correct: Tensor, k: int) -> Tensor:
 
     counts = torch.arange(num_samples + 1)
     values = pass_at_k(num_samples, counts, k)
+    pass_at_k(num_samples, num_correct, k)  # Raises for counts out of range.
     chances = torch.from_numpy(binom.pmf(counts.numpy(), num_samples, counts.numpy()[:, None] / num_samples))
     means = chances @ values  # [c]: the mean of pass@k if c/n is the true probability
     spread = (chances * (values - means[:, None]) ** 2).sum(1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from grail_lightning.policy.options import LoRA
+from grail_lightning.policy.options import LoRA, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,16 +32,17 @@ def add_adapters(model: PreTrainedModel, lora: LoRA, *, leave_out: Sequence[str]
         exclude_modules=list(leave_out) or None,
         task_type="CAUSAL_LM",
     )
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # Of tied layers, which are refused below.
-        model.add_adapter(config)
+    unknown = f"{option} name layers of the policy, but got {wanted}: %s It has {layers}; or write all-linear."
+    try:
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # Of tied layers, which are refused below.
+            model.add_adapter(config)
+    except ValueError as error:  # If it finds none of them.
+        raise ValueError(unknown % first_line(error)) from error
     adapted = [f".{name}" for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)]
     # peft leaves out the names of a list that it does not find.
     missing = [name for name in wanted if not any(a.endswith(f".{name}") for a in adapted)]
     if isinstance(wanted, list) and missing:
-        raise ValueError(
-            f"{option} name layers of the policy, but got {wanted}: it has no {', '.join(missing)}. It has {layers}; "
-            "or write all-linear."
-        )
+        raise ValueError(unknown % f"it has no {', '.join(missing)}.")
     ends = model.get_input_embeddings(), model.get_output_embeddings()
     if tied and any(isinstance(end, BaseTunerLayer) for end in ends):
         raise ValueError(

@@ -79,8 +79,12 @@ def decode(data: Any, depth: int = 0) -> Any:
         raise ValueError("data that stand for no literal") from error
 
 
-class _LimitError(BaseException):
-    """Ends a run with a status and a message. A program's `except Exception` does not catch it."""
+class _TooMuchOutput(BaseException):
+    """Ends a run that printed too much. A program's `except Exception` does not catch it."""
+
+
+class _TraceFull(BaseException):
+    """Ends a run whose trace is full. If it does not end by itself, it would be killed with its trace."""
 
 
 class _Output(io.StringIO):
@@ -96,7 +100,7 @@ class _Output(io.StringIO):
         room = max(0, self._limit - self.tell())
         super().write(text[:room])
         if len(text) > room:
-            raise _LimitError("output", "printed more than it may")
+            raise _TooMuchOutput
         return len(text)
 
 
@@ -168,8 +172,7 @@ class _Tracer:
         if len(self.visits) == _MAX_VISITS or self.left <= 0:
             sys.settrace(None)
             frame.f_trace = None
-            # A run that does not end by itself would be killed with its trace.
-            raise _LimitError("timeout", "the trace is full")
+            raise _TraceFull
         names = sorted((name, self._show(held)) for name, held in frame.f_locals.items() if name[0] != ".")
         visit = [line, event, names, value, self._depth]
         self.left -= len(json.dumps(visit))  # As it is sent: a character that is not ASCII takes 6 or 12.
@@ -178,8 +181,11 @@ class _Tracer:
 
 def _failure(error: BaseException) -> Message:
     """An exception as data: its kind, its text and the line of the program where it was raised."""
-    if isinstance(error, _LimitError):
-        return {"error": error.args[0], "message": error.args[1]}
+    # By their classes: a program that catches one can change what it holds.
+    if isinstance(error, _TooMuchOutput):
+        return {"error": "output", "message": "printed more than it may"}
+    if isinstance(error, _TraceFull):
+        return {"error": "timeout", "message": "the trace is full"}
     line, step = None, error.__traceback__
     while step is not None:
         line = step.tb_lineno if step.tb_frame.f_code.co_filename == "<program>" else line
@@ -281,7 +287,7 @@ def script(first: Message, exchange: Exchange) -> NoReturn:
     module = sys.modules["__main__"] = types.ModuleType("__main__")  # Its classes can be pickled.
     try:
         exec(compile(first["program"], "<code>", "exec", dont_inherit=True), module.__dict__)  # noqa: S102
-    except _LimitError:
+    except (_TooMuchOutput, _TraceFull):
         last = "… (cut)"
     except SystemExit as error:  # Python prints a text with which a program leaves.
         last = "" if error.code is None or isinstance(error.code, int) else f"{error.code}\n"

@@ -46,6 +46,7 @@ WRONG = {
     ),
     "a mask": (_with(values=lambda v, b: b.response_mask), r"`values` as a floating-point .* but got bool of shape"),
     "a list": (_with(values=lambda v, b: v.tolist()), r"`values` .* but got list\. Make it one with `torch"),
+    "no values": (_with(values=lambda v, b: None), r"`values` as a floating-point .* but got NoneType"),
     "another device": (_with(values=lambda v, b: v.to("meta")), r"on cpu, but got float32 of shape .* on meta"),
     "a gradient": (
         _with(values=lambda v, b: v.requires_grad_()),

@@ -1,5 +1,7 @@
 """FinePO: scores of spans move the advantage of a rollout between them, in worked examples."""
 
+import math
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from grail_lightning.credit.spans import _Span
 from tests.credit.episodes import Row, by_turn, played
 from tests.credit.groups import groups
 from tests.credit.rollouts import context
+from tests.credit.test_critic import served
 
 # Turns of 2, 1 and 2 tokens | 1 and 1 | 1, 1 and 1; answers have no score.
 GROUP = [
@@ -78,7 +81,9 @@ def test_a_function_scores_ranges_of_characters(arithmetic):
     assert (weights.values[1, : len(WRONG) // 2] < 1).all()
 
 
-@pytest.mark.parametrize("spans", [[(0, 4, 1.0), (2, 6, 0.0)], [(0, 400, 1.0)], [(0, 4, float("nan"))]])
+@pytest.mark.parametrize(
+    "spans", [None, [1], [(0, 4, "x")], [(0, 4, 1.0), (2, 6, 0.0)], [(0, 400, 1.0)], [(0, 4, math.nan)]]
+)
 def test_spans_that_cannot_be_are_refused(spans, arithmetic):
     batch = groups(arithmetic, ("7+5-3+8", [SOUND, WRONG]))
     with pytest.raises(ValueError, match=r"`credit.scorer` must return `ScoredSpan\(start, stop, score\)`"):
@@ -130,6 +135,20 @@ def test_a_rank_without_rollouts_has_no_spans(golden_policy):
     empty = batch.replace(episodes=None, turn=None, response_mask=torch.zeros_like(batch.response_mask))
     method = SpanScores(judge=Judge(url="http://127.0.0.1:1", model="m", retries=0), debias=0.5)
     assert method(golden_policy, empty, context()).fallback.all()
+
+
+def test_labels_of_a_judge_are_scores_and_rollouts_that_have_none_are_uniform(golden_policy):
+    """A rollout that calls no tool is not asked about; of another one the request fails."""
+    played_by = [GROUP[0], GROUP[2], Row(0.0, [[16]])]
+    replies = [(200, {"choices": [{"message": {"content": "1: good\n2: bad\n9: bad"}}]}), (400, b"")]
+    with served(lambda question, n: replies["turn [18]" in question]) as (url, asked):
+        method = SpanScores(judge=Judge(url=url, model="m", retries=0))
+        weights = method(golden_policy, played(played_by), context())
+    assert len(asked) == 2
+    scored = [played_by[0]._replace(scores=[1.0, 0.0]), *(row._replace(scores=[]) for row in played_by[1:])]
+    expected = SpanScores()(golden_policy, played(scored), context())
+    assert torch.equal(weights.values, expected.values)
+    assert weights.fallback.tolist() == expected.fallback.tolist() == [False, True, True]
 
 
 def test_a_judge_needs_turns(arithmetic):

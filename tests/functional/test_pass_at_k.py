@@ -29,6 +29,12 @@ def test_the_variance_of_pass_at_k_is_that_of_all_ways_to_draw_the_samples_again
     assert pass_at_k_variance(n, torch.tensor([c]), k).item() == pytest.approx(expected, abs=2**n * 2.3e-16)
 
 
+@pytest.mark.parametrize("count", [-1, 5])
+def test_counts_out_of_range_have_no_variance(count):
+    with pytest.raises(ValueError, match="`num_correct` must lie between 0 and `num_samples`"):
+        pass_at_k_variance(4, torch.tensor([count]), 1)
+
+
 def _enumerated(votes, correct, k):
     """The vote in every subset of k samples, with ties shared."""
     total = 0

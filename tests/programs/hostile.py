@@ -132,6 +132,16 @@ def f(x):
 import os
 def f(x):
     while True: os.write(1, b"x" * 65536)
+## flood the output and choose the status: output
+def f(x):
+    try: print("x" * 10**6)
+    except BaseException as error:
+        error.args = ("syntax", "of my own")
+        raise
+## flood the output and raise the limit anew: output
+def f(x):
+    try: print("x" * 10**6)
+    except BaseException as error: raise type(error)()
 ## flood the pipe: timeout output crashed refused raised
 import os
 def f(x):

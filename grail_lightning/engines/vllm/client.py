@@ -53,9 +53,12 @@ class ServerClient:
 
     def __init__(self, url: str, patience: float, answer_seconds: float) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            self.port = 0
+        if parts.scheme not in ("http", "https") or not parts.hostname or not self.port or parts.username:
             raise ValueError(f"`urls` must hold addresses such as http://127.0.0.1:8000, but got {url!r}.")
-        self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.url, self.host = url.rstrip("/").removesuffix("/v1"), parts.hostname
         self.patience, self.answer_seconds = patience, answer_seconds
         self.model = "MODEL"

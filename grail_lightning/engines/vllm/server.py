@@ -72,12 +72,14 @@ class VLLMServer(RolloutEngine):
         answer_seconds: float = 3600.0,
         push_folder: str = _SHARED_MEMORY,
     ) -> None:
-        if not urls:
-            raise ValueError("`urls` must hold at least one address.")
+        if isinstance(urls, str) or not urls:  # type: ignore[unreachable]
+            raise ValueError(f"`urls` must be a list of at least one address, but got {urls!r}.")
         check_option("patience_seconds", patience_seconds, "[0, inf)")
         check_option("wait_seconds", wait_seconds, "[0, inf)")
         check_option("answer_seconds", answer_seconds, "[1, inf)")
         self._servers = [ServerClient(url, patience_seconds, answer_seconds) for url in urls]
+        if len({server.url for server in self._servers}) < len(urls):
+            raise ValueError(f"`urls` must hold each address once, but got {urls}.")
         here = all(server.host.startswith(_THIS_MACHINE) for server in self._servers)
         if not os.path.isdir(push_folder) or not (here or push_folder != _SHARED_MEMORY):
             raise ValueError(
