@@ -61,7 +61,7 @@ def _regrade(folder: Path, output: Path | None) -> None:
     for old, new in changed:
         print(
             f"{old.dataset} problem {old.index} sample {old.sample}: {old.status} ({old.layer}) -> {new.status} "
-            f"({new.layer}); reference {new.reference!r:.80}, answer {new.prediction!r:.80}"
+            f"({new.layer}); reference {new.reference!a:.80}, answer {new.prediction!a:.80}"
         )
     gradings, whole = facts.get("grading", {}), sample_frame(after, facts["num_samples"])
     if facts.get("finished") is None:

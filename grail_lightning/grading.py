@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -209,14 +209,20 @@ def answer_masks(batch: SampledBatch, alignments: list[Alignment], which: WhichB
 
 
 def _answers(text: str, prompt: Prompt) -> list[AnswerSpan]:
-    answers = prompt.task.answer_spans(text)
-    for answer in answers:
-        if not 0 <= answer.start <= answer.content_start <= answer.content_stop <= answer.stop <= len(text):
-            raise ValueError(
-                f"`{type(prompt.task).__name__}.answer_spans` must return ranges of characters, as in "
-                f"text[start:stop], 0 ≤ start ≤ content_start ≤ content_stop ≤ stop ≤ {len(text)}, but got {answer}."
-            )
+    answers: object = prompt.task.answer_spans(text)
+    if not isinstance(answers, list) or not all(_is_answer(answer, len(text)) for answer in answers):
+        raise ValueError(
+            f"`{type(prompt.task).__name__}.answer_spans` must return a list of `AnswerSpan`, which may be empty, with "
+            f"ranges within the text, 0 ≤ start ≤ content_start ≤ content_stop ≤ stop ≤ {len(text)}, but got "
+            f"{str(answers)[:200]}. Ranges are of characters, as in text[start:stop]."
+        )
     return answers
+
+
+def _is_answer(answer: object, length: int) -> bool:
+    return isinstance(answer, AnswerSpan) and (
+        0 <= answer.start <= answer.content_start <= answer.content_stop <= answer.stop <= length
+    )
 
 
 class LocatedStep(NamedTuple):
@@ -263,12 +269,15 @@ def step_masks(
 
 def labelled_steps(text: str, prompt: Prompt) -> list[Step] | None:
     """The steps that a task labels in a response; a ValueError if one is no range within the text, or two overlap."""
-    steps = prompt.task.label_steps(text, prompt)
+    steps: object = prompt.task.label_steps(text, prompt)
     if steps is None:
         return None
-    wrong = [step for step in steps if not _is_step(step, len(text))]
-    ordered = sorted(steps, key=lambda step: (step.start, step.stop))
-    wrong += [step for pair in pairwise(ordered) if pair[1].start < pair[0].stop for step in pair]
+    wrong: Sequence[object] = [steps]
+    if isinstance(steps, list):
+        wrong = [step for step in steps if not _is_step(step, len(text))]
+        if not wrong:
+            ordered = sorted(steps, key=lambda step: (step.start, step.stop))
+            wrong = next(([one, two] for one, two in pairwise(ordered) if two.start < one.stop), [])
     if wrong:
         question = prompt.messages if isinstance(prompt.messages, str) else as_text(prompt.messages[-1]["content"])
         raise ValueError(
@@ -278,9 +287,17 @@ def labelled_steps(text: str, prompt: Prompt) -> list[Step] | None:
             f"{', '.join(repr(step)[:120] for step in wrong[:2])} for the prompt {question[:60]!r}. See "
             "docs/your_task.md."
         )
-    return steps
+    return steps  # type: ignore[return-value]
 
 
-def _is_step(step: Step, length: int) -> bool:
-    ranges = [(step.start, step.stop), step.result or (step.start, step.stop)]
-    return step.kind in get_args(StepKind) and all(0 <= start <= stop <= length for start, stop in ranges)
+def _is_step(step: object, length: int) -> bool:
+    if not isinstance(step, Step) or step.kind not in get_args(StepKind):
+        return False
+    ranges: list[Any] = [(step.start, step.stop), *([] if step.result is None else [step.result])]
+    return all(
+        isinstance(span, Sequence)
+        and len(span) == 2
+        and all(isinstance(place, int) for place in span)
+        and 0 <= span[0] <= span[1] <= length
+        for span in ranges
+    )

@@ -38,7 +38,7 @@ from grail_lightning.credit.base import Needs, TokenCredit
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import LoRA
 from grail_lightning.policy.adapters import add_adapters
-from grail_lightning.policy.options import read_config
+from grail_lightning.policy.options import first_line, read_config
 
 _GIB = 2**30
 # Bytes of state for each trained parameter, of optimisers that need a GPU; two moments for others that cannot be tried.
@@ -52,7 +52,12 @@ class _Model:
         from transformers import AutoModelForCausalLM
 
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            try:
+                model = AutoModelForCausalLM.from_config(config)
+            except ValueError as error:
+                raise ValueError(
+                    f"A plan is made for models of text alone, but got {type(config).__name__}."
+                ) from error
             if lora is not None:
                 add_adapters(model, lora)
         text = config.get_text_config()
@@ -181,6 +186,9 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             config = read_config(str(policy), fit.model.loading.trust_remote_code)
         except ValueError as error:
+            if asked.model_config:
+                given = f"`--model_config` must be the config.json of a model, but got {asked.model_config}"
+                raise ValueError(f"{given}: {first_line(error.__cause__ or error)}") from error
             raise ValueError(f"{error} For a plan its config.json is enough: --model_config FILE.") from error
         model = _Model(config, LoRA(**lora.as_dict()) if lora else None)
         on_cpu = fit.trainer.accelerator == "cpu"

@@ -33,7 +33,7 @@ from grail_lightning.cli.config_files import find_config, read_options
 from grail_lightning.cli.trainer_options import environments_of_runs
 from grail_lightning.evaluate.compare import CURVE, curve, read_results, read_scalars
 from grail_lightning.evaluate.runs import CHOICE, point_in_words, value_in_words
-from grail_lightning.runtime.files import LOCK, held, write_whole
+from grail_lightning.runtime.files import held, write_whole
 from grail_lightning.runtime.run_folder import mark_if_new
 from grail_lightning.tasks.import_path import did_you_mean
 
@@ -266,9 +266,20 @@ class _Runner:
     def run(self, runs: Sequence[Run]) -> bool:
         """Run those that are not finished. True if all are then."""
         with ThreadPoolExecutor(self._number) as pool:
-            return all(list(pool.map(self._one, runs)))
+            return all(list(pool.map(self._tried, runs)))
 
-    def _one(self, run: Run) -> bool:
+    def _tried(self, run: Run) -> bool:
+        """A run that cannot be started or recorded stops no other."""
+        environment = self._environments.get()
+        try:
+            return self._one(run, environment)
+        except (OSError, ValueError) as error:
+            print(f"left alone: {run.folder.name}: {error}", flush=True)
+            return False
+        finally:
+            self._environments.put(environment)
+
+    def _one(self, run: Run, environment: Mapping[str, str]) -> bool:
         if run.record()["state"] == "finished":
             _keep(run, self._content)
             return True
@@ -276,12 +287,8 @@ class _Runner:
             return False
         began = (run.folder / "sweep.json").exists()
         if began:
-            try:
-                with held(run.folder):
-                    pass
-            except ValueError:  # Another sweep runs it: its folder must not be removed, nor its state written.
-                print(f"left alone: {run.folder.name}: in use by {(run.folder / LOCK).read_text()}", flush=True)
-                return False
+            with held(run.folder):  # If another sweep runs it, its folder must not be removed, nor its state written.
+                pass
         resumed = (run.folder / "checkpoints" / "last.ckpt").exists()
         if began and not resumed:
             shutil.rmtree(run.folder)  # Curves of an attempt that left no checkpoint would mix with those of the next.
@@ -289,7 +296,8 @@ class _Runner:
         mark_if_new(run.folder)
         before = run.last_line()
         run.write(state="started")
-        code = self._fit([*run.arguments, *(["--ckpt_path=last"] if resumed else [])], run.folder / "fit.log")
+        arguments = [*run.arguments, *(["--ckpt_path=last"] if resumed else [])]
+        code = self._fit(arguments, run.folder / "fit.log", environment)
         outcome = run.last_line()
         if code and resumed and _NO_STEP in outcome:  # A sweep was killed between a run's end and its record.
             code, outcome = 0, before
@@ -300,19 +308,17 @@ class _Runner:
         print(f"{state}: {run.folder.name}: {outcome}", flush=True)
         return state == "finished"
 
-    def _fit(self, arguments: Sequence[str], log_file: Path) -> int:
-        environment = self._environments.get()
+    def _fit(self, arguments: Sequence[str], log_file: Path, environment: Mapping[str, str]) -> int:
         command = [sys.executable, "-m", "grail_lightning", "fit", *arguments]
+        # A session of its own: Ctrl-C reaches the sweep alone, which asks its runs to end.
+        how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
         with log_file.open("ab") as log:
-            # A session of its own: Ctrl-C reaches the sweep alone, which asks its runs to end.
-            settings: dict[str, Any] = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
             process = subprocess.Popen(  # noqa: S603  (our own command, without a shell)
-                command, **settings, env={**os.environ, **environment}, start_new_session=True
+                command, stdout=log, stderr=log, env={**os.environ, **environment}, **how
             )
-            self._processes.add(process)
-            code = process.wait()
+        self._processes.add(process)
+        code = process.wait()
         self._processes.discard(process)
-        self._environments.put(environment)
         return code
 
 
@@ -342,7 +348,7 @@ def _best(choosing: Sequence[Run], choose: Mapping[str, Any]) -> Mapping[str, An
         name, last = point_in_words(run.point or {}), choose.get("statistic", "last") == "last"
         points[name] = run.point or {}
         figures.setdefault(name, []).append(values[-1] if last else sum(values) / len(values))
-    chosen = max(figures, key=lambda name: sum(figures[name]) / len(figures[name]))
+    chosen = pd.Series({name: sum(values) / len(values) for name, values in figures.items()}).idxmax()  # NaN is none.
     one = choosing[0]
     entry = {"method": one.method, "task": one.task, "chosen": chosen, "figures": figures}
     write_whole(one.folder.parent / f"{CHOICE}{_file_name(*one.group)}.json", json.dumps(entry, indent=1) + "\n")

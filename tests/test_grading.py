@@ -233,10 +233,13 @@ RETURNED = [
     (_earned([1.0]), r"`Mine\.earn` must return 2 finite numbers, one a response, but got \[1\.0\]"),
     (_earned([1.0, math.nan]), r"`Mine\.earn` must return 2 finite numbers, .*but got \[1\.0, nan"),
     (_earned([1.0] * 2, half=[0.5]), r"`Mine\.earn` must return 2 .*its part `half` has 1"),
-    (mine("answer_spans", [SPAN]), r"`Mine\.answer_spans` must return ranges of characters"),
+    (mine("answer_spans", [SPAN]), r"ranges within the text"),
     *(
         (mine("label_steps", steps, ArithmeticTask), NO_STEPS % shown)
         for steps, shown in (
+            (map(str, ()), r"<map object"),  # It would be empty when it is read again.
+            ([{"start": 0, "stop": 3}], r"\{'start': 0"),
+            ([Step(start=0.0, stop=3, kind="slip")], r"Step\(start=0\.0"),
             ([Step(start=0, stop=3, kind="wrong")], r"Step\(.*'wrong'"),
             ([Step(start=0, stop=99, kind="slip")], r"Step\(.* stop=99"),
             ([Step(start=0, stop=3, kind="slip", result=(2, 99))], r".*result=\(2, 99\)"),

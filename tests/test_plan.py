@@ -1,6 +1,7 @@
 """`python -m grail_lightning.plan`: closed forms of memory, as a user meets them."""
 
 import json
+import re
 
 import pytest
 
@@ -124,8 +125,11 @@ def test_a_mistake_is_one_line(capsys, tmp_path, monkeypatch):
     on_the_hub = refusal(capsys, main, *QUICK, "--model.policy=owner/of_no_model")
     assert "'owner/of_no_model' cannot be loaded" in on_the_hub
     assert "For a plan its config.json is enough: --model_config FILE." in on_the_hub
+    pictures = refusal(capsys, main, "--config=configs/quickstart_charts.yaml")
+    assert "models of text alone, but got Idefics3Config" in pictures
     (tmp_path / "empty.json").write_text("{}")
     for file in ("nowhere.json", "empty.json"):
-        assert f"{file}' cannot be loaded: " in refusal(capsys, main, *QUICK, f"--model_config={tmp_path / file}")
+        said = refusal(capsys, main, *QUICK, f"--model_config={tmp_path / file}")
+        assert re.search(rf"`--model_config` must be the config.json of a model, but got \S+{file}: \S", said)
     assert "model.credit" in refusal(capsys, main, *QUICK, "--model.credit=Nothing")
     assert "no_such_model" in refusal(capsys, main, *QUICK, "--model.policy=./no_such_model")

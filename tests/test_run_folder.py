@@ -134,6 +134,17 @@ def test_a_run_of_an_older_version_can_go_on_and_moves_aside_once_it_is_marked()
     assert _contents("out").keys() == {MARKER}
 
 
+def test_a_run_from_the_checkpoint_of_another_one_moves_the_earlier_run_aside():
+    folder = _folder(logger=False, default_root_dir="out")
+    for name in ("out", "other"):
+        Path(name, "checkpoints").mkdir(parents=True)
+        Path(name, "checkpoints", "last.ckpt").write_text(name)
+        Path(name, MARKER).touch()
+    with folder.taken("other/checkpoints/last.ckpt"):
+        assert not Path("out", "checkpoints").exists()
+    assert Path("out.1", "checkpoints", "last.ckpt").read_text() == "out"
+
+
 def test_what_was_written_by_an_evaluation_alone_is_no_earlier_run():
     folder = _folder(logger=False, default_root_dir="out")
     with folder.shared():

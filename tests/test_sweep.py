@@ -1,6 +1,7 @@
 """`python -m grail_lightning.sweep`: the runs of a file, and sweeps of short fits in processes of their own."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -149,7 +150,18 @@ def test_a_run_of_another_sweep_is_left_alone(tmp_path, capsys):
     with held(run.folder):
         assert call(file) == 1
         assert records(file) == before
-    assert "left alone: GRPO__sums__0: in use by process " in capsys.readouterr().out
+    assert re.search(r"left alone: GRPO__sums__0: .* in use by another fit \(process ", capsys.readouterr().out)
+
+
+def test_a_run_that_cannot_be_started_stops_no_other(tmp_path, capsys, monkeypatch):
+    def popen(command, **how):
+        raise OSError("no memory")
+
+    monkeypatch.setattr("grail_lightning.sweep.subprocess", SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL))
+    assert call(write(tmp_path), "--jobs=1") == 1
+    said = capsys.readouterr().out
+    assert "left alone: GRPO__sums__0: no memory" in said
+    assert "left alone: wide_GRAIL__sums__0: no memory" in said
 
 
 @pytest.mark.usefixtures("_forked_runs")

@@ -100,12 +100,19 @@ _LEAD = re.compile(
     r"|(?:\\text\{\s*)?(?:approximately|about|roughly)\s*\}?\s*(?=[\d.\\$-]))",
     re.IGNORECASE,
 )
+# Up to a verb that ends the upright type or, for the phrase that all use, that stands inside of it.
 _INTRODUCTION = re.compile(
-    rf"^\\text\{{\s*(?:so|thus|hence|therefore|{_RESULT}(?:\s+(?:is|are))?)\s*[:,]?\s*\}}\s*(?=\S)", re.IGNORECASE
+    rf"\\text\{{\s*(?:(?P<inside>{_RESULT}\s+(?:is|are)\s*[:,]?\s(?=[^\s}}]))"
+    r"|(?:(?:so|thus|hence|therefore)\s*,?|[A-Za-z][A-Za-z ,']*?(?:\s(?:is|are|equals|equal to)|\s*:))"
+    r"\s*:?\s*\}\s*(?=\S))",
+    re.IGNORECASE,
 )
+_DENIAL = re.compile(r"\b(?:not?|never|nor|neither|cannot|false|wrong|unless|if|whether)\b|n't", re.IGNORECASE)
 # Units that would pass for a function, a letter or a quotient of letters.
 _UNIT = re.compile(r"min|[mgsLlJNWVAKChFPT]|[A-Za-z]{1,3}\s?/\s?[A-Za-z]{1,3}(?:\^\{?[23]\}?)?")
 _BEHIND_NUMBER = re.compile(r"[0-9})](?:\s|~|\\[ ,;:!])*$")
+# What separates the members of a list in words.
+_LISTED = re.compile(r"(,(?!\d)|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))", re.IGNORECASE)
 _TRAILING = re.compile(r"(?:[.,;]|\\\\)\s*$")
 
 # Digits in groups of three. Not behind a letter, a script or an index: `a_{1,234}` has two indices.
@@ -196,7 +203,9 @@ def _normalised(text: str) -> str:
     text = _replaced(_unicode(text), _RULES_BEFORE)
     text = _grouped(_commands(text))
     text = _trimmed(_replaced(text, _RULES_AFTER) if "." in text or "," in text else text)
-    text = _trimmed(_LEAD.sub("", _INTRODUCTION.sub("", text)))
+    if (phrase := _INTRODUCTION.match(text)) is not None and not _DENIAL.search(phrase[0]):
+        text = rf"\text{{{text[phrase.end() :]}" if phrase["inside"] else text[phrase.end() :]
+    text = _trimmed(_LEAD.sub("", text))
     # A function of nothing is a word.
     return rf"\text{{{text[1:]}}}" if text[:1] == "\\" and text[1:] in _WRAPPED_FUNCTIONS else text
 
@@ -250,9 +259,16 @@ def _unwrapped(wrapper: "regex.Match[str]") -> str:
         return rf"\text{{{word}}}"
     if word in _WRAPPED_FUNCTIONS or word.lower() == "infinity":
         return rf"\{word} " if word in _WRAPPED_FUNCTIONS else r"\infty "
-    # A word has two letters side by side, or is an abbreviation.
-    is_word = re.search(r"[A-Za-z]{2}|[A-Za-z]\.", re.sub(r"\\[A-Za-z]+", "", word))
-    return rf"\text{{{inner}}}" if is_word else f" {word} "
+    if not _has_word(word):
+        return f" {word} " if word else " "
+    if _LISTED.search(inner):  # `\text{red, blue and 3}` is `\text{red},\text{blue}\text{and}3`
+        return "".join(rf"\text{{{part}}}" if _has_word(part) else f" {part} " for part in _LISTED.split(inner))
+    return rf"\text{{{inner}}}"
+
+
+def _has_word(text: str) -> bool:
+    """Whether a text has two letters side by side, or an abbreviation, beside its commands."""
+    return re.search(r"[A-Za-z]{2}|[A-Za-z]\.", re.sub(r"\\[A-Za-z]+", "", text)) is not None
 
 
 def _grouped(text: str) -> str:

@@ -23,7 +23,7 @@ from grail_lightning.callbacks.hooks import callbacks_of, fast_dev_run, module_o
 from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, remove_parts, save_whole
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_reduce
-from grail_lightning.runtime.run_folder import RunFolder
+from grail_lightning.runtime.run_folder import RunFolder, unused
 
 _LIGHTNINGS = ModelCheckpoint().state_key
 _NOTED = b"\nSIGTERM: the run saves and ends when this batch of rollouts, or this validation, is done.\n"
@@ -62,6 +62,9 @@ class LastCheckpoint(Checkpoint):
         self.file, self._saved_at = folder / "last.ckpt", None
         if trainer.is_global_zero:
             remove_parts(folder)
+            if self.folder and trainer.ckpt_path is None and self.file.exists():
+                aside = self.file.rename(unused(self.file))
+                rank_zero_info(f"{self.file} is of an earlier run, and now in {aside}.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Watch for SIGTERM. The state from which a run was resumed is not saved a second time."""

@@ -42,6 +42,7 @@ from grail_lightning.runtime.run_folder import RunFolder, unused
 from grail_lightning.runtime.seeds import run_seed, sample_seed
 from grail_lightning.tasks.answered import AnswerTask
 from grail_lightning.tasks.base import Task
+from grail_lightning.tasks.code import CodeTask
 from grail_lightning.tasks.environment import EnvironmentTask
 from grail_lightning.tasks.problem import problem_id
 
@@ -165,6 +166,14 @@ def _grading(task: Task) -> dict[str, Any]:
         grading["own_verdicts"] = True
     if kind.make_verifier is not Task.make_verifier:
         grading["verifier"] = f"{kind.make_verifier.__module__}.{kind.make_verifier.__qualname__}"
+    if isinstance(task, EnvironmentTask):
+        options = {
+            name: value for name, value in vars(task.environment()).items() if isinstance(value, str | int | float)
+        }
+        grading["environment"] = {"class": _class_path(task.environment()), "options": options, "calls": task.calls}
+        grading["environment"] |= {"instruction": task.tool_instruction, "limits": dataclasses.asdict(task.limits)}
+    if isinstance(task, CodeTask):
+        grading["limits"] = dataclasses.asdict(task.executor.limits)
     if isinstance(task, AnswerTask) and kind.answer is AnswerTask.answer:
         form: Any = task.form
         grading["answer"] = {"class": _class_path(form)}

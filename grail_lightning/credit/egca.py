@@ -143,8 +143,9 @@ class EGCA(TokenCredit):
 class ExecutedMask(TokenCredit):
     """Takes the statements out of the loss that no test executes: weight 0 on their tokens, 1 on all others.
 
-    Every test of a program is traced. What stands outside of functions counts as executed. Responses without an
-    advantage are not run. One whose program cannot be traced to its end is uniform and counts as a fallback.
+    Every test of a program is traced. What stands outside of functions counts as executed; what a function does while
+    the program loads, as one that decorates another, is not seen. Responses without an advantage are not run. One
+    whose program cannot be traced to its end is uniform and counts as a fallback.
 
     Source: the mask of StepCoder, arXiv 2402.01391.
     """
@@ -219,16 +220,16 @@ def _find_faults(rows: Sequence[_Row]) -> None:
     for row, outcome in zip(rows, _run([(row, row.text, None) for row in rows]), strict=True):
         if outcome.status == "passed":
             row.mode = "correct"
-        elif outcome.status == "syntax":
+        elif outcome.status == "syntax" and outcome.line is not None:
             lines = program_lines(row.text)
             row.mode, row.pairs, row.parts = "syntax", {}, [(line.start, line.start + len(line.text)) for line in lines]
-            row.blamed = max((k for k, x in enumerate(lines) if x.number <= (outcome.line or x.number)), default=0)
+            row.blamed = max((k for k, x in enumerate(lines) if x.number <= outcome.line), default=0)
         elif row.program and outcome.failing is not None and outcome.status not in ("crashed", "refused"):
             failing.append((row, row.program, row.reference or row.program, outcome.failing))
     traced = _run([(row, program.plain, test) for row, program, _, test in failing])
     expected = _run([(row, reference.plain, test) for row, _, reference, test in failing])
     for (row, program, reference, _), own, right in zip(failing, traced, expected, strict=True):
-        if own.status == "raised":
+        if own.status == "raised" and not own.cut:  # Else by the end of the trace, perhaps.
             row.mode, row.blamed = "syntax", program.at_line.get(own.line or 0)
         elif row.pairs and own.trace and right.trace:
             row.mode, row.blamed = "logic", first_divergence(program, own.trace, reference, right.trace, row.pairs)

@@ -60,6 +60,7 @@ class Example:
     solution: str
     source: tuple[object, ...] = ()  # The dataset that it is a row of (`DatasetSpec.source`),
     row: int = 0  # and the index of this row.
+    problem: object = None  # The row's `problem`, which other datasets may have, too.
 
 
 def read_examples(
@@ -80,7 +81,9 @@ def read_examples(
                 f"{place} (`few_shot.solution`) must be a text that ends with the answer {prompt.reference!r} in the "
                 f"form that `task.answer` reads, but got the answer {answer!r} in {str(solution)[-80:]!r}."
             )
-        examples.append(Example(prompt.messages, str(solution).strip(), spec.source, index))
+        examples.append(
+            Example(prompt.messages, str(solution).strip(), spec.source, index, table.rows[index].get("problem"))
+        )
     return examples
 
 

@@ -98,6 +98,8 @@ class TableData(PromptData):
     def _load_one(self, split: Split, spec: DatasetSpec, table: Table, examples: list[Example]) -> PromptSet:
         # The prompt of a row that serves as an example would contain its own answer.
         used = {example.row for example in examples if example.source == spec.source}
+        if shown := [example.problem for example in examples if example.problem is not None]:
+            used |= {index for index, row in enumerate(table.columns(["problem"])) if row.get("problem") in shown}
         rows = [row for row in self._select(table, spec) if row not in used]
         if not rows:
             raise ValueError(f"All rows of {spec.path} serve as worked examples. Use fewer, or more rows.")

@@ -163,7 +163,10 @@ def read_scalars(folder: Path, tag: str) -> dict[int, float]:
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()  # 0 keeps all of them.
     if tag not in events.Tags()["scalars"]:
         return {}
-    return {point.step: float(point.value) for point in events.Scalars(tag)}
+    values: dict[int, float] = {}
+    for point in events.Scalars(tag):  # What follows an earlier step was logged before a resume from it.
+        values = {step: value for step, value in values.items() if step < point.step} | {point.step: float(point.value)}
+    return values
 
 
 def read_results(file: Path) -> list[dict[str, str]]:
@@ -235,6 +238,7 @@ def _validation(run: Run) -> dict[str, object]:
     options = {
         f"data.{name}": value for name, value in flat(data.get("init_args") or {}) if not _TRAINING.fullmatch(name)
     }
+    options["trainer.limit_val_batches"] = (run.config.get("trainer") or {}).get("limit_val_batches")
     options |= {"data": data.get("class_path"), "evaluation.num_samples": evaluation.get("num_samples")}
     # Without options of its own a validation samples as training does.
     return options | {"evaluation.sampling": evaluation.get("sampling") or model.get("sampling")}

@@ -75,6 +75,8 @@ def find_runs(given: Sequence[str]) -> list[Run]:
                 raise ValueError(
                     f"Each run must be given once, but {other.given} and {argument} are one. Leave one out."
                 )
+    if not runs:
+        raise ValueError("A report must have at least one run. Give a folder such as runs/quickstart.")
     return _with_methods(list(runs.values()))
 
 
@@ -124,9 +126,14 @@ def _trained_in(model: Mapping[str, Any]) -> Path | None:
 def _read_first(*files: Path) -> dict[str, Any]:
     """The content of the first file of YAML or JSON that is there; empty without one."""
     file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        return {}
     try:
-        return dict(yaml.safe_load(file.read_text(encoding="utf-8"))) if file else {}
-    except (yaml.YAMLError, ValueError, TypeError) as error:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or (file.name == "sweep.json" and "method" not in content):
+            raise ValueError(f"{content!r:.60}")
+        return content
+    except (yaml.YAMLError, ValueError) as error:
         raise ValueError(
             f"{file} must be what a run or a sweep left, but got: {error}. Restore or remove it."
         ) from None

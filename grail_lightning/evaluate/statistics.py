@@ -183,6 +183,7 @@ def seed_spread(tables: Sequence[Floats], weights: Sequence[float]) -> SeedSprea
         return None
     averages = sum(weight * table.mean(0) for weight, table in zip(weights, tables, strict=True))
     variance = float(np.var(averages, ddof=1)) / seeds
+    variance *= variance > 1e-13  # Event files hold float32: equal differences differ by its rounding.
     noise = 0.0
     for weight, table in zip(weights, tables, strict=True):
         if len(table) > 1:
@@ -264,7 +265,7 @@ def seeds_difference(ours: Sequence[float], theirs: Sequence[float], paired: boo
     if spread is None:
         return None
     value, half, error = float(a.mean() - b.mean()), _half_width(spread), math.sqrt(spread.variance)
-    exact = sign_flip_p((a - b)[0]) if paired and not error else None
+    exact = (sign_flip_p((a - b)[0]) if paired else math.nan) if not error else None
     p_value = _tail(value, error, spread.df) if exact is None else exact
     low, high = max(value - half, -1.0), min(value + half, 1.0)
     return Difference(value=value, low=low, high=high, p_value=p_value, errors=((error, spread.df),))

@@ -10,6 +10,7 @@ import ast
 import re
 import warnings
 from bisect import bisect_right
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class Program:
     at_line: Mapping[int, int]  # For the lines of `plain`, from 1: the number of the statement.
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def read_program(text: str) -> Program | None:
     """The statements of a program; None if it cannot be parsed or has more than `MAX_CHARACTERS`."""
     if len(text) > MAX_CHARACTERS:
@@ -63,15 +64,17 @@ def read_program(text: str) -> Program | None:
         warnings.simplefilter("ignore")  # Such as that of an invalid escape.
         tree = ast.parse(text)
         plain = ast.unparse(tree)
+        if len(plain) > 4 * MAX_CHARACTERS:  # `a;a;a` deep inside of blocks.
+            return None
         places, plain_places = _Places(text), _Places(plain)
         at_line: dict[int, int] = {}
         for number, (node, *_) in enumerate(_walk(ast.parse(plain))):
             first, last = (plain_places.line(character) for character in plain_places.of_statement(node))
             at_line |= dict.fromkeys(range(first, last + 1), number)
-        statements, names = [], dict[int, dict[str, str]]()
+        statements, names = [], dict[int, ChainMap[str, str]]()
         for number, (node, depth, part, function) in enumerate(_walk(tree)):
             if isinstance(node, _FUNCTIONS):
-                names[number] = names.get(function, {}) | _local_names(node, depth)
+                names[number] = ChainMap(_local_names(node, depth), names.get(function, {}))  # No copy of those around.
             # `x += 1` and `x: int = 1` are assignments; `x: int` is not, and runs nothing in a function.
             assigns = isinstance(node, ast.AugAssign) or (isinstance(node, ast.AnnAssign) and node.value is not None)
             kind = "Assign" if assigns else type(node).__name__

@@ -102,10 +102,13 @@ class _Run:
         message["in_place"] = in_place = keywords is not None  # Assertions see what a program does to its arguments.
         more = in_place * len(json.dumps(arguments))
         reply = self.solver.ask(message, more + self.trace * _TRACE_BYTES)
-        visits = _visits(reply.pop("trace", None))
-        self._left -= sum(len(t) for v in visits for pair in (*v.variables, (v.value or "",)) for t in pair)
+        visits, full = _visits(reply.pop("trace", None)), reply.pop("full", False) is True
+        if len(json.dumps(reply)) > self.solver.cap + more:  # A trace may be longer, and what is decoded may not.
+            raise EndedError("output", f"a reply of more than {self.solver.cap + more} bytes")
+        # Of each text also what Python needs to hold it.
+        self._left -= sum(len(t) + 8 for v in visits for pair in (*v.variables, (v.value or "",)) for t in pair)
         self.visits += visits if self._left > 0 else []
-        self.cut |= reply.get("error") == "timeout" or self._left <= 0 or len(self.visits) > _MAX_VISITS
+        self.cut |= full or reply.get("error") == "timeout" or self._left <= 0 or len(self.visits) > _MAX_VISITS
         del self.visits[_MAX_VISITS:]  # of all calls together
         return reply
 

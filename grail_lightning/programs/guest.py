@@ -18,7 +18,7 @@ import reprlib
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 _MAX_DEPTH = 40
@@ -113,11 +113,33 @@ class _Canonical(reprlib.Repr):
     def __init__(self) -> None:
         super().__init__()
         self.maxstring = self.maxlong = 200
-        self.maxlist = self.maxtuple = self.maxset = self.maxdict = self.maxfrozenset = 100
+        self.maxlist = self.maxtuple = 100
+
+    def repr1(self, x: object, level: int) -> str:
+        # `reprlib` goes by names, and a class of the program may be called `deque`.
+        own = type(x).__module__ not in ("builtins", "collections", "array")
+        return self.repr_instance(x, level) if own else super().repr1(x, level)
+
+    def _sorted(self, members: Iterable[Any], level: int) -> list[Any]:
+        """Numbers or texts by their values, others by their looks: the program's own `__lt__` must not run."""
+        members = list(members)
+        kinds = {type(member) for member in members}
+        plain = kinds <= {str} or kinds <= {bool, int, float}
+        return sorted(members, key=None if plain else lambda member: self.repr1(member, level))
+
+    def repr_set(self, x: Any, level: int) -> str:
+        return "set" + self.repr_list(self._sorted(x, level), level)
+
+    def repr_frozenset(self, x: Any, level: int) -> str:
+        return "frozen" + self.repr_set(x, level)
+
+    def repr_dict(self, x: Any, level: int) -> str:
+        values = {id(key): value for key, value in x.items()}  # Not `x[key]`, which runs the key's own `__eq__`.
+        return "dict" + self.repr_list([(key, values[id(key)]) for key in self._sorted(x, level)], level)
 
     def repr_instance(self, x: object, level: int) -> str:
-        if type(x) is bool or (type(x) is float and x.is_integer() and abs(x) < 2**53):
-            return repr(int(x))
+        if type(x) is bool or (type(x) is float and x.is_integer()):
+            return self.repr_int(int(x), level)
         return repr(x) if x is None or type(x) in (float, complex) else f"<{type(x).__name__}>"
 
     def repr_int(self, x: int, level: int) -> str:
@@ -136,6 +158,7 @@ class _Tracer:
                 self.first.update(dict.fromkeys(range(node.lineno, (node.end_lineno or 0) + 1), node.lineno))
         self.visits: list[list[Any]] = []
         self.left = _TRACE_CHARACTERS
+        self.full = False
         self._depth = 0
         self._show = _Canonical().repr
         self._last: dict[types.FrameType, tuple[int, int]] = {}  # a frame's statement, and the line of it
@@ -171,7 +194,7 @@ class _Tracer:
     def _keep(self, line: int, event: str, frame: types.FrameType, value: str | None) -> None:
         if len(self.visits) == _MAX_VISITS or self.left <= 0:
             sys.settrace(None)
-            frame.f_trace = None
+            frame.f_trace, self.full = None, True
             raise _TraceFull
         names = sorted((name, self._show(held)) for name, held in frame.f_locals.items() if name[0] != ".")
         visit = [line, event, names, value, self._depth]
@@ -212,6 +235,7 @@ def _load(program: str, module: types.ModuleType) -> Message:
 
 def _call(first: Message, module: types.ModuleType, message: Message) -> Message:
     tracer = _Tracer(first["program"]) if message.get("trace") else None
+    arguments: Any = None
     try:
         entry = getattr(module, first["entry"], None)
         if entry is None:
@@ -224,13 +248,18 @@ def _call(first: Message, module: types.ModuleType, message: Message) -> Message
             sys.settrace(None)
         try:
             reply = {"ok": encode(result)}
-            if message["in_place"] and (now := encode(arguments)) != message["arguments"]:
-                reply["arguments"] = now
         except TypeError as error:
             reply = {"error": "failed", "message": f"the entry returned what is no literal: {error}"}
     except BaseException as error:
         reply = _failure(error)
-    return reply | ({"trace": tracer.visits} if tracer else {})
+    if message["in_place"] and arguments is not None:
+        try:
+            now = encode([arguments, keywords])
+            if now != [message["arguments"], message["keywords"]]:
+                reply["arguments"] = now
+        except BaseException as error:
+            reply = {"error": "failed", "message": f"the entry left what is no literal in its arguments: {error}"}
+    return reply | ({"trace": tracer.visits, "full": tracer.full} if tracer else {})
 
 
 def solve(first: Message, exchange: Exchange) -> NoReturn:
@@ -241,14 +270,23 @@ def solve(first: Message, exchange: Exchange) -> NoReturn:
         message = exchange(_call(first, module, message))
 
 
-def _change(arguments: tuple[object, ...], now: object) -> None:
-    """Give the lists, dictionaries and sets among arguments the contents that a program has left in them."""
-    for held, new in zip(arguments, now if isinstance(now, tuple) else (), strict=False):
-        if isinstance(held, list) and isinstance(new, list):
-            held[:] = new
-        elif isinstance(held, dict | set) and type(held) is type(new):
-            held.clear()
-            held.update(new)
+def _changed(held: Any, new: Any) -> Any:
+    """`held` with the contents that a program has left in it, down to what it holds; `new` if that is another kind."""
+    if isinstance(held, list) and type(new) is list:
+        held[:] = [_changed(*pair) for pair in zip(held, new, strict=False)] + new[len(held) :]
+    elif isinstance(held, tuple) and type(new) is tuple and len(held) == len(new):
+        members = tuple(map(_changed, held, new))
+        return held if members == held else members
+    elif isinstance(held, dict) and type(new) is dict:
+        now = {key: _changed(held.get(key), value) for key, value in new.items()}
+        held.clear()
+        held.update(now)
+    elif isinstance(held, set) and type(new) is set:
+        held.clear()
+        held.update(new)
+    else:
+        return new
+    return held
 
 
 def check(first: Message, exchange: Exchange) -> NoReturn:
@@ -257,9 +295,9 @@ def check(first: Message, exchange: Exchange) -> NoReturn:
 
     def proxy(*arguments: object, **keywords: object) -> object:
         reply = exchange({"call": encode(arguments), "keywords": encode(keywords)})
+        if "arguments" in reply:
+            _changed([arguments, keywords], decode(reply["arguments"]))
         if "ok" in reply:
-            if "arguments" in reply:
-                _change(arguments, decode(reply["arguments"]))
             return decode(reply["ok"])
         error = getattr(builtins, str(reply.get("type")), None)
         if not (isinstance(error, type) and issubclass(error, Exception)) or issubclass(error, _ENDS_ITERATION):

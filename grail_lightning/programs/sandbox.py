@@ -175,6 +175,7 @@ class Sandbox:
     def __init__(self, backend: str, limits: Limits) -> None:
         self.backend = backend
         self.limits = limits
+        self.cap = (limits.output_kb << 10) + 1024  # The bytes of a reply.
         # On a busy machine processor time takes longer. Under wasm fuel ends what computes, on any machine at the same
         # instruction; nearly nothing there can wait.
         self.wall_seconds = (3 * limits.seconds + 1) * (25 if backend == "wasm" else 1)
@@ -206,9 +207,8 @@ class Sandbox:
             EndedError: The child ended, ran out of time, or said what is no reply.
             LostError: The sandbox did not start, it ended, or the child was killed from outside.
         """
-        cap = (self.limits.output_kb << 10) + 1024 + more
         try:
-            reply = json.loads(self._exchange(json.dumps(message).encode() + b"\n", cap))
+            reply = json.loads(self._exchange(json.dumps(message).encode() + b"\n", self.cap + more))
             if isinstance(reply, dict):
                 return reply
         except (EndedError, LostError):

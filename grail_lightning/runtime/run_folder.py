@@ -61,20 +61,22 @@ class RunFolder:
     def taken(self, checkpoint: str | None = None) -> Iterator[None]:
         """The folder of a `fit` for itself alone: that of the checkpoint's run, or an empty one.
 
-        For a new run an earlier one is moved aside. Lightning opens the files of loggers before it calls any check, so
-        a run takes its folder before all of them. After an error before the first step the earlier run comes back, and
-        the files of the other are removed. A `ValueError` if another fit is using the folder, or it holds files that
-        may not be a run's.
+        For a new run, and for one from the checkpoint of another run, an earlier one is moved aside. Lightning opens
+        the files of loggers before it calls any check, so a run takes its folder before all of them. After an error
+        before the first step the earlier run comes back, and the files of the other are removed. A `ValueError` if
+        another fit is using the folder, or it holds files that may not be a run's.
         """
         folder = self.path
         if checkpoint is None or not Path(checkpoint).resolve().is_relative_to(folder.resolve()):
             _check_ours(folder)
+        source = folder if checkpoint is None else Path(checkpoint).resolve().parent.parent
+        of_another = source.resolve() != folder.resolve() and (source / MARKER).exists()
         if not self.trainer.is_global_zero:
             yield
             return
         aside = None
         with held(folder):
-            if checkpoint is None and any((folder / name).exists() for name in _RUN):
+            if (checkpoint is None or of_another) and any((folder / name).exists() for name in _RUN):
                 aside = unused(folder)
                 folder.rename(aside)
                 (aside / LOCK).unlink()

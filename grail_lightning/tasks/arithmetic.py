@@ -124,6 +124,10 @@ class ProblemSpace:
     def draw(self, num_problems: int, split: Split, seed: int = 0) -> list[Problem]:
         """The problems of `sample`."""
         rng = split_rng(split, seed)
+        operands, signs = self.max_operand - self.min_operand + 1, len(self.operators)
+        size = sum(operands**n * signs ** (n - 1) for n in range(self.min_terms, self.max_terms + 1))
+        if num_problems > size:
+            raise ValueError(f"All splits hold {size} problems, but got {num_problems}. Widen `max_terms`, say.")
 
         def draw() -> Problem:
             num_terms = rng.randint(self.min_terms, self.max_terms)

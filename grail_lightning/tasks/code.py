@@ -230,7 +230,7 @@ class CodeTask(MathTask):
 
 def _is_at_margin(program: str) -> bool:
     """Whether a line of a program is not indented."""
-    return any(line.strip() and not line[0].isspace() for line in program.splitlines())
+    return any(not line.indent for line in program_lines(program))
 
 
 def _returns(text: str) -> list[tuple[int, int]]:

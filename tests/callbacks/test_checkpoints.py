@@ -68,6 +68,13 @@ def test_a_run_that_stopped_goes_on_with_the_next_prompts(tmp_path, stop):
     assert _saved_at(tmp_path / "last.ckpt") == 16
 
 
+def test_a_new_run_leaves_the_checkpoint_of_an_earlier_one_in_the_same_folder(tmp_path):
+    """A folder of the user's, which does not move aside with the run's own."""
+    _fit(tmp_path, 4)
+    _fit(tmp_path, 2)
+    assert (_saved_at(tmp_path / "last.ckpt"), _saved_at(tmp_path / "last.1.ckpt")) == (2, 4)
+
+
 class Stop(Callback):
     """Asks for the end in a batch, as early stopping does."""
 

@@ -57,9 +57,10 @@ def test_examples_as_text_need_no_chat_template():
 
 
 def test_another_dataset_may_hold_the_examples(tmp_path):
+    """Which may have the same problems: no prompt has its own solution."""
     prompts = load(number=1, dataset=DatasetSpec(write(tmp_path, SOLVED), where={"answer": "10"}))
     assert prompts[0].messages[1]["content"] == "5+5? Work it out."
-    assert len(prompts) == 6
+    assert [prompt.reference for prompt in prompts] == ["0", "2", "4", "6", "8"]
 
 
 UNANSWERED, WRONG = ([SOLVED[0] | {"solution": solution}, *SOLVED] for solution in ("It is 0.", "#### 3"))
@@ -86,7 +87,7 @@ def test_examples_that_cannot_be_are_an_error_before_training(rows, options, mes
 
 
 def test_an_answer_that_is_text_is_compared_as_text():
-    rows = [{"problem": "Capital?", "answer": "Paris", "solution": "#### PARIS"}] * 3
+    rows = [{"problem": f"Capital {k}?", "answer": "Paris", "solution": "#### PARIS"} for k in range(3)]
     task = MathTask(answer=Marker(), instruction="", compare="text")
     assert load(rows=rows, task=task, number=1)[0].reference == "Paris"
 

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,13 @@ from lightning.pytorch import Callback, seed_everything
 import grail_lightning
 from grail_lightning import callbacks
 from grail_lightning.batch import Sampling
+from grail_lightning.callbacks.samples import _grading
 from grail_lightning.data import MathData
+from grail_lightning.environments.episode import EpisodeLimits
+from grail_lightning.environments.search import Search
 from grail_lightning.evaluate import problem_id, read_evaluation, read_samples, sample_seed
 from grail_lightning.evaluate.records import prune
+from grail_lightning.programs.outcome import Limits
 from grail_lightning.tasks import EnvironmentTask
 from tests.evaluate.tested import rows_of, run_test
 from tests.processes import run_script
@@ -188,6 +193,18 @@ def test_an_interrupted_test_of_something_else_is_never_continued(changed, name,
     assert f"held an interrupted evaluation, which differs in {name}; it is now in" in caplog.text
     assert sampled.batches == len({s.index // 3 for s in read_samples(interrupted / SAMPLES)})
     assert (interrupted / "test" / "samples.1" / "rank_00000.jsonl").read_bytes() == before
+
+
+def test_samples_belong_to_the_options_of_environments_and_sandboxes():
+    def searching(top_k=3, **options):
+        return _grading(EnvironmentTask(environment=partial(Search, top_k), **options))
+
+    assert searching() == searching()
+    others = searching(top_k=1), searching(limits=EpisodeLimits(max_turns=1)), searching(tool_instruction="Search.")
+    assert all(other != searching() for other in others)
+    limited = Trusted()
+    limited.executor.limits = Limits(seconds=0.1)
+    assert _grading(limited) != _grading(Trusted())
 
 
 def test_the_same_weights_and_problems_in_other_places_are_continued(undisturbed, interrupted):

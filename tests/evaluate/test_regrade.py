@@ -120,7 +120,7 @@ class Comparing(MathTask):
 
 def test_a_task_that_judges_reads_or_compares_itself_is_known_from_its_facts():
     assert _grading(MathTask()).keys() == {"task", "compare", "answer"}
-    assert _grading(EnvironmentTask(environment=Calculator)).keys() == {"task", "compare", "answer"}
+    assert _grading(EnvironmentTask(environment=Calculator)).keys() == {"task", "compare", "answer", "environment"}
     assert _grading(Judging())["own_verdicts"]
     assert "answer" not in _grading(Reading())
     with Verifier() as verifier, pytest.raises(ValueError, match=r"those of d were compared by .*Comparing.make_verif"):

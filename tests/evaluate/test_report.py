@@ -8,8 +8,9 @@ import re
 import numpy as np
 import pytest
 import scipy.stats
+from torch.utils.tensorboard import SummaryWriter
 
-from grail_lightning.evaluate.compare import compare, compare_curves, other_validation, read_curves
+from grail_lightning.evaluate.compare import compare, compare_curves, other_validation, read_curves, read_scalars
 from grail_lightning.evaluate.runs import find_runs
 from grail_lightning.evaluate.statistics import difference, holm, mean_interval
 from grail_lightning.report import main as report
@@ -339,6 +340,8 @@ def test_tasks_are_sections_of_their_own_and_a_reader_is_told_of_equal_weights(t
         (["cut"], r"cut/samples must hold all 9 problems of A with 3 samples each, but it holds 8\."),
         (["broken"], r"broken/samples must be a folder of samples .*, but got JSONDecodeError"),
         (["damaged"], r"damaged/samples/rank_00000\.jsonl, line 3: expected a JSON object"),
+        (["choice__GRPO__sums.json"], r"A report must have at least one run"),
+        (["strange"], r"strange/sweep\.json must be what a run or a sweep left, but got: \{'hello': 1\}"),
         (["sweep"], r"sweep/sweep\.json must be what a run or a sweep left, but got"),
         (["uncurved"], r"Runs of a report must have samples, or a step of val/accuracy .* neither in uncurved\. Run"),
         (["A=late", "B=early"], r"Runs of a report must .*, but got neither in A=late, B=early\."),
@@ -355,6 +358,16 @@ def test_a_mistake_is_one_line(arguments, message, tmp_path, monkeypatch, capsys
     (tmp_path / "cut" / "samples" / "rank_00000.jsonl").write_text("".join(lines[:-1]))
     (tmp_path / "empty").mkdir()
     (make_run(tmp_path / "sweep", {0: 0.1}) / "sweep.json").write_text("[:\n")
+    (make_run(tmp_path / "strange", {0: 0.1}) / "sweep.json").write_text('{"hello": 1}')
+    (tmp_path / "choice__GRPO__sums.json").write_text("{}")
     for name, curve in (("uncurved", {0: math.nan}), ("early", {0: 0.1}), ("late", {9: 0.1})):
         make_run(tmp_path / name, curve)
     assert re.match(rf"grail-lightning: error: .*{message}", refusal(capsys, report, *arguments))
+
+
+def test_a_curve_has_no_points_of_steps_that_a_resumed_run_took_again(tmp_path):
+    """It went on from an earlier checkpoint than its last one."""
+    run = make_run(tmp_path / "run", {0: 0.1, 2: 0.2, 4: 0.3, 6: 0.4})
+    with SummaryWriter(str(run), filename_suffix=".later") as writer:
+        writer.add_scalar("val/accuracy", 0.25, 4)
+    assert read_scalars(run, "val/accuracy") == pytest.approx({0: 0.1, 2: 0.2, 4: 0.25})

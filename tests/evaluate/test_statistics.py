@@ -17,6 +17,7 @@ from grail_lightning.evaluate.statistics import (
     mean_interval,
     ratio_interval,
     seed_spread,
+    seeds_difference,
     sign_flip_p,
 )
 from grail_lightning.functional import pass_at_k, pass_at_k_variance
@@ -285,3 +286,14 @@ def test_a_mean_length_of_right_responses_is_covered_where_long_problems_have_fe
 def test_a_mean_length_of_fewer_than_two_problems_has_no_interval():
     for sums, counts in (([[0.0, 0.0]], [[0, 0]]), ([[7.0, 0.0]], [[1, 0]]), ([[3.0], [4.0, 5.0]], [[2], [1, 1]])):
         assert all(math.isnan(limit) for limit in ratio_interval(sums, counts))
+
+
+def test_differences_that_are_equal_but_for_the_rounding_of_event_files_have_no_spread():
+    theirs = [250 / 500, 300 / 500, 219 / 500]
+    ours, theirs = (
+        [float(np.float32(value)) for value in values] for values in ([x + 1 / 500 for x in theirs], theirs)
+    )
+    assert len({a - b for a, b in zip(ours, theirs, strict=True)}) > 1
+    found = seeds_difference(ours, theirs, paired=True)
+    assert (found.p_value, math.isnan(found.low), math.isnan(found.high)) == (0.25, True, True)
+    assert math.isnan(seeds_difference([0.6, 0.6], [0.61, 0.61], paired=False).p_value)

@@ -124,6 +124,10 @@ def test_odd_texts_are_programs(text, number):
     assert found is not None or text.startswith("if")
 
 
+def test_a_program_that_would_grow_is_not_read():
+    assert read_program("".join(f"{' ' * k}if 1:\n" for k in range(60)) + " " * 60 + "a;" * 2000) is None
+
+
 def test_lines_that_are_not_blank():
     assert program_lines("\n  a b \r\n\t\n\x0cc") == [(2, "  ", "a b", 3), (4, "\x0c", "c", 12)]
     assert program_lines(" \n") == []

@@ -113,6 +113,37 @@ NEGATIVE = "def f(x):\n    if x {} 0: raise ValueError('negative')\n    return x
             *("1101", "failed", "AssertionError"),
         ),
         ("def f(x):\n    x.clear()\n    x.add(3)", AFTER, ["assert after({1, 2}) == {3}"], "1", "passed", ""),
+        (
+            "def f(x): x.sort()",
+            "def kept(x):\n    f(x=x)\n    return x == [2, 1]",
+            ["assert kept([2, 1])"],
+            "0",
+            "failed",
+            "",
+        ),
+        (
+            "def f(x): x[0].sort()",
+            "def kept(x):\n    f((x,))\n    return x == [2, 1]",
+            ["assert kept([2, 1])"],
+            "0",
+            "failed",
+            "",
+        ),
+        (
+            "def f(x): x['a'][0].sort()",
+            "def kept(x):\n    f({'a': [x]})\n    return x == [2, 1]",
+            ["assert kept([2, 1])"],
+            "0",
+            "failed",
+            "",
+        ),
+        ("def f(x): x[0] = (3, 4)", AFTER, ["assert after([(1, 2)]) == [(3, 4)]"], "1", "passed", ""),
+        (
+            "def f(x):\n    x.clear()\n    raise ValueError",
+            "def kept(x):\n    try: f(x)\n    except ValueError: return x == [1, 2]",
+            *(["assert kept([1, 2])"], "0", "failed", ""),
+        ),
+        ("def f(x): x.append(f)", AFTER, ["assert kept([1, 2])"], "0", "failed", "the entry left what is no literal"),
         # Arguments may be longer than what a program may print.
         ("def f(x): return sum(x)", "", [LONG], "1", "passed", ""),
         ("def f(x): return x.reverse() or sum(x)", "", [LONG], "1", "passed", ""),
@@ -175,7 +206,7 @@ def test_a_trace_by_hand(executor, tests):
         Visit(4, "line", i(1, 2, 0), None, 1),
         Visit(3, "line", i(1, 2, 1), None, 1),
         Visit(7, "line", i(1, 2, 1), None, 1),
-        Visit(7, "return", i(1, 2, 1), "{'sum': 1}", 1),
+        Visit(7, "return", i(1, 2, 1), "dict[('sum', 1)]", 1),
     )
 
 
@@ -193,7 +224,7 @@ def test_traces_of_exceptions_objects_and_recursion(executor):
         (3, "raise", "KeyError", 1),
         (2, "line", None, 1),  # `except` is a part of `try`
         (5, "line", None, 1),
-        (5, "return", "({1, 3}, <object>)", 1),
+        (5, "return", "(set[1, 3], <object>)", 1),
     ]
     deep = executor.run("def f(n): return n and f(n - 1)", Tests("f", (Call((300,), 0),)), trace=0)
     assert (deep.status, len(deep.trace)) == ("passed", 602)
@@ -210,12 +241,57 @@ def test_traces_of_exceptions_objects_and_recursion(executor):
     program = "def g(x): return x\ndef f(n):\n    for k in range(n):\n        g(k)\n    return n"
     calls = executor.run(program, Tests("f", (), ("assert f(1) + f(400)",)), trace=0)
     assert (calls.status, calls.cut) == ("timeout", True)
+    # The end of the trace, which a program catches.
+    caught = "def f(n):\n    try:\n        for i in range(n): i += 1\n    except:\n        n = 1\n    return n"
+    caught = executor.run(caught, Tests("f", (Call((9999,), 1),)), trace=0)
+    assert (caught.status, caught.cut) == ("passed", True)
     # What Python would not show, and characters that take six bytes each, are no errors of the program's.
     large = executor.run("def f(n):\n    y = 10**n\n    return y + 1", Tests("f", (Call((6000,), 1),)), trace=0)
     assert (large.status, large.trace[-1].value) == ("failed", hex(10**6000 + 1)[:200])
     emoji = Tests("f", (Call(("😀" * 400,), 400),))
     text = "def f(x):\n    n = 0\n    for c in x:\n        n += 1\n    return n"
     assert executor.run(text, emoji, trace=0).trace
+
+
+# Classes with the names of Python's own, members that have no order or one of the program's, and numbers of two kinds.
+SHOWN = """
+class deque:
+    compared = 0
+    def __lt__(self, other): deque.compared += 1
+def f(x):
+    held = {deque(), deque()}, {2: x, "a": 1}, 2.0 ** 60, {2.5, True}
+    return deque.compared, held
+"""
+
+
+def test_a_trace_shows_values_and_runs_no_method_of_the_program(executor):
+    outcome = executor.run(SHOWN, Tests("f", (Call((3,), None),)), trace=0)
+    shown = "(set[<deque>, <deque>], dict[('a', 1), (2, 3)], 1152921504606846976, set[1, 2.5])"
+    assert outcome.trace[-1].variables == (("held", shown), ("x", "3"))
+    assert outcome.trace[-1].value == f"(0, {shown})"
+
+
+# It answers in the guest's place, once it is traced.
+FORGES = """
+import os, sys
+def f(x):
+    if sys.gettrace() is None: return 0
+    sys.settrace(None)
+    data = {} + b"\\n"
+    while data: data = data[os.write(3, data):]
+    while os.read(3, 1 << 16): pass
+    os._exit(0)
+"""
+
+
+def test_a_forged_trace_costs_the_grader_little(executor):
+    """Numbers with one hash, of which a set takes time that grows with their square; and a million bytes of no text."""
+    colliding = """b'{"ok":{"s":[' + b",".join(b"%d" % (k * (2**61 - 1)) for k in range(20000)) + b']}}'"""
+    empty = """b'{"ok":0,"trace":[[2,"line",[' + b",".join([b'["",""]'] * 125000) + b'],null,1]]}'"""
+    begun = time.process_time()
+    first, second = executor.run_many([Job(FORGES.format(data), TESTS, 0) for data in (colliding, empty)])
+    assert time.process_time() - begun < 5
+    assert (first.status, second.trace, second.cut) == ("output", (), True)
 
 
 def test_outcomes_are_kept_in_order_and_reproducible(executor, monkeypatch):

@@ -6,6 +6,7 @@ import types
 from grail_lightning.answers import Fenced
 from grail_lightning.programs import guest
 from grail_lightning.programs.grade import grade
+from grail_lightning.programs.outcome import Limits
 from grail_lightning.tasks import CodeTask, MathTask
 
 REFERENCE = """
@@ -27,6 +28,8 @@ def changed(old, new, text=REFERENCE):
 class _Here:
     """What a `Sandbox` does, without one."""
 
+    cap = 1 << 20
+
     def begin(self, message):
         self.first, self.module = message, types.ModuleType("program")
         return guest._load(message["program"], self.module)
@@ -40,6 +43,8 @@ class _Here:
 
 class InProcess:
     """Runs programs here, on calls."""
+
+    limits = Limits()
 
     def run(self, program, tests, *, trace=None):
         return grade(_Here(), _Here(), program, tests, trace)

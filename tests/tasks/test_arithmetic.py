@@ -91,6 +91,7 @@ def test_the_split_of_a_problem_is_the_same_on_every_machine():
             "test",
             "The test split hardly has 17 different problems: only",
         ),
+        ({}, 10**12, "train", r"All splits hold 944784 problems, but got 10{12}"),
     ],
 )
 def test_problems_that_cannot_be_drawn_are_refused_at_once(options, number, split, message):

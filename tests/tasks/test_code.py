@@ -216,6 +216,8 @@ def test_the_program_is_the_last_block_and_its_offset_is_exact(task):
     indented = "1. So:\n\n   ```python\n   def f():\n       pass\n   ```"
     assert (task.answer(indented), task.program(indented)) == (program, None)
     assert task.label_steps(indented, task.prompt(ROW)) is None
+    separator = indented.replace("pass", "pass  # \u2028x")  # No new line for Python.
+    assert task.answer(separator) == program.replace("pass", "pass  # \u2028x")
     lines = 'def f():\n    return """a\n  \nb"""'
     assert task.answer(fenced(lines)) == lines, "a text of several lines stays as it is"
     marked = CodeTask(answer=Marker("[BEGIN]", to_end=True))
