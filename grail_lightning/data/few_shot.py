@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from grail_lightning.answers import Conventions, Verdict
 from grail_lightning.answers.judge import judge
@@ -60,7 +60,7 @@ class Example:
     solution: str
     source: tuple[object, ...] = ()  # The dataset that it is a row of (`DatasetSpec.source`),
     row: int = 0  # and the index of this row.
-    problem: object = None  # The row's `problem`, which other datasets may have, too.
+    problem: tuple[object, object] = (None, None)  # The row's `problem` and `answer`, which other datasets may have.
 
 
 def read_examples(
@@ -81,10 +81,14 @@ def read_examples(
                 f"{place} (`few_shot.solution`) must be a text that ends with the answer {prompt.reference!r} in the "
                 f"form that `task.answer` reads, but got the answer {answer!r} in {str(solution)[-80:]!r}."
             )
-        examples.append(
-            Example(prompt.messages, str(solution).strip(), spec.source, index, table.rows[index].get("problem"))
-        )
+        same = problem_and_answer(table.rows[index])
+        examples.append(Example(prompt.messages, str(solution).strip(), spec.source, index, same))
     return examples
+
+
+def problem_and_answer(row: Mapping[str, Any]) -> tuple[object, object]:
+    """What makes a row that of an example, in whatever dataset it stands."""
+    return row.get("problem"), row.get("answer")
 
 
 def _agrees(task: Task, reference: str, answer: str) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from grail_lightning.data.few_shot import Example, FewShot, read_examples, with_examples
+from grail_lightning.data.few_shot import Example, FewShot, problem_and_answer, read_examples, with_examples
 from grail_lightning.data.kept import Kept, kept_rollouts
 from grail_lightning.data.loaders import Curriculum, PromptSet
 from grail_lightning.data.modules import STAGES, PromptData, Split
@@ -98,8 +98,9 @@ class TableData(PromptData):
     def _load_one(self, split: Split, spec: DatasetSpec, table: Table, examples: list[Example]) -> PromptSet:
         # The prompt of a row that serves as an example would contain its own answer.
         used = {example.row for example in examples if example.source == spec.source}
-        if shown := [example.problem for example in examples if example.problem is not None]:
-            used |= {index for index, row in enumerate(table.columns(["problem"])) if row.get("problem") in shown}
+        if shown := [example.problem for example in examples if None not in example.problem]:
+            every = enumerate(map(problem_and_answer, table.columns(["problem", "answer"])))
+            used |= {index for index, row in every if row in shown}
         rows = [row for row in self._select(table, spec) if row not in used]
         if not rows:
             raise ValueError(f"All rows of {spec.path} serve as worked examples. Use fewer, or more rows.")
