@@ -35,7 +35,7 @@ from grail_lightning.distributed.sharding import gathered
 from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.picture import FIRST_PICTURE_ID, PLACE, Picture, pictures_in
 from grail_lightning.policy import Policy
-from grail_lightning.runtime.run_folder import RunFolder
+from grail_lightning.runtime.run_folder import RunFolder, unused
 from grail_lightning.step.assign import run_credit
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.step.report import effective_weights
@@ -155,6 +155,9 @@ class PredictionWriter(Callback):
         self._writer.close()
         trainer.strategy.barrier("predictions")
         if trainer.is_global_zero:
+            for file in (self._path, self._path.with_suffix(".html")):
+                if file.exists():
+                    rank_zero_info(f"{file} was there before, and is now {file.rename(unused(file))}.")
             rows = _join([self._part(rank) for rank in range(trainer.world_size)], self._path)
             rank_zero_info(f"Wrote {rows} predictions to {self._path}.")
             if self.page and rows:

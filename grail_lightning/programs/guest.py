@@ -258,7 +258,8 @@ def _call(first: Message, module: types.ModuleType, message: Message) -> Message
             if now != [message["arguments"], message["keywords"]]:
                 reply["arguments"] = now
         except BaseException as error:
-            reply = {"error": "failed", "message": f"the entry left what is no literal in its arguments: {error}"}
+            if "ok" in reply:
+                reply = {"error": "failed", "message": f"the entry left what is no literal in its arguments: {error}"}
     return reply | ({"trace": tracer.visits, "full": tracer.full} if tracer else {})
 
 

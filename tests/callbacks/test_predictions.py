@@ -47,6 +47,16 @@ def test_a_row_has_a_rollouts_text_verdict_tokens_weights_answer_and_steps(tmp_p
     assert [rows[0][name][0] for name in ("step_starts", "step_stops", "step_kinds")] == [0, 5, "slip"]
 
 
+def test_earlier_predictions_are_kept_under_a_number(tmp_path):
+    _predict(tmp_path, PredictionWriter(), prompts(2))
+    before = {file.name: file.read_bytes() for file in tmp_path.rglob("predictions.*")}
+    _predict(tmp_path, PredictionWriter(), prompts(3))
+    assert {file.name: file.read_bytes() for file in tmp_path.rglob("predictions.1.*")} == {
+        name.replace(".", ".1."): content for name, content in before.items()
+    }
+    assert before.keys() == {"predictions.parquet", "predictions.html"}
+
+
 def test_a_prediction_that_breaks_off_leaves_no_file_that_looks_complete(tmp_path):
     class Breaks(Scripted):
         def predict_step(self, problems, batch_idx, dataloader_idx=0):
