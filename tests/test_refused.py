@@ -115,7 +115,7 @@ REFUSED = [
     (VLLMEngine, {"gpu_memory_utilization": 1.2}, r"`gpu_memory_utilization` must lie in \(0, 1\], but got 1.2"),
     (VLLMEngine, {"max_model_len": -5}, r"`max_model_len` must lie in \[1, inf\), but got -5"),
     (VLLMEngine, {"tensor_parallel_size": 0}, r"`tensor_parallel_size` must lie in \[1, inf\), but got 0"),
-    (server, {"urls": []}, "`urls` must hold at least one address"),
+    (server, {"urls": []}, "`urls` must be a list of at least one address"),
     (server, {"patience_seconds": -1}, r"`patience_seconds` must lie in \[0, inf\), but got -1"),
     (server, {"push_folder": "/nowhere"}, "`push_folder` must be a folder that trainer and servers see"),
     (server, {"urls": ["http://node3:8000"]}, "but got '/dev/shm' with http://node3:8000. Make it, on a file system"),
