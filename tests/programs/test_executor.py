@@ -277,9 +277,14 @@ import os, sys
 def f(x):
     if sys.gettrace() is None: return 0
     sys.settrace(None)
-    data = {} + b"\\n"
-    while data: data = data[os.write(3, data):]
-    while os.read(3, 1 << 16): pass
+    data = {}
+    try:
+        import _host
+        _host.call(data)
+    except ImportError:
+        data += b"\\n"
+        while data: data = data[os.write(3, data):]
+        while os.read(3, 1 << 16): pass
     os._exit(0)
 """
 
