@@ -62,7 +62,7 @@ class LastCheckpoint(Checkpoint):
         self.file, self._saved_at = folder / "last.ckpt", None
         if trainer.is_global_zero:
             remove_parts(folder)
-            if self.folder and trainer.ckpt_path is None and self.file.exists():
+            if self.folder and trainer.ckpt_path is None and self.file.exists() and not fast_dev_run(trainer):
                 aside = self.file.rename(unused(self.file))
                 rank_zero_info(f"{self.file} is of an earlier run, and now in {aside}.")
 
