@@ -167,9 +167,9 @@ def _grading(task: Task) -> dict[str, Any]:
     if kind.make_verifier is not Task.make_verifier:
         grading["verifier"] = f"{kind.make_verifier.__module__}.{kind.make_verifier.__qualname__}"
     if isinstance(task, EnvironmentTask):
-        options = {
-            name: value for name, value in vars(task.environment()).items() if isinstance(value, str | int | float)
-        }
+        # What two of them have in common: others may be drawn, or a clock.
+        one, two = (getattr(task.environment(), "__dict__", {}) for _ in range(2))
+        options = {k: value for k, value in one.items() if isinstance(value, str | int | float) and value == two.get(k)}
         grading["environment"] = {"class": _class_path(task.environment()), "options": options, "calls": task.calls}
         grading["environment"] |= {"instruction": task.tool_instruction, "limits": dataclasses.asdict(task.limits)}
     if isinstance(task, CodeTask):

@@ -165,7 +165,9 @@ def read_scalars(folder: Path, tag: str) -> dict[int, float]:
         return {}
     values: dict[int, float] = {}
     for point in events.Scalars(tag):  # What follows an earlier step was logged before a resume from it.
-        values = {step: value for step, value in values.items() if step < point.step} | {point.step: float(point.value)}
+        if values and point.step <= next(reversed(values)):
+            values = {step: value for step, value in values.items() if step < point.step}
+        values[point.step] = float(point.value)
     return values
 
 
