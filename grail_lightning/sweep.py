@@ -296,8 +296,7 @@ class _Runner:
         mark_if_new(run.folder)
         before = run.last_line()
         run.write(state="started")
-        arguments = [*run.arguments, *(["--ckpt_path=last"] if resumed else [])]
-        code = self._fit(arguments, run.folder / "fit.log", environment)
+        code = self._fit(run, ["--ckpt_path=last"] if resumed else [], environment)
         outcome = run.last_line()
         if code and resumed and _NO_STEP in outcome:  # A sweep was killed between a run's end and its record.
             code, outcome = 0, before
@@ -308,11 +307,11 @@ class _Runner:
         print(f"{state}: {run.folder.name}: {outcome}", flush=True)
         return state == "finished"
 
-    def _fit(self, arguments: Sequence[str], log_file: Path, environment: Mapping[str, str]) -> int:
-        command = [sys.executable, "-m", "grail_lightning", "fit", *arguments]
+    def _fit(self, run: Run, more: Sequence[str], environment: Mapping[str, str]) -> int:
+        command = [sys.executable, "-m", "grail_lightning", "fit", *run.arguments, *more]
         # A session of its own: Ctrl-C reaches the sweep alone, which asks its runs to end.
         how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
-        with log_file.open("ab") as log:
+        with (run.folder / "fit.log").open("ab") as log:
             process = subprocess.Popen(  # noqa: S603  (our own command, without a shell)
                 command, stdout=log, stderr=log, env={**os.environ, **environment}, **how
             )

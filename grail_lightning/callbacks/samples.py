@@ -168,9 +168,10 @@ def _grading(task: Task) -> dict[str, Any]:
         grading["verifier"] = f"{kind.make_verifier.__module__}.{kind.make_verifier.__qualname__}"
     if isinstance(task, EnvironmentTask):
         # What two of them have in common: others may be drawn, or a clock.
-        one, two = (getattr(task.environment(), "__dict__", {}) for _ in range(2))
+        made = task.environment()
+        one, two = (getattr(of, "__dict__", {}) for of in (made, task.environment()))
         options = {k: value for k, value in one.items() if isinstance(value, str | int | float) and value == two.get(k)}
-        grading["environment"] = {"class": _class_path(task.environment()), "options": options, "calls": task.calls}
+        grading["environment"] = {"class": _class_path(made), "options": options, "calls": task.calls}
         grading["environment"] |= {"instruction": task.tool_instruction, "limits": dataclasses.asdict(task.limits)}
     if isinstance(task, CodeTask):
         grading["limits"] = dataclasses.asdict(task.executor.limits)
