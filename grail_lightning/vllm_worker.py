@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -48,24 +48,18 @@ class WeightReceiver:
             return self.grail_status()
         self.grail_version = None
         try:
-            with safe_open(path, framework="pt") as file:  # Before the model is touched: the header is complete.
+            with safe_open(path, framework="pt") as file:  # Opened once: another run may replace it meanwhile.
                 written = (file.metadata() or {}).get("version")
-            if written != version:
-                raise ValueError(f"{path} holds the weights {written} in place of {version}")
-            if not self.grail_reports:
-                report_whole_vocabulary(self)
-                self.grail_reports = True
-            take_weights(self, _tensors(path))
+                if written != version:
+                    raise ValueError(f"{path} holds the weights {written} in place of {version}")
+                if not self.grail_reports:
+                    report_whole_vocabulary(self)
+                    self.grail_reports = True
+                take_weights(self, ((name, file.get_tensor(name)) for name in file.keys()))  # noqa: SIM118 (no dict)
         except Exception as error:  # vLLM raises many types.
             return self.grail_status() | {"error": f"{type(error).__name__}: {error}"}
         self.grail_version = version
         return self.grail_status()
-
-
-def _tensors(path: str) -> Iterator[tuple[str, Tensor]]:
-    with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118  (no dict)
-            yield name, file.get_tensor(name)
 
 
 def take_weights(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -1,17 +1,23 @@
 """Rollouts of several turns whose turns are written by hand: their ends, and tools that hang, wait or deceive."""
 
 import importlib.util
+import json
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from grail_lightning.answers import LastNumber, Marker, Verifier
 from grail_lightning.batch import Sampling
+from grail_lightning.engines.turns import SampledTurn
 from grail_lightning.environments.calculator import Calculator
 from grail_lightning.environments.dialogue import describe
 from grail_lightning.grading import grade_and_locate
+from grail_lightning.policy import Policy
 from grail_lightning.step.episodes import play
 from grail_lightning.step.report import Tally, add_episodes, warn_of_limits
 from grail_lightning.tasks import EnvironmentTask, EpisodeLimits, MathTask
@@ -98,6 +104,36 @@ def test_a_turn_has_no_more_tokens_than_the_engine_has_room_for():
     batch = played([task_of(Calculator)], [[CALL, "unread"]], make=Small)
     assert (batch.episodes[0].end, len(batch.episodes[0].turns)) == ("context", 1)
     assert not batch.finished[0]
+
+
+def test_an_end_token_may_have_the_number_0():
+    """Of a chat template, whose calls are read where a turn ends with it."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bpe = Tokenizer(models.BPE(vocab={text: k for k, text in enumerate([END, *letters])}, merges=[]))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END, pad_token=END)
+    tokenizer.chat_template = (
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|end|>"
+        "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    policy = Policy(POLICY.model, tokenizer)
+    assert policy.tokenizer.eos_token_id == 0
+    call = json.dumps({"name": "calculator", "arguments": {"expression": "1+1"}})
+    engine = WritingEngine([[f"<tool_call>{call}</tool_call>{END}", f"#### 5{END}"]])
+    engine.update_weights(policy)
+    batch = play(engine, policy, [EnvironmentTask(Calculator).prompt(ROW)], 1, Sampling(max_response_length=400), [1])
+    assert [[call.result for call in turn.calls] for turn in batch.episodes[0].turns] == [["2"], []]
+
+
+def test_an_engine_whose_turn_is_empty_ends_the_rollout():
+    class Empty(WritingEngine):
+        @contextmanager
+        def turns(self, sampling):
+            yield lambda requests: [SampledTurn([7] * r.row, [-1.0] * r.row, True) for r in requests]
+
+    assert [e.end for e in played([task_of(Calculator)], [[], []], make=Empty, size=2).episodes] == ["answered"] * 2
 
 
 @pytest.mark.parametrize("stop", [(), ("stop",)])

@@ -20,6 +20,7 @@ from grail_lightning.step.collect import _options, _record, _restore
 from grail_lightning.step.outputs import StepOutput
 from grail_lightning.step.report import Tally, add_rollouts
 from grail_lightning.step.sampler import Sampler
+from grail_lightning.tasks.problem import REWARD
 from tests.batches import graded
 from tests.engines.test_base import Canned
 from tests.runs import TASK
@@ -313,7 +314,11 @@ def test_kept_rollouts_are_predicted_as_they_were(arithmetic, tmp_path):
 
 def test_a_batch_in_flight_is_restored_with_its_turns(arithmetic):
     made = played(arithmetic, logprobs=-0.5)
-    rewarded = [dataclasses.replace(p, columns={**p.columns, "reward": 0.25}) for p in made.prompts]
+    # An environment gives a number or none, say after a tool that hangs.
+    rewards = [0.25, None] * (len(made) // 2)
+    rewarded = [
+        dataclasses.replace(p, columns={**p.columns, REWARD: r}) for p, r in zip(made.prompts, rewards, strict=True)
+    ]
     prompts, sampling = made.prompts[::4], Sampling(max_response_length=LIMIT)
     sampler = Sampler(
         group_size=4, sampling=sampling, policy=arithmetic, engine=Canned(), verifier=None, clock=None, rank=0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,9 +17,10 @@ from grail_lightning.engines.base import RolloutEngine, build_batch, check_room
 from grail_lightning.engines.continued import ContinuedTurns
 from grail_lightning.engines.decoding import Decoding, supports
 from grail_lightning.engines.draw import Ending, Sampled, warpers
-from grail_lightning.engines.turns import TurnSampler, resend_turns
+from grail_lightning.engines.turns import SampledTurn, TurnRequest, TurnSampler, resend_turns
 from grail_lightning.picture import FIRST_PICTURE_ID
 from grail_lightning.policy import Policy
+from grail_lightning.policy.options import positions
 from grail_lightning.policy.reference import weights_cast_once
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import pad_to_longest_rank, world_size
@@ -82,13 +84,26 @@ class HFEngine(RolloutEngine):
         """See `RolloutEngine.turns`. Each turn continues from the KV cache of the one before; `generate` has none."""
         policy = self._loaded
         if self.method == "generate" or not supports(policy.model):
-            yield partial(resend_turns, self, sampling)
+            yield partial(self._resend, policy, sampling)
             return
         sampler = ContinuedTurns(policy, sampling, self.cache_tokens, self._synchronised)
         try:
             yield sampler
         finally:
             sampler.waiting.clear()
+
+    def _resend(self, policy: Policy, sampling: Sampling, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
+        """`resend_turns`, in several calls where the longest prompt and the largest limit of one have no room."""
+        room, parts = positions(policy.model.config) or math.inf, [list[TurnRequest]()]
+        for request in requests:
+            joined = [*parts[-1], request]
+            if max(len(one.ids) for one in joined) + max(one.limit for one in joined) > room:
+                parts.append([request])
+            else:
+                parts[-1] = joined
+        if self._synchronised:
+            parts = pad_to_longest_rank(parts, [], policy.device)
+        return [turn for part in parts for turn in resend_turns(self, sampling, part)]
 
     @property
     def _loaded(self) -> Policy:

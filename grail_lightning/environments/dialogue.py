@@ -71,7 +71,8 @@ class Dialect(ABC):
         return self._marks.sub(r"\1 ", text)
 
     def _result_ids(self, text: str) -> list[int]:
-        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        # Not with `split_special_tokens`, which is a state of the tokenizer, and rollouts may be sampled in a thread.
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         # A normaliser makes a control token out of other characters, full-width ones say.
         return [token for token in ids if token not in self.control]
 

@@ -56,13 +56,14 @@ def all_gather_objects(value: T) -> list[T]:
 
 
 def on_first_rank(make: Callable[[], T]) -> T:
-    """What the first rank makes, on every rank; its ValueError or OSError, too, as a ValueError. A collective."""
+    """What the first rank makes, on every rank; its error, too, as a ValueError. A collective."""
     outcome: tuple[T] | str = ""
     if rank() == 0:
         try:
             outcome = (make(),)
-        except (ValueError, OSError) as error:
-            outcome = str(error)
+        except Exception as error:
+            told = isinstance(error, (ValueError, OSError))
+            outcome = str(error) if told else f"{type(error).__name__}: {error}"
     outcome = all_gather_objects(outcome)[0]
     if isinstance(outcome, str):
         raise ValueError(outcome)

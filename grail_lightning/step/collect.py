@@ -38,7 +38,7 @@ from grail_lightning.runtime.collectives import all_gather_objects, all_reduce, 
 from grail_lightning.runtime.seeds import SeedKey
 from grail_lightning.step.options import Execution
 from grail_lightning.step.sampler import Sampler, training_key
-from grail_lightning.tasks.problem import Prompt, problem_id
+from grail_lightning.tasks.problem import REWARD, Prompt, problem_id
 
 _PATIENCE = 2.0  # Seconds that the end of a process waits for a sampling in flight, whose thread ends with it.
 
@@ -167,7 +167,7 @@ class _Flight(NamedTuple):
 class Ahead:
     """The batch in flight: it is sampled in a thread, and kept by checkpoints.
 
-    The thread calls `RolloutEngine.generate` and nothing else of the engine. All collectives are on the main thread.
+    The thread samples with the engine, by `generate` or turn by turn. All collectives are on the main thread.
     """
 
     def __init__(self) -> None:
@@ -290,8 +290,8 @@ def _record(batch: SampledBatch) -> dict[str, Any]:
             return replace(turn, state=state)
 
         record["episodes"] = [episode_json(replace(e, turns=tuple(map(numbered, e.turns)))) for e in batch.episodes]
-        # The rewards of environments; the other columns are the problem's.
-        record["columns"] = [{k: v for k, v in p.columns.items() if isinstance(v, float)} for p in batch.prompts]
+        # The rewards of environments, which may be None; the other columns are the problem's.
+        record["columns"] = [{k: v for k, v in p.columns.items() if k == REWARD} for p in batch.prompts]
     return record
 
 
@@ -306,7 +306,6 @@ def _restore(state: dict[str, Any], prompts: list[Prompt], sampler: Sampler) -> 
     episodes = None
     if "episodes" in record:
         episodes = [read_episode(text) for text in record["episodes"]]
-        columns = [{**prompt.columns, **own} for prompt, own in zip(asked, record["columns"], strict=True)]
-        asked = [replace(prompt, columns=own) for prompt, own in zip(asked, columns, strict=True)]
+        asked = [replace(p, columns=p.columns | own) for p, own in zip(asked, record["columns"], strict=True)]
     batch = SampledBatch(**record["tensors"], prompts=asked, texts=record["texts"], episodes=episodes)
     return _AheadBatch(batch.to(sampler.policy.device), int(state["step"]))

@@ -83,7 +83,11 @@ class _Rollout:
         self.append(turn.ids, turn.logprobs, sampled=True)
         self.last, self.asked, self.calls, self.score = turn.ids, [], (), None
         # Calls in plain tags end with their closing tag: an end token or a stop string in its place ends the rollout.
-        if turn.finished and self.dialect and (self.dialect.end_token_id or not self._stopped(self.dialect)):
+        if (
+            turn.finished
+            and self.dialect
+            and (self.dialect.end_token_id is not None or not self._stopped(self.dialect))
+        ):
             self.asked = self.dialect.calls(turn.ids)
         if not turn.finished:
             self.end = "tokens" if self.left()[0] <= 0 else "context"
@@ -94,7 +98,7 @@ class _Rollout:
         """Whether an end token or a stop string of the run, rather than a closing tag, ended the newest turn."""
         stops = set(self.sampling.stop) - set(dialect.stop)
         text = decode(self.policy, self.last) if stops else ""
-        return self.last[-1] in self.policy.end_token_ids or any(stop in text for stop in stops)
+        return not {*self.last[-1:]}.isdisjoint(self.policy.end_token_ids) or any(stop in text for stop in stops)
 
     def close_turn(self) -> None:
         """Record the turn, whose calls were run, and append what the environment answered if the rollout goes on."""
@@ -106,7 +110,7 @@ class _Rollout:
         assert self.task is not None
         assert self.dialect is not None
         between, end = self.dialect.between([call.parts for call in self.calls]), self.dialect.end_token_id
-        if end is not None and self.last[-1] != end:  # Another of the model's end tokens.
+        if end is not None and self.last[-1:] != [end]:  # Another of the model's end tokens.
             between = [end, *between]
         failures = sum(call.status in ("failed", "timeout") for turn in self.turns for call in turn.calls)
         budget, room = self.left()

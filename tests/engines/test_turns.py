@@ -177,6 +177,9 @@ def test_engines_that_cannot_continue_read_all_tokens_again(case):
 def test_a_turn_has_room_if_its_own_ids_and_its_own_limit_have():
     policy = policy_of(Qwen3Config(**SIZES | {"max_position_embeddings": 64}))
     long, short = TurnRequest(0, PROMPTS[0], [30] * 58, 6, seed=1), TurnRequest(1, PROMPTS[1], [30] * 4, 50, seed=2)
+    with engine_of(policy, method="generate").turns(SAMPLING) as sampler:  # Its calls have one limit for all rows.
+        assert [len(turn.ids) <= r.limit for turn, r in zip(sampler([long, short]), [long, short], strict=True)]
+        assert sampler([]) == []
     with engine_of(policy).turns(SAMPLING) as sampler:
         assert len(sampler([long, short])) == 2
         with pytest.raises(ValueError, match="prompt of 58 tokens and `max_response_length` 7 exceed"):

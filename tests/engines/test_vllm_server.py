@@ -12,10 +12,13 @@ from concurrent.futures import CancelledError
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, VLLMServer
+from grail_lightning.engines.turns import TurnRequest
+from grail_lightning.engines.vllm.client import ServerGone, _completion
+from grail_lightning.engines.vllm.requests import Request
 from grail_lightning.policy import Loading, load_policy
 from tests.processes import group, on_ranks
 from tests.runs import problems
@@ -121,6 +124,22 @@ def test_ranks_on_several_machines_cannot_mean_servers_of_their_own(hosts, serve
         assert said.startswith(refused) if hosts[0] != hosts[1] else said == "pushed"
 
 
+def test_another_run_that_replaces_the_file_while_it_is_read_changes_no_weight(policy, tmp_path):
+    mine, theirs = ({n: fill * torch.ones_like(v) for n, v in policy.model.state_dict().items()} for fill in (1, 2))
+    for name, tensors in (("ours", mine), ("other", theirs)):
+        save_file(tensors, tmp_path / name, {"version": name})
+
+    class Overtaken(Worker):
+        def reload_weights(self, weights_iterator):
+            os.replace(tmp_path / "other", tmp_path / "ours")
+            super().reload_weights(weights_iterator)
+
+    worker = Overtaken()
+    assert worker.grail_load(str(tmp_path / "ours"), "ours")["version"] == "ours"
+    assert torch.equal(worker.policy.model.model.norm.weight, mine["model.norm.weight"])
+    assert "holds the weights other in place of ours" in Worker().grail_load(str(tmp_path / "ours"), "ours")["error"]
+
+
 class Spoilt(Worker):
     """A worker whose weights somebody changes after every push."""
 
@@ -185,6 +204,7 @@ FAULTS = {
     "breaks off": lambda served: breaks_off,
     "no JSON": lambda served: garbles,
     "no token ids": lambda served: leaves_out,
+    "nested": lambda served: lambda handler: handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 200_000),
     "restarts": restarts,
     "restarts unnoticed": goes_unnoticed,
 }
@@ -203,7 +223,40 @@ def test_a_failure_or_a_restart_changes_no_response(policy, served, engine_of, c
         said = told(caplog)
         assert "4 responses are sampled again" in said, name
         assert ("has other weights than the last push" in said) == name.startswith("restarts"), name
-        assert ("no answer in time" in said) == (name == "too long"), name
+        assert ("no answer within 3 s" in said) == (name == "too long"), name
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "reason"),
+    [
+        ([5, 6], [-1.0, -1.0], "abort"),
+        ([], [], "stop"),
+        ([5, 6, 7], [-1.0] * 3, "length"),
+        ([5, 6], [-1.0], "stop"),
+        ([-1], [-1.0], "stop"),
+        ([2**40], [-1.0], "stop"),
+        ([3.5], [-1.0], "stop"),
+        (["a"], [-1.0], "stop"),
+        ([5], ["low"], "stop"),
+        ([5], [None], "stop"),
+    ],
+)
+def test_half_an_answer_counts_as_none(ids, logprobs, reason):
+    def answer(*choice):
+        named = dict(zip(("token_ids", "logprobs", "finish_reason"), choice, strict=True))
+        return {"choices": [named | {"logprobs": {"token_logprobs": named["logprobs"]}}]}
+
+    request = Request([1], {"max_tokens": 2})
+    assert _completion(answer([5, 6], [-1.0, -1.0], "length"), request).ids == [5, 6]
+    with pytest.raises(ServerGone, match="an answer without a whole response"):
+        _completion(answer(ids, logprobs, reason), request)
+
+
+@pytest.mark.parametrize("state", [{}, None, "x", {"version": None}])
+def test_an_answer_that_is_no_state_of_workers_is_one_line(state, served, engine_of):
+    served.worker.grail_status = lambda: state
+    with pytest.raises(ValueError, match=r"has not answered for 0 s \(an answer without the state of workers: "):
+        engine_of(served).check("arithmetic", Loading())
 
 
 def test_a_busy_server_is_asked_again_for_what_it_has_not_answered(policy, served, engine_of, caplog):
@@ -262,6 +315,10 @@ def test_what_a_server_refuses_or_never_does_ends_the_run_with_one_line(policy, 
         server.faults[:] = [answers_with(500)] * 100
         with pytest.raises(ValueError, match=r"failed 3 times to sample 4 responses \(status 500: .*not now"):
             texts(engine)
+        server.faults[:] = [lambda handler: time.sleep(2)] * 8
+        engine._servers[0].answer_seconds = 0.5
+        with pytest.raises(ValueError, match=r"failed 2 times .* \(no answer .* raise `engine.answer_seconds`"):
+            texts(engine)
     with pytest.raises(ValueError, match=rf"{server.url} has not answered for 0.5 s \(Connection refused") as raised:
         texts(engine)
     said = str(raised.value)
@@ -292,6 +349,10 @@ def test_a_sampling_in_another_thread_can_be_cancelled_and_the_engine_used_again
     released.set()
     assert len(raised) == 1
     assert texts(engine) == expected
+    with engine.turns(GREEDY) as sampler:
+        engine.cancel()  # Between two turns, while a tool runs.
+        with pytest.raises(CancelledError):
+            sampler([TurnRequest(0, problems(1)[0], [1, 2], 3, seed=0)])
 
 
 # --- before a model is loaded ---------------------------------------------------------------------------------------
@@ -338,6 +399,8 @@ def test_on_the_command_line_a_missing_server_is_one_line_before_the_model_is_lo
         ("http://a:8000", "must be a list of at least one address, but got 'http://a:8000'"),
         (["a:8000"], "must hold addresses such as http://127.0.0.1:8000, but got 'a:8000'"),
         (["http://a:80000"], "must hold addresses such as"),
+        (["http://[::1"], "must hold addresses such as"),
+        (["http://a:8000?key=1"], "must hold addresses such as"),
         (["http://me:secret@a:8000"], "must hold addresses such as"),
         (["http://127.0.0.1:8000", "http://127.0.0.1:8000/v1"], "must hold each address once"),
     ],

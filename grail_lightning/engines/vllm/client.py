@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import operator
 import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -19,6 +20,7 @@ T = TypeVar("T")
 Workers = list[dict[str, Any]]
 """The state of each worker of a server, see `grail_lightning.vllm_worker.WeightReceiver`."""
 
+_STATE = {"instance", "version", "dtype", "max_model_len"}  # Of `WeightReceiver.grail_status`.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 _AT_ONCE = 256  # Responses in flight at one server, for each rank.
 _CONTROL_SECONDS = 60.0  # For questions about its state, which a server answers between two steps of decoding.
@@ -34,6 +36,10 @@ class ServerGone(ConnectionError):  # noqa: N818  (a state in which one waits, n
 
 class ServerBusy(ServerGone):
     """It will answer the same request later: nothing else that it was asked for is lost."""
+
+
+class ServerSlow(ServerGone):
+    """It gave no answer in time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +58,12 @@ class ServerClient:
     """The client of one server, which is asked again for `patience` seconds when it is gone."""
 
     def __init__(self, url: str, patience: float, answer_seconds: float) -> None:
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             self.port = parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError:
-            self.port = 0
-        if parts.scheme not in ("http", "https") or not parts.hostname or not self.port or parts.username:
+            parts = urlsplit("")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
             raise ValueError(f"`urls` must hold addresses such as http://127.0.0.1:8000, but got {url!r}.")
         self.url, self.host = url.rstrip("/").removesuffix("/v1"), parts.hostname
         self.patience, self.answer_seconds = patience, answer_seconds
@@ -87,7 +93,7 @@ class ServerClient:
             ):
                 status, text = answer.status, (await answer.read()).decode(errors="replace")
         except TimeoutError:
-            raise ServerGone("no answer in time") from None
+            raise ServerSlow(f"no answer within {timeout.total:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             number = getattr(error, "errno", None)
             raise ServerGone(os.strerror(number) if number else str(error) or type(error).__name__) from None
@@ -104,7 +110,7 @@ class ServerClient:
             raise ValueError(f"{refused} If it has --api-key, set the variable VLLM_API_KEY here.")
         try:
             return json.loads(text) if text else None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ServerGone(f"no JSON: {text[:80]!r}") from None
 
     async def patiently(
@@ -133,7 +139,11 @@ class ServerClient:
         self, method: str = "grail_status", *arguments: str, seconds: float = _CONTROL_SECONDS
     ) -> Workers:
         """The state of the workers after a method of the extension, which is called once."""
-        return list((await self.post("/collective_rpc", {"method": method, "args": arguments}, seconds))["results"])
+        answer = await self.post("/collective_rpc", {"method": method, "args": arguments}, seconds)
+        workers = answer.get("results") if isinstance(answer, dict) else None
+        if not workers or not all(isinstance(one, dict) and one.keys() >= _STATE for one in workers):
+            raise ServerGone(f"an answer without the state of workers: {str(answer)[:120]}")
+        return list(workers)
 
     async def load(self, weights: Weights) -> None:
         """Give the server these weights; a `ValueError` if it cannot take them."""
@@ -158,7 +168,7 @@ class ServerClient:
             body = {"prompt": request.prompt, "return_token_ids": True, "cache_salt": weights.version}
             ask = partial(self.post, "/v1/completions", body | request.parameters)
             async with free:
-                return _completion(await self.patiently(ask, state=ServerBusy))
+                return _completion(await self.patiently(ask, state=ServerBusy), request)
 
         return await all_of(one(request) for request in requests)
 
@@ -182,13 +192,16 @@ def _kept_alive(address: tuple[Any, ...]) -> socket.socket:
     return made
 
 
-def _completion(answer: Any) -> Completion:
+def _completion(answer: Any, request: Request) -> Completion:
     """The ids and log-probabilities of an answer to ``/v1/completions``."""
     try:
         choice = answer["choices"][0]
-        ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-        if len(ids) == len(logprobs):
-            return Completion(list(ids), [float(value) for value in logprobs], str(choice["finish_reason"]))
-    except (KeyError, IndexError, TypeError):
+        ids, reason = [*map(operator.index, choice["token_ids"])], choice["finish_reason"]
+        logprobs = [*map(float, choice["logprobs"]["token_logprobs"])]
+        # What is cut off ("abort") counts as no answer; ids beyond the vocabulary are noticed with the batch.
+        whole = reason in ("stop", "length") and 0 < len(ids) == len(logprobs) <= request.parameters["max_tokens"]
+        if whole and min(ids) >= 0 and max(ids) < 2**31:
+            return Completion(ids, logprobs, reason)
+    except (KeyError, IndexError, TypeError, ValueError):
         pass
-    raise ServerGone(f"an answer without token ids and log-probabilities: {str(answer)[:120]}")
+    raise ServerGone(f"an answer without a whole response and its log-probabilities: {str(answer)[:120]}")

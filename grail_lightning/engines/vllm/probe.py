@@ -99,7 +99,7 @@ def check_probe(
         f"within {bound.mean:g} nats on average and {bound.largest:g} at most, but they differ by {mean:.3g} on "
         f"average and by up to {largest:.3g} ({dtypes}). Likely causes: weights that are not those of the policy (of "
         "an earlier step, of another model, or pushed in part), another dtype, another temperature, or a server "
-        "without --logprobs-mode processed_logprobs. Nothing was trained on such rollouts. If only roundings differ, "
+        "without --logprobs-mode processed_logprobs. If only roundings differ, "
         "raise `engine.bound`, or compute in float32."
     )
 

@@ -67,10 +67,8 @@ def _complete(
     policy: Policy, rows: Sequence[list[int]], sampling: Sequence[Sampling], seeds: Sequence[int], send: Send
 ) -> tuple[list[Completion], list[bool]]:
     """A completion of each row, and whether it ended by itself."""
-    if rows:
-        room = [len(ids) + limited.max_response_length for ids, limited in zip(rows, sampling, strict=True)]
-        longest = room.index(max(room))
-        check_room(policy, [rows[longest]], sampling[longest])
+    for ids, limited in zip(rows, sampling, strict=True):
+        check_room(policy, [ids], limited)
     completions = send(
         [
             Request(ids, sampling_parameters(limited, policy.end_token_ids, seed))

@@ -9,9 +9,10 @@ import socket
 import uuid
 import weakref
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import RolloutEngine
 from grail_lightning.engines.turns import TurnSampler
-from grail_lightning.engines.vllm.client import LOG, ServerClient, ServerGone, Weights, Workers, all_of
+from grail_lightning.engines.vllm.client import LOG, ServerClient, ServerGone, ServerSlow, Weights, Workers, all_of
 from grail_lightning.engines.vllm.probe import Bound, check_probe, probe_requests
 from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sample, sample_turns
 from grail_lightning.engines.vllm.weights import WeightFile, checkpoint_weights, fingerprint, same_on_all_ranks
@@ -35,7 +36,7 @@ from grail_lightning.tasks.problem import Prompt
 
 T = TypeVar("T")
 
-_MOST_ROUNDS = 10
+_MOST_ROUNDS, _MOST_SLOW_ROUNDS = 10, 2
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  (files in memory, under Linux)
 _THIS_MACHINE = ("localhost", "127.", "::1")
 
@@ -95,6 +96,7 @@ class VLLMServer(RolloutEngine):
         self._room: int | None = None
         self._name, self._pushes = uuid.uuid4().hex, 0
         self._calls: set[Future[Any]] = set()
+        self._cancels = 0
 
     def close(self) -> None:
         """Give up the weights that servers could read. Python's end does it, too."""
@@ -103,6 +105,7 @@ class VLLMServer(RolloutEngine):
 
     def cancel(self) -> None:
         """Make a `generate` that runs in another thread raise `concurrent.futures.CancelledError` soon."""
+        self._cancels += 1
         for call in list(self._calls):
             call.cancel()
 
@@ -204,11 +207,11 @@ class VLLMServer(RolloutEngine):
         self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int]
     ) -> SampledBatch:
         """See `RolloutEngine.generate_seeded`. No collective: ranks may sample different numbers of prompts."""
-        return sample(self._pushed, prompts, group_size, sampling, seeds, self._send)
+        return sample(self._pushed, prompts, group_size, sampling, seeds, partial(self._send, self._cancels))
 
     def turns(self, sampling: Sampling) -> AbstractContextManager[TurnSampler]:
         """See `RolloutEngine.turns`. No collective, as in `generate_seeded`."""
-        return nullcontext(partial(sample_turns, self._pushed, sampling, self._send))
+        return nullcontext(partial(sample_turns, self._pushed, sampling, partial(self._send, self._cancels)))
 
     @property
     def _pushed(self) -> Policy:
@@ -216,17 +219,18 @@ class VLLMServer(RolloutEngine):
             raise ValueError("`VLLMServer` has pushed no weights yet. Call `update_weights(policy)` first.")
         return self._policy
 
-    def _send(self, requests: Sequence[Request]) -> list[Completion]:
+    def _send(self, cancels: int, requests: Sequence[Request]) -> list[Completion]:
         """The completions of requests: prompts go to the servers in turn, equal prompts to the same one."""
+        if cancels != self._cancels:  # Perhaps between two turns, while a tool ran.
+            raise CancelledError
         numbers: dict[tuple[int, ...], int] = {}
         shares: list[list[int]] = [[] for _ in self._servers]
         for row, request in enumerate(requests):
             number = numbers.setdefault(tuple(request.prompt), len(numbers))
             shares[(rank() + number) % len(shares)].append(row)  # One prompt a rank occupies all servers.
         answers, _ = self._await(self._complete(requests, shares))
-        rows = [row for share in shares for row in share]
-        completions = [completion for of_server in answers for completion in of_server]
-        return [completion for _, completion in sorted(zip(rows, completions, strict=True), key=lambda pair: pair[0])]
+        by_row = dict(zip(chain(*shares), chain(*answers), strict=True))
+        return [by_row[row] for row in range(len(requests))]
 
     async def _complete(
         self, requests: Sequence[Request], shares: Sequence[Sequence[int]]
@@ -236,7 +240,7 @@ class VLLMServer(RolloutEngine):
         Answers count if every server was the same process with the same weights before and after; else all are asked
         for again. A row depends on its seed alone, so nothing is lost but time.
         """
-        weights, reason = self._weights, ""
+        weights, reason, slow = self._weights, "", 0
         assert weights is not None
         dealt = zip(self._servers, shares, strict=True)
         busy = [(server, [requests[row] for row in share]) for server, share in dealt if share]
@@ -249,12 +253,14 @@ class VLLMServer(RolloutEngine):
                 reason = "a server was started again, or another run pushed weights"
             except ServerGone as error:
                 reason = str(error)
+                if isinstance(error, ServerSlow) and (slow := slow + 1) == _MOST_SLOW_ROUNDS:
+                    break
             LOG.warning(f"A vLLM server failed ({reason}). {len(requests)} responses are sampled again.")
             await asyncio.sleep(min(0.1 * 2**attempt, 10.0))
         raise ValueError(
-            f"The servers {', '.join(server.url for server in self._servers)} failed {_MOST_ROUNDS} times to sample "
-            f"{len(requests)} responses ({reason}). Look at their logs. Then repeat your command; training goes on "
-            "from its last checkpoint with --ckpt_path=last."
+            f"The servers {', '.join(server.url for server in self._servers)} failed {attempt + 1} times to sample "
+            f"{len(requests)} responses ({reason}). Look at their logs, or raise `engine.answer_seconds` if responses "
+            "take longer. Then repeat your command; training goes on from its last checkpoint with --ckpt_path=last."
         )
 
     async def _ready(self, server: ServerClient, weights: Weights) -> Workers:
