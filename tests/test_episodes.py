@@ -21,6 +21,7 @@ from grail_lightning.policy import Policy
 from grail_lightning.step.episodes import play
 from grail_lightning.step.report import Tally, add_episodes, warn_of_limits
 from grail_lightning.tasks import EnvironmentTask, EpisodeLimits, MathTask
+from grail_lightning.tasks.rewards import RewardSpec
 from tests.calling import END, calling_policy
 from tests.talking import WritingEngine
 
@@ -87,8 +88,9 @@ def test_a_rollout_ends_by_the_limit_that_it_hits(limits, length, turns, end, fi
 def test_a_last_turn_that_calls_a_tool_has_no_answer():
     """Else calls without end would be paid for by an argument that happens to be the answer."""
     last = "<calculator>0+5</calculator>", "#### 5 <calculator>1+1</calculator>"
-    task = task_of(Calculator, {"max_turns": 2}, answer=LastNumber())
-    batch = played([task] * 2, [[CALL, text] for text in last])
+    paid = [RewardSpec(function=name) for name in ("correctness", "answer_format")]
+    tasks = [task_of(Calculator, {"max_turns": 2}, answer=form(), rewards=paid) for form in (LastNumber, Marker)]
+    batch = played(tasks, [[CALL, text] for text in last])
     assert [episode.end for episode in batch.episodes] == ["turns"] * 2
     assert [verdict.status for verdict in batch.verdicts] == ["missing"] * 2
     assert batch.rewards.tolist() == [0.0, 0.0]
@@ -275,3 +277,12 @@ def test_a_limit_that_ends_more_than_a_tenth_of_the_rollouts_is_named_once(recwa
     tokens, calls = [str(warning.message) for warning in recwarn]
     assert tokens.startswith("20% of the rollouts ended by the limit `tokens`. Raise `sampling.max_response_length`")
     assert calls.startswith("95% of the rollouts call no tool")
+
+
+def test_a_text_of_reset_that_leaves_no_room_is_named():
+    class Talks(Slow):
+        def reset(self, **row):
+            return "x" * 5000
+
+    with pytest.raises(ValueError, match=r"A prompt has 50\d\d tokens with what `reset` of its environment returned"):
+        played([task_of(Talks)], [[f"done{END}"]])

@@ -114,6 +114,17 @@ def test_adapters_alone_are_trainable_and_switched_off_they_are_the_reference(ar
             assert_near(policy(padded_layout(ids, mask, response)).logprobs, base, 64, torch.float32)
 
 
+def test_random_weights_are_those_of_the_seed_so_that_a_reference_has_the_policys():
+    one, other = (load_policy("arithmetic", Loading(from_scratch=True)) for _ in range(2))
+    for first, second in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_one_name_of_a_layer_is_a_list_of_one():
+    policy = load_policy("arithmetic", Loading(lora=LoRA(rank=2, target_modules="q_proj")))
+    assert {name.split(".")[-4] for name, p in policy.named_parameters() if p.requires_grad} == {"q_proj"}
+
+
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)])
 def test_a_saved_policy_loads_anywhere_and_says_the_same(lora, tmp_path):
     policy = load_policy("arithmetic", Loading(lora=lora)).eval()

@@ -129,6 +129,12 @@ def test_what_means_nothing_is_refused_by_name(make, given, message):
         make(**given)
 
 
+@pytest.mark.parametrize("name", ["aggregation", "scale_rewards", "kl_estimator", "level", "surrogate"])
+def test_choices_of_the_objective_are_checked_also_from_python(name):
+    with pytest.raises(ValueError, match=rf"`objective.{name}` must be one of .*, but got 'other'"):
+        Objective(**{name: "other"})
+
+
 def test_the_upper_clip_range_alone_may_be_infinite():
     assert Objective(clip_high=math.inf).clip_high == math.inf
 

@@ -12,6 +12,7 @@ from grail_lightning.step.options import Distillation
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt
 from tests import batches as ready
+from tests.architectures import tiny
 from tests.runs import sampled, uneven
 from tests.steps import backward, largest_gap, token_weights, update_of, whole_logs
 from tests.tolerance import roundings
@@ -110,3 +111,15 @@ def test_a_prompt_with_two_references_has_the_gradients_of_rows_run_apart(case, 
         found[share] = {n: p.grad.clone() for n, p in policy.named_parameters()}
         assert (metrics["shared_tokens"] > 0.5) is share
     assert largest_gap(found[True], found[False]) <= roundings(64, torch.float32)
+
+
+def test_a_teacher_whose_rows_exceed_the_attention_window_runs_them_apart(batch, tmp_path):
+    """The student's rows fit into it, and share prefixes; the teacher's are longer, by the sentence with the answer."""
+    width = {"sliding_window": batch.input_ids.shape[1], "max_position_embeddings": 256, "attention_dropout": 0.0}
+    policy = tiny("mistral", tmp_path, **width).train()
+    found = [
+        _gradients(policy, batch, Distillation(coefficient=0.3), token_budget=10**6, share_prefixes=shares)[1]
+        for shares in (True, False)
+    ]
+    assert found[0]["shared_tokens"] > found[1]["shared_tokens"] == 0
+    assert found[0]["distillation_kl"] == pytest.approx(found[1]["distillation_kl"], rel=1e-6)

@@ -37,7 +37,7 @@ class RememberedValues(TokenCredit):
         for row, path in enumerate(paths):
             totals = torch.tensor([self.outcomes.get(key, (0.0, 1)) for key in path], dtype=torch.float64)
             change = (totals[:, 0] / totals[:, 1]).diff()
-            additive[row, : len(change)] = change.to(additive)
+            additive[row, batch.response_mask[row]] = change.to(additive)
         return TokenWeights(
             values=batch.response_mask.to(additive.dtype),
             additive=additive,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,18 +92,20 @@ class Preflight(Callback):
                 "the loss differentiates the whole distribution. Set them to 1 and 0, unless you reproduce a run that "
                 "had them."
             )
-        if objective.baseline == 0 and getattr(module.credit, "gate", None) == "negative":
+        gated = next((one for one in _parts(module.credit) if getattr(one, "gate", None) == "negative"), None)
+        if objective.baseline == 0 and gated is not None:
             rank_zero_warn(
-                f"`objective.baseline` 0 leaves no negative advantage if no reward is below 0, so the gate of "
-                f"`{type(module.credit).__name__}` reweights nothing. Set `--model.credit.gate=all`, or a baseline."
+                f"`objective.baseline` 0 leaves no negative advantage if no reward is below 0, so "
+                f"`{type(gated).__name__}` reweights nothing. Set its `gate` to all, if it has one, or a baseline."
             )
         compared = [f"the policy before the {steps} optimiser steps of a batch"] if steps > 1 else []
         compared += ["the reference of the KL term"] if objective.kl_coefficient else []
+        compared += ["what `execution.sampler_cap` corrects"] if module.execution.decided_cap is not None else []
         if compared and module.policy is not None and has_dropout(module.policy):
             rank_zero_warn(
                 f"Dropout is on in the update, but {' and '.join(compared)} and the sampler have none: tokens are "
-                "clipped and the KL is positive although no weight has moved. Set `loading.lora.dropout` to 0, or the "
-                "dropout rates in the model's config (`attention_dropout`, say)."
+                "clipped or corrected, and the KL is positive, although no weight has moved. Set "
+                "`loading.lora.dropout` to 0, or the dropout rates in the model's config (`attention_dropout`, say)."
             )
 
     def on_train_batch_start(
@@ -284,3 +286,11 @@ def stuck_share(parameters: Iterable[Tensor], learning_rate: float) -> float:
             stuck += (sample + learning_rate == sample).float().mean().nan_to_num().item() * len(weights)
             seen += len(weights)
     return stuck / max(seen, 1)
+
+
+def _parts(credit: object) -> Iterator[object]:
+    """The method, and those that it wraps."""
+    yield credit
+    for name in ("inner", "first", "second"):
+        if (wrapped := getattr(credit, name, None)) is not None:
+            yield from _parts(wrapped)

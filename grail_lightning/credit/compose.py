@@ -136,9 +136,8 @@ class Product(TokenCredit):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The product of both methods' weights."""
         one, two = (weigh(method, policy, batch, context) for method in (self.first, self.second))
-        live = batch.response_mask & (batch.advantages != 0)[:, None]
         for method, part in ((self.first, one), (self.second, two)):
-            if part.additive is not None and live.any() and not (part.values * live).any():
+            if _all_is_added(part, batch):
                 rank_zero_warn(
                     f"`Product` multiplies the weights of two methods, but those of `{type(method).__name__}` are all "
                     "0, since its whole advantage is added: the other method has no effect. Set `model.credit` to one."
@@ -194,4 +193,16 @@ class PermutedRewards(_Around):
                 rewards[rows] = rewards[rows].max() + rewards[rows].min() - rewards[rows]
                 correct[rows] = ~correct[rows]
         permuted = {"rewards": rewards[order].to(batch.rewards.device), "correct": correct[order].to(batch.correct)}
-        return weigh(self.inner, policy, batch.replace(**permuted), context)
+        weights = weigh(self.inner, policy, batch.replace(**permuted), context)
+        if _all_is_added(weights, batch):
+            rank_zero_warn(
+                f"`PermutedRewards` permutes the whole advantage of `{type(self.inner).__name__}`, which is made of "
+                "rewards, so that right rollouts are blamed: this is no control of its credit by token."
+            )
+        return weights
+
+
+def _all_is_added(weights: TokenWeights, batch: RolloutBatch) -> bool:
+    """Whether the weights of all rows with an advantage are 0, since a method adds its whole advantage."""
+    live = batch.response_mask & (batch.advantages != 0)[:, None]
+    return weights.additive is not None and bool(live.any()) and not bool((weights.values * live).any())

@@ -95,9 +95,9 @@ class SameMagnitude(CreditControl):
 
     .. math:: A'_{it} = s\,A_{it}, \qquad s = \frac{\sum_{it} |A_i|}{\sum_{it} |A_{it}|}
 
-    The sums run over the response tokens of all ranks. A method that adds to advantages, or whose weights have a mean
-    above 1, takes larger steps than GRPO at the same learning rate, which alone can look like a gain; here it does not.
-    A batch without any advantage stays as it is.
+    The sums run over the response tokens of all ranks, those of truncated rollouts included. A method that adds to
+    advantages, or whose weights have a mean above 1, takes larger steps than GRPO at the same learning rate, which
+    alone can look like a gain; here it does not. A batch without any advantage stays as it is.
     """
 
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
@@ -134,7 +134,7 @@ class Balanced(CreditControl):
         factors = torch.where(possible, wanted / torch.where(possible, total, 1), 1)
         factor = torch.where(batch.correct, factors[0], factors[1])[:, None]
         scaled = weights.changed(lambda tensor: tensor * factor.to(tensor))
-        return replace(scaled, metrics={**weights.metrics, "unbalanced": float((~possible).sum())})
+        return replace(scaled, metrics={**weights.metrics, "unbalanced": float((~possible & (wanted != total)).sum())})
 
 
 @dataclass(eq=False)
@@ -173,7 +173,9 @@ def _replaced(weights: TokenWeights, values: Tensor, batch: RolloutBatch, free: 
     """Weights with other values, scaled as the method's are, and no additive stage on the tokens that are free."""
     mask, additive = batch.response_mask, weights.additive
     if weights.unscaled is not None:  # The mean is 1, except that of a `Product`.
-        values = mean_one(values, mask) * masked_mean(weights.values, mask, dim=1)[:, None]
+        scaled = mean_one(values, mask) * masked_mean(weights.values, mask, dim=1)[:, None]
+        same = (values == weights.before_scale).all(1, keepdim=True)  # Half of a `WarmUp`, these are not scaled again.
+        values = torch.where(same, weights.values, scaled)
     return replace(weights, values=values, additive=None if additive is None else additive.masked_fill(free, 0))
 
 

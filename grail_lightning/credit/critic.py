@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -18,14 +19,15 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
-from grail_lightning.credit.turns import turn_scores, turn_table
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, rows_by_group
+from grail_lightning.credit.turns import check_scored, turn_scores, turn_table
 from grail_lightning.environments.retrieval import check_address, post
 from grail_lightning.environments.side_by_side import side_by_side
 from grail_lightning.functional.turns import relative, spread_turns
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce
+from grail_lightning.tasks.problem import Prompt
 
 Labels = Literal["given", "permuted", "random"]
 Scope = Literal["group", "rollout"]
@@ -163,6 +165,12 @@ class CriticSearch(TokenCredit):
     def __post_init__(self) -> None:
         check_options(self, alpha="[0, 1]", labels=Labels, scope=Scope)
 
+    def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
+        """See `TokenCredit`: without a judge an environment scores turns."""
+        if self.judge is None:
+            check_scored(self, sets)
+        return ""
+
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of ``1 − α`` in turns with a label, 1 in others, and the labels as an additive stage."""
         turns, mask, dtype = turn_table(batch), batch.response_mask, batch.advantages.dtype
@@ -192,17 +200,16 @@ class CriticSearch(TokenCredit):
 
     def _controlled(self, labels: Tensor, batch: RolloutBatch, context: CreditContext) -> Tensor:
         """The labels as they are, or those of a control."""
-        labelled, changed, order = ~labels.isnan(), labels.clone(), batch.row.cpu().argsort()
+        labelled, changed = ~labels.isnan(), labels.clone()
         if self.labels == "random":
             sums = torch.stack([labels.nansum(), labelled.sum().double()]).to(batch.response_mask.device)
             good, number = all_reduce(sums, "sum").tolist()
-            for k in order.tolist():
-                generator = context.row_generator(int(batch.row[k]))
+            for k, name in enumerate(batch.row.tolist()):
+                generator = context.row_generator(name)
                 drawn = torch.rand(int(labelled[k].sum()), generator=generator, dtype=torch.float32)
                 changed[k, labelled[k]] = (drawn < good / max(number, 1)).double()
         elif self.labels == "permuted":
-            for group in sorted({*batch.group.tolist()}):
-                rows = order[batch.group.cpu()[order] == group]  # The order of rows in the batch must not matter.
+            for rows in map(Tensor.cpu, rows_by_group(batch)):
                 generator, free = context.row_generator(int(batch.row[rows[0]])), labelled[rows]
                 given, table = labels[rows][free], labels[rows]
                 table[free] = given[torch.randperm(len(given), generator=generator)]

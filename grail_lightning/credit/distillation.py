@@ -36,8 +36,9 @@ class RLSD(TokenCredit):
               w_t = (1 - \lambda) + \lambda\, \mathrm{clip}(e^{\mathrm{sign}(A) \Delta_t},\ 0.8,\ 1.2)
 
     ``λ`` falls linearly from `strength` to 0 over `decay_steps` optimiser steps, after which no forward pass is needed.
-    Rows without an advantage have weight 1. The teacher's weights are a copy of the trainable ones, on their device
-    (of sharded weights a whole copy on every rank). Checkpoints contain this copy until `decay_steps`.
+    Rows without an advantage have weight 1, as have those without a reference, which count as fallbacks. The teacher's
+    weights are a copy of the trainable ones, on their device (of sharded weights a whole copy on every rank).
+    Checkpoints contain this copy until `decay_steps`.
 
     Args:
         strength: λ at the start.
@@ -67,7 +68,8 @@ class RLSD(TokenCredit):
         # Options of every run name SDPG's sentence, which is here; plain GRPO need not load what measures.
         from grail_lightning.credit.measure import logprobs
 
-        mask, weighed = batch.response_mask, batch.advantages != 0
+        mask, known = batch.response_mask, torch.tensor([bool(prompt.reference) for prompt in batch.prompts])
+        weighed = (batch.advantages != 0) & known.to(mask.device)
         share = self.strength * max(0.0, 1 - context.step / self.decay_steps)
         teacher = self._teacher(policy, context.step)
         if share == 0:
@@ -77,7 +79,7 @@ class RLSD(TokenCredit):
         gap = logprobs(policy, with_shown_answers(policy, batch, self.sentence), context, rows, teacher) - student
         factor = (batch.advantages.sign()[:, None] * gap).exp().clamp(1 - self.clip, 1 + self.clip)
         values = one_elsewhere((1 - share) + share * factor, mask & weighed[:, None], mask)
-        return TokenWeights(values=values, scores=gap)
+        return TokenWeights(values=values, scores=gap, fallback=(batch.advantages != 0) & ~weighed)
 
     def state_dict(self) -> dict[str, Any]:
         """The teacher's state for a checkpoint: its weights, and the optimiser step at which they were copied."""

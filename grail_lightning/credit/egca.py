@@ -9,14 +9,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from grail_lightning.answers.spans import Alignment
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, uniform_weights
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, rows_by_group, uniform_weights
 from grail_lightning.credit.oracle import Places, Right, concentrate, counted_places
 from grail_lightning.grading import align_rows
 from grail_lightning.policy import Policy
@@ -84,6 +84,7 @@ class EGCA(TokenCredit):
     alignment without a language model, `w_max` and `balanced` are ours.
     """
 
+    gate: ClassVar[str] = "negative"  # Without a wrong rollout there is nothing to move.
     right: Right = "uniform"
     w_max: float | None = None
     blamed: Blamed = "divergent"
@@ -128,16 +129,20 @@ class EGCA(TokenCredit):
 
     def _control(self, rows: Mapping[int, _Row], batch: RolloutBatch, context: CreditContext) -> None:
         """Replace the statements that are blamed by those of a control."""
-        members: dict[int, list[tuple[int, _Row]]] = defaultdict(list)
-        for identity, k in sorted((int(batch.row[k]), k) for k in rows):  # The order in the batch must not matter.
-            members[int(batch.group[k])].append((identity, rows[k]))
-        for some in members.values():
-            generator = context.row_generator(some[0][0])
-            given = [some[k][1].blamed or 0 for k in torch.randperm(len(some), generator=generator).tolist()]
-            for (_, row), other in zip(some, given, strict=True):
-                last = len(row.parts) - 1
+        for group in rows_by_group(batch):
+            some = [k for k in group.tolist() if k in rows]
+            if not some:
+                continue
+            generator = context.row_generator(int(batch.row[some[0]]))
+            # Of another response: no one keeps its own. Where there is no other, the control is a random one.
+            shift = int(torch.randint(1, len(some), (1,), generator=generator)) if len(some) > 1 else 0
+            given = [rows[k].blamed or 0 for k in some[shift:] + some[:shift]]
+            for k, other in zip(some, given, strict=True):
+                last = len(rows[k].parts) - 1
                 drawn = int(torch.randint(last + 1, (1,), generator=generator))
-                row.blamed = {"random": drawn, "last": last, "permuted": min(other, last)}.get(self.blamed, row.blamed)
+                permuted = min(other, last) if shift else drawn
+                controls = {"random": drawn, "last": last, "permuted": permuted}
+                rows[k].blamed = controls.get(self.blamed, rows[k].blamed)
 
 
 class ExecutedMask(TokenCredit):

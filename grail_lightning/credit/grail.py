@@ -52,6 +52,8 @@ class SaliencyOptions:
         check_options(self, alignment=Alignment, box=WhichBox, refresh=Refresh)
         if not isinstance(self.leaf, int):
             check_options(self, leaf=Leaf)
+        elif isinstance(self.leaf, bool) or self.leaf < 0:
+            raise ValueError(f"`leaf` must be embeddings, first, middle, last or a block number, but got {self.leaf}.")
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, uniform_weights
@@ -45,6 +45,7 @@ class Oracle(TokenCredit):
     Source: the idea of EGCA, arXiv 2603.16158, with the task in place of its executor. `balanced` is ours.
     """
 
+    gate: ClassVar[str] = "negative"  # Without a wrong rollout there is nothing to move.
     right: Right = "uniform"
     w_max: float | None = None
 

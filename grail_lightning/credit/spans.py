@@ -18,7 +18,7 @@ from torch import Tensor
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, one_elsewhere, rows_by_group
 from grail_lightning.credit.critic import Judge
-from grail_lightning.credit.turns import turn_scores, turn_table
+from grail_lightning.credit.turns import check_scored, turn_scores, turn_table
 from grail_lightning.grading import align_rows, located_steps
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
@@ -107,6 +107,12 @@ class SpanScores(TokenCredit):
         known: dict[str, Any] = {"task": None}  # It is no function of a text.
         self._score = import_function(self.scorer, known, "`credit.scorer`", "my_package.scores.of_steps")
 
+    def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
+        """See `TokenCredit`: of rollouts of several turns, an environment scores turns."""
+        if self._score is None and self.judge is None and all(p[0].task.has_environment for p in sets if len(p)):
+            check_scored(self, sets)
+        return ""
+
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from the scores of spans."""
         rows = self._rescored(self._spans(policy, batch), batch, context)
@@ -159,7 +165,9 @@ class SpanScores(TokenCredit):
         for row, episode in enumerate(batch.episodes or ()):  # None on a rank without rollouts.
             of_turns = dict(enumerate(scores[row].tolist())) if labels is None else labels.get(row, {})
             for k, score in of_turns.items():
-                if k < len(episode.turns) and not math.isnan(score):
+                # A judge labels turns that call; it may say something of others, too.
+                labelled = k < len(episode.turns) and (labels is None or episode.turns[k].calls)
+                if labelled and not math.isnan(score):
                     calls, tokens = episode.turns[k].calls, (numbers[row] == k).nonzero().flatten().tolist()
                     rows[row].append(_Span(tokens, float(score), calls[0].name if calls else ""))
         return rows

@@ -5,7 +5,7 @@ Shapes: ``B`` rows, ``T`` response tokens, ``K`` turns of the row that has the m
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -21,9 +21,17 @@ from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenW
 from grail_lightning.credit.measure import logprobs
 from grail_lightning.functional import masked_mean
 from grail_lightning.functional.advantages import discounted_returns
-from grail_lightning.functional.turns import existing_turns, relative, spread_turns, turn_numbers, turn_starts
+from grail_lightning.functional.turns import (
+    existing_turns,
+    last_turns,
+    relative,
+    spread_turns,
+    turn_numbers,
+    turn_starts,
+)
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
+from grail_lightning.tasks.problem import Prompt
 
 Baseline = Literal["turn", "group"]
 Normalise = Literal["joint", "separate"]
@@ -38,13 +46,23 @@ class TurnTable(NamedTuple):
     @property
     def last(self) -> Tensor:
         """``[B, K]`` bool: the last turn of each row."""
-        return self.exists & ~torch.nn.functional.pad(self.exists[:, 1:], (0, 1))
+        return last_turns(self.exists)
 
 
 def turn_table(batch: RolloutBatch) -> TurnTable:
     """The turns of a batch."""
     numbers = turn_numbers(batch.response_mask, batch.turn)
     return TurnTable(numbers, existing_turns(numbers))
+
+
+def check_scored(method: TokenCredit, sets: Sequence[Sequence[Prompt]]) -> None:
+    """Check that an environment of the training prompts scores turns."""
+    tasks = [prompts[0].task for prompts in sets if len(prompts)]
+    if tasks and not any(hasattr(getattr(task, "environment_class", None), "score_turn") for task in tasks):
+        raise ValueError(
+            f"`{type(method).__name__}` needs an environment with the method `score_turn`, but that of "
+            f"`{type(tasks[0]).__name__}` has none. Write it, or set `model.credit` to another method."
+        )
 
 
 def turn_scores(method: TokenCredit, batch: RolloutBatch, exists: Tensor) -> Tensor:
@@ -121,6 +139,12 @@ class GiGPO(TokenCredit):
     def __post_init__(self) -> None:
         check_options(self, omega="[0, inf)", discount="[0, 1]")
 
+    def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
+        """See `TokenCredit`: with `scores`, an environment scores turns."""
+        if self.scores:
+            check_scored(self, sets)
+        return ""
+
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 1, and the advantages of turns as an additive stage."""
         turns, mask = turn_table(batch), batch.response_mask
@@ -168,6 +192,11 @@ class TurnRewards(TokenCredit):
 
     def __post_init__(self) -> None:
         check_options(self, discount="[0, 1]", baseline=Baseline)
+
+    def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
+        """See `TokenCredit`: an environment scores turns."""
+        check_scored(self, sets)
+        return ""
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 0, and the advantages as an additive stage."""

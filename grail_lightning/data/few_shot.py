@@ -60,7 +60,7 @@ class Example:
     solution: str
     source: tuple[object, ...] = ()  # The dataset that it is a row of (`DatasetSpec.source`),
     row: int = 0  # and the index of this row.
-    problem: tuple[object, object] = (None, None)  # The row's `problem` and `answer`, which other datasets may have.
+    problem: tuple[object, object] = (None, None)  # Its `problem_and_answer`, which other datasets may have.
 
 
 def read_examples(
@@ -81,14 +81,14 @@ def read_examples(
                 f"{place} (`few_shot.solution`) must be a text that ends with the answer {prompt.reference!r} in the "
                 f"form that `task.answer` reads, but got the answer {answer!r} in {str(solution)[-80:]!r}."
             )
-        same = problem_and_answer(table.rows[index])
+        same = problem_and_answer(table.rows[index], spec)
         examples.append(Example(prompt.messages, str(solution).strip(), spec.source, index, same))
     return examples
 
 
-def problem_and_answer(row: Mapping[str, Any]) -> tuple[object, object]:
+def problem_and_answer(row: Mapping[str, Any], spec: DatasetSpec) -> tuple[object, object]:
     """What makes a row that of an example, in whatever dataset it stands."""
-    return row.get("problem"), row.get("answer")
+    return row.get(spec.problem), row.get(spec.answer)
 
 
 def _agrees(task: Task, reference: str, answer: str) -> bool:
@@ -105,9 +105,12 @@ def with_examples(prompt: Prompt, examples: Sequence[Example], few_shot: FewShot
         raise ValueError("`few_shot` takes prompts without pictures. Leave it out, or `images` of the dataset.")
     if few_shot.style == "text":
         opening, _, rest = few_shot.template.partition("{solution}")
-        parts = [opening.replace("{problem}", _text(e.messages)) + e.solution + rest for e in examples]
+        messages = [*(example.messages for example in examples), prompt.messages]
+        messages[1:] = map(_without_system, messages[1:])  # It stands at the beginning, once.
+        *worked, last = (opening.replace("{problem}", _text(own)) for own in messages)
+        parts = [one + example.solution + rest for one, example in zip(worked, examples, strict=True)]
         # A trailing space would be a token of its own, which no model expects.
-        text = opening.replace("{problem}", _text(prompt.messages)).rstrip(" ")
+        text = last.rstrip(" ")
         return dataclasses.replace(prompt, messages="\n\n".join([*parts, text]))
     if isinstance(prompt.messages, str):
         raise ValueError(
@@ -115,16 +118,15 @@ def with_examples(prompt: Prompt, examples: Sequence[Example], few_shot: FewShot
             " are plain text. Use `style: text`."
         )
     system = [message for message in prompt.messages if message["role"] == "system"]
-    worked: Messages = []
+    turns: Messages = []
     for example in examples:
-        worked += _without_system(example.messages)
-        worked.append({"role": "assistant", "content": example.solution})
-    return dataclasses.replace(prompt, messages=[*system, *worked, *_without_system(prompt.messages)])
+        turns += _without_system(example.messages)
+        turns.append({"role": "assistant", "content": example.solution})
+    return dataclasses.replace(prompt, messages=[*system, *turns, *_without_system(prompt.messages)])
 
 
-def _without_system(messages: Messages | str) -> Messages:
-    assert not isinstance(messages, str), "examples are prompts of the same task"
-    return [message for message in messages if message["role"] != "system"]
+def _without_system(messages: Messages | str) -> Any:
+    return messages if isinstance(messages, str) else [m for m in messages if m["role"] != "system"]
 
 
 def _text(messages: Messages | str) -> str:

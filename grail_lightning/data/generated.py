@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, cast
 
 from grail_lightning.answers import Marker
@@ -156,7 +157,10 @@ class SearchData(GeneratedData):
         task: Task | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(DatasetSpec("search"), problems, task or _in_tags(Search, SEARCH_ANSWER), **options)
+        tool: Callable[[], object] = Search
+        if isinstance(problems, FactbookSpace):
+            tool = partial(Search, problems.top_k, retriever="factbook")
+        super().__init__(DatasetSpec("search"), problems, task or _in_tags(tool, SEARCH_ANSWER), **options)
 
 
 class CodeData(GeneratedData):
@@ -207,7 +211,7 @@ class ChartsData(GeneratedData):
         super().__init__(DatasetSpec("charts", images="image"), problems, task, num_train=num_train, **options)
 
 
-def _in_tags(environment: type, answer: Marker) -> EnvironmentTask:
+def _in_tags(environment: Callable[[], object], answer: Marker) -> EnvironmentTask:
     """A task whose policy knows how to call the tools, in plain tags, and how to answer."""
     return EnvironmentTask(
         cast("type[Environment]", environment),  # One by its methods, which mypy does not see.

@@ -70,13 +70,13 @@ class PromptData(pl.LightningDataModule, ABC):
                 check_pictures(part.prompts)
             if not sets and not (stage == "fit" and split == "val"):
                 raise ValueError(f"`{TrainerFn(stage).value}` needs `data.{split}`, but no dataset was given for it.")
+            _check_rewards(sets)
             if split == "val":
                 self._validate_with(sets)
             if split == "train":
                 seed = derive_seed(run_seed(), "data")
                 sets = _overfitted([self._fitting(part) for part in sets], trainer, self.prompts_per_batch)
                 _check_filled(sets, self.prompts_per_batch)
-                _check_rewards(sets)
                 self._training = TrainingLoader(sets, self.prompts_per_batch, seed, number, ranks, self.curriculum)
             else:
                 size = self.eval_prompts_per_batch
@@ -172,5 +172,7 @@ def _overfitted(sets: list[PromptSet], trainer: pl.Trainer | None, prompts_per_b
     batches: int | float = getattr(trainer, "overfit_batches", 0)
     if not batches:
         return sets
-    keep = [int(len(s.prompts) * batches) if isinstance(batches, float) else batches * prompts_per_batch for s in sets]
-    return [s.first(max(n, 1)) for s, n in zip(sets, keep, strict=True)]
+    if isinstance(batches, float):
+        return [s.first(max(int(len(s.prompts) * batches), 1)) for s in sets]
+    total = sum(s.weight for s in sets)
+    return [s.first(max(round(batches * prompts_per_batch * s.weight / total), 1)) for s in sets]

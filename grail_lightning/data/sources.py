@@ -87,7 +87,8 @@ class DatasetSpec:
     @property
     def source(self) -> tuple[object, ...]:
         """The table, whatever is taken of it."""
-        return self.path, self.subset, self.split, id(self.rows)
+        path = Path(self.path).expanduser()
+        return str(path.resolve()) if path.exists() else self.path, self.subset, self.split, id(self.rows)
 
     @property
     def is_file(self) -> bool:
@@ -268,7 +269,7 @@ def _read_json(source: str, path: Path) -> Table:
 def _parse(text: bytes, source: str, line: int) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:  # Also for bytes that are not UTF-8, and for more digits than Python converts.
+    except (ValueError, RecursionError) as error:  # Also for bytes that are not UTF-8, and for too many digits.
         said: object = error
         if isinstance(error, json.JSONDecodeError):  # Its text has a line number of its own, counted in `text`.
             line, said = line + error.lineno - 1, f"{error.msg} at column {error.colno}"
@@ -330,7 +331,8 @@ def select_rows(table: Table, spec: DatasetSpec, optional: Collection[str] = ())
             there = getattr(table.rows, "column_names", None) or list(row)
             raise ValueError(
                 f"{place}: there is no column `{missing[0]}`. The columns are: {', '.join(map(str, there))}. Name "
-                "the right one with `problem`, `answer` or `where` of the dataset."
+                "the right one with `problem`, `answer` or `where` of the dataset; a task of your own that does "
+                "without problem or answer says so with its attribute `optional_columns`."
             )
         if all(_fits(row[column], wanted, f"{place}: `{column}`") for column, wanted in where.items()):
             if spec.problem in needed or row.get(spec.problem) is not None:

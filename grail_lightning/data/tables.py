@@ -99,8 +99,8 @@ class TableData(PromptData):
         # The prompt of a row that serves as an example would contain its own answer.
         used = {example.row for example in examples if example.source == spec.source}
         if shown := [example.problem for example in examples if None not in example.problem]:
-            every = enumerate(map(problem_and_answer, table.columns(["problem", "answer"])))
-            used |= {index for index, row in every if row in shown}
+            every = enumerate(table.columns([spec.problem, spec.answer]))
+            used |= {index for index, row in every if problem_and_answer(row, spec) in shown}
         rows = [row for row in self._select(table, spec) if row not in used]
         if not rows:
             raise ValueError(f"All rows of {spec.path} serve as worked examples. Use fewer, or more rows.")
@@ -190,6 +190,12 @@ class MathData(TableData):
             metric_names(spec.label for spec in specs)
             for spec in specs:
                 check_path(spec)
+        files = [spec for specs in self.specs.values() for spec in specs if spec.is_file]
+        if apart := next((one for one in files for other in files if _says_other_split(one, other)), None):
+            raise ValueError(
+                f"{apart.path} is one table, but is given with several `split` or `subset`, which would be the same "
+                "rows. Give a file for each, or choose rows with `where`."
+            )
 
     def prepare_data(self) -> None:
         """Download the datasets of the stage, once per machine."""
@@ -203,6 +209,10 @@ class MathData(TableData):
         """The datasets of a split."""
         tables = [(spec, read_table(spec)) for spec in self.specs[split]]
         return [(with_columns_of(spec, table) if spec.path in self._copies else spec, table) for spec, table in tables]
+
+
+def _says_other_split(one: DatasetSpec, other: DatasetSpec) -> bool:
+    return one.path == other.path and (one.split, one.subset) != (other.split, other.subset)
 
 
 def _as_specs(datasets: Datasets) -> list[DatasetSpec]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from grail_lightning.environments import calls as reading
 from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.chat_template import MARK, ChatTemplate, refusal
-from grail_lightning.picture import Picture, pictures_in
+from grail_lightning.picture import Picture, add_text, pictures_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -122,9 +122,9 @@ class Tags(Dialect):
     def prompt_ids(self, messages: list[dict[str, str]] | str) -> list[int]:
         """See `Dialect.prompt_ids`."""
         if isinstance(messages, list) and self.instruction:
-            own = messages[0]["role"] == "system"
-            text = f"{messages[0]['content']}\n\n{self.instruction}" if own else self.instruction
-            messages = [{"role": "system", "content": text}, *messages[own:]]
+            own = messages[0]["role"] == "system"  # A text, or parts beside pictures.
+            content = add_text(messages[0]["content"], f"\n\n{self.instruction}") if own else self.instruction
+            messages = [{"role": "system", "content": content}, *messages[own:]]
         return self.encode(messages)
 
     def calls(self, ids: Sequence[int]) -> list[ParsedCall]:

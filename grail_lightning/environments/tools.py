@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cache, partial
+from itertools import groupby
 from types import MethodType
 from typing import Any, Literal
 
@@ -112,15 +113,18 @@ def _result(value: object, max_characters: int) -> tuple[str, tuple[Picture, ...
         return result_text(value, max_characters), ()
     if number > _MAX_PICTURES:
         raise ValueError(f"a result can have {_MAX_PICTURES} pictures, but got {number:,}")
-    for part in parts:
-        if is_image(part):
-            if not 0 < part.width * part.height <= _MAX_PIXELS:
+    for are_images, neighbours in groupby(parts, is_image):
+        own = ""
+        for part in neighbours:
+            if not are_images:
+                own += result_text(part, left - len(own)) if left >= len(own) else ""
+            elif not 0 < part.width * part.height <= _MAX_PIXELS:
                 raise ValueError(f"a picture can have {_MAX_PIXELS:,} pixels, but got {part.width} x {part.height}")
-            pictures.append(Picture(Picture(part, "a result").open(), "a result"))
-            texts.append(PLACE)
-        elif left >= 0:
-            texts.append(result_text(part, left).replace(PLACE, f"{PLACE[0]} {PLACE[1:]}"))
-            left -= len(texts[-1])
+            else:
+                pictures.append(Picture(Picture(part, "a result").open(), "a result"))
+                texts.append(PLACE)
+        texts.append(own.replace(PLACE, f"{PLACE[0]} {PLACE[1:]}"))  # Two texts together may make one.
+        left -= len(own)
     return "".join(texts), tuple(pictures)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from grail_lightning.functional.advantages import group_std, group_sums
 from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS, full_precision, in_chunks
 
 Figures = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -99,11 +100,6 @@ def group_zscore(values: Tensor, group: Tensor, *, standardise: bool = True) -> 
 
     Without `standardise` the mean is only subtracted.
     """
-    scaled = torch.zeros_like(values)
-    for number in sorted(set(group.tolist())):
-        rows = group == number
-        members = values[rows]
-        if len(members) > 1:
-            centred = members - members.mean()
-            scaled[rows] = centred / (members.std() + _STD_EPS) if standardise else centred
-    return scaled
+    total, size = group_sums(values, group)
+    centred = values - total / size
+    return centred / (group_std(values, group) + _STD_EPS) if standardise else centred

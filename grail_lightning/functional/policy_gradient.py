@@ -131,7 +131,7 @@ def clipped_surrogate(
     if ratio_cap is not None and not 1 + clip_high <= ratio_cap < math.inf:
         raise ValueError(
             f"`ratio_cap` must be finite and at least 1 + clip_high = {1 + clip_high:g}, but got {ratio_cap}. "
-            "Use null to switch it off."
+            "Use null to switch it off; without an upper clip it has nothing to act on."
         )
     if surrogate not in ("clip", "cispo"):
         raise ValueError(f"`surrogate` must be clip or cispo, but got {surrogate!r}.")

@@ -63,6 +63,11 @@ def relative(values: Tensor, key: Tensor, counted: Tensor, *, standardise: bool 
     return torch.zeros_like(values).masked_scatter(counted, scaled.masked_fill(std <= EQUAL_REWARDS, 0))
 
 
+def last_turns(exists: Tensor) -> Tensor:
+    """``[B, K]`` bool: the last turn of each row."""
+    return exists & ~torch.nn.functional.pad(exists[:, 1:], (0, 1))
+
+
 def turn_changes(values: Tensor, outcomes: Tensor, exists: Tensor) -> Tensor:
     r"""``[B, K]``: the change of value that each turn makes, 0 for turns that do not exist.
 
@@ -70,6 +75,5 @@ def turn_changes(values: Tensor, outcomes: Tensor, exists: Tensor) -> Tensor:
 
     From the values ``[B, K]`` of the states in which turns begin, and the outcomes ``r [B]``.
     """
-    last = exists & ~torch.nn.functional.pad(exists[:, 1:], (0, 1))
-    after = torch.where(last, outcomes[:, None], values.roll(-1, 1))
+    after = torch.where(last_turns(exists), outcomes[:, None], values.roll(-1, 1))
     return (after - values).masked_fill(~exists, 0)

@@ -20,6 +20,8 @@ def add_adapters(model: PreTrainedModel, lora: LoRA, *, leave_out: Sequence[str]
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     wanted, option = lora.target_modules, "`loading.lora.target_modules` must"
+    if isinstance(wanted, str) and wanted.isidentifier():  # peft takes a text for a regular expression of whole names.
+        wanted = [wanted]
     embedding = model.get_input_embeddings().weight
     tied = embedding is model.get_output_embeddings().weight
     linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m.weight is not embedding]

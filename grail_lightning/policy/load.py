@@ -17,6 +17,7 @@ from grail_lightning.policy.model import Policy
 from grail_lightning.policy.options import LoadedPolicy, Loading, PolicySource, first_line, read_config, reading
 from grail_lightning.policy.pictures import PictureTokens, load_pictures, placed, takes_pictures, vision_parameters
 from grail_lightning.policy.tokenizer import load_tokenizer
+from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -87,7 +88,8 @@ def _load_model(name: PolicySource, loading: Loading, half_precision: bool) -> P
     if loading.from_scratch:
         config = read_config(name, loading.trust_remote_code)
         dtype = config.dtype if dtype == "auto" else dtype
-        return auto.from_config(config, dtype=dtype, **options)
+        with seeded(torch.get_default_device(), derive_seed(run_seed(), "weights")):  # The reference has the same.
+            return auto.from_config(config, dtype=dtype, **options)
     if not isinstance(name, LoadedPolicy):
         with reading(name) as path:
             return auto.from_pretrained(path, dtype=dtype, **options)

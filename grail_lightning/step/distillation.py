@@ -12,6 +12,7 @@ from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.distillation import SENTENCE, check_sentence, with_shown_answers
+from grail_lightning.policy.capabilities import within_attention_window
 from grail_lightning.policy.layout import TokenLayout, gather_rows
 from grail_lightning.policy.micro_batch import MicroBatch
 from grail_lightning.policy.model import Policy
@@ -64,7 +65,9 @@ class Teacher:
             states.append(self.policy.decode(own))
             return states[0]
 
-        own = self.policy.layout(self.batch.select(micro.rows), micro.starts)
+        # Its rows are longer than those for which the trees were made.
+        shared = within_attention_window(self.policy, self.batch.input_ids.shape[1])
+        own = self.policy.layout(self.batch.select(micro.rows), micro.starts if shared else None)
         with self.policy.evaluating(), torch.no_grad():
             # Through the policy's own call: sharded weights (FSDP2) are whole only inside of it.
             self.policy(own, decode=decode)

@@ -169,6 +169,11 @@ def play(
     for rollout in rollouts:
         encode = rollout.dialect.prompt_ids if rollout.dialect else policy.encode
         rollout.prompt_ids = encode(_messages(rollout))
+        if rollout.task and len(rollout.prompt_ids) >= most:
+            raise ValueError(
+                f"A prompt has {len(rollout.prompt_ids)} tokens with what `reset` of its environment returned, but "
+                f"must have fewer than {most}. Shorten what `reset` returns, or leave such rows out of the data."
+            )
     number = 0
     with engine.turns(sampling) as sample:
         while on_any_rank(any(rollout.end is None for rollout in rollouts), engine, policy.device):

@@ -67,6 +67,8 @@ class Objective:
 
     def __post_init__(self) -> None:
         check_options(self, "objective", kl_coefficient="[0, inf)", entropy_coefficient="[0, inf)")
+        check_options(self, "objective", aggregation=Aggregation, scale_rewards=Scaling, kl_estimator=Estimator)
+        check_options(self, "objective", level=Level, surrogate=Surrogate)
         share = None if isinstance(self.baseline, str) else self.baseline
         if self.baseline != "energy" if share is None else not 0 <= share <= 1:
             raise ValueError(

@@ -13,6 +13,7 @@ from grail_lightning.environments.dialogue import CallFormat, Dialect, Encode, d
 from grail_lightning.environments.episode import EpisodeLimits
 from grail_lightning.environments.tools import ToolSet, check_columns
 from grail_lightning.picture import Picture
+from grail_lightning.runtime.checks import check_option
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.problem import REWARD, Comparison, Prompt
 from grail_lightning.tasks.rewards import Rewards, RewardSpec
@@ -84,6 +85,7 @@ class EnvironmentTask(MathTask):
         compare: Comparison = "math",
         solved_at: float = 1.0,
     ) -> None:
+        check_option("task.calls", calls, CallFormat)
         self.environment, self.calls, self.limits = environment, calls, limits or EpisodeLimits()
         self.environment_class = type(environment())
         self.tools = ToolSet(self.environment_class)

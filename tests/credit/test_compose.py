@@ -100,3 +100,8 @@ def test_a_product_multiplies_weights_and_adds_what_is_additive(golden_policy, g
     assert found.metrics["first/first/eligible"] == one.metrics["eligible"]
     with pytest.warns(UserWarning, match=r"those of `OptimalBaseline` are all 0, .* the other method has no effect"):
         Product(grail, OptimalBaseline())(golden_policy, batch, context())
+
+
+def test_a_method_whose_whole_advantage_is_made_of_rewards_has_no_permuted_control(golden_policy, golden_batch):
+    with pytest.warns(UserWarning, match="`PermutedRewards` permutes the whole advantage of `OptimalBaseline`"):
+        PermutedRewards(OptimalBaseline())(golden_policy, golden_batch, context())

@@ -7,6 +7,7 @@ import torch
 from grail_lightning.batch import AnswerMasks
 from grail_lightning.credit import (
     GRAIL,
+    RLSD,
     AnswerOnly,
     Product,
     Random,
@@ -157,3 +158,22 @@ def test_the_same_magnitude_has_the_mean_absolute_advantage_of_uniform_credit(tr
         assert abs(factors.mean().item() - 1) > 0.01, "without the control the magnitude is another one"
         if weights.additive is not None:
             assert torch.allclose(scaled.additive, weights.additive * factors.mean())
+
+
+def test_controls_leave_rows_as_they_are_that_they_do_not_change(golden_policy, golden_batch):
+    """Half of a `WarmUp` the weights are between scaled ones and 1, which is not what scaling again gives."""
+    context = partial(_context, step=5)
+    faded = WarmUp(GRAIL(normalise="mean_one"), steps=10)(golden_policy, golden_batch, context())
+    for control in (AnswerOnly(), Random()):
+        found = control(faded, golden_batch, context()).values
+        right = golden_batch.advantages > 0  # Outside of the gate: the answer's fixed weights alone.
+        assert torch.equal(found[right], faded.values[right])
+        assert not torch.equal(found[~right], faded.values[~right])
+
+
+def test_a_teacher_has_nothing_to_show_without_a_reference(golden_policy, golden_batch):
+    prompts = [replace(p, reference="2" * (k % 2)) for k, p in enumerate(golden_batch.prompts)]
+    weights = RLSD(refresh_steps=1)(golden_policy, golden_batch.replace(prompts=prompts), _context())
+    treated = golden_batch.advantages != 0
+    assert torch.equal(weights.fallback, treated & torch.tensor([k % 2 == 0 for k in range(len(prompts))]))
+    assert (weights.values[weights.fallback] == golden_batch.response_mask[weights.fallback]).all()

@@ -102,6 +102,12 @@ def test_balanced_restores_the_sums_of_uniform_credit_and_keeps_the_proportions(
         assert ratio.nan_to_num(nan=float(ratio.nanmean())).std() < 1e-5
 
 
+def test_uniform_credit_is_balanced_also_where_no_wrong_rollout_has_an_advantage(packaged):
+    batch, policy = packaged
+    batch = batch.replace(advantages=batch.advantages.clamp(min=0))
+    assert Balanced()(Uniform()(policy, batch, _context()), batch, _context()).metrics["unbalanced"] == 0
+
+
 def test_balanced_leaves_a_sum_of_the_other_sign_or_that_has_cancelled_and_counts_it(packaged):
     batch, policy = packaged
     mask = batch.response_mask.float()

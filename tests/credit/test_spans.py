@@ -5,9 +5,12 @@ import math
 import pytest
 import torch
 
-from grail_lightning.credit import Judge, ScoredSpan, SpanScores
+from grail_lightning.credit import CriticSearch, GiGPO, Judge, ScoredSpan, SpanScores, TurnRewards
 from grail_lightning.credit.base import token_advantages
 from grail_lightning.credit.spans import _Span
+from grail_lightning.environments.python import Python
+from grail_lightning.environments.search import Search
+from grail_lightning.tasks import EnvironmentTask
 from tests.credit.episodes import Row, by_turn, played
 from tests.credit.groups import groups
 from tests.credit.rollouts import context
@@ -156,3 +159,20 @@ def test_a_judge_needs_turns(arithmetic):
     method = SpanScores(judge=Judge(url="http://127.0.0.1:1", model="m", retries=0))
     with pytest.raises(ValueError, match="needs rollouts of several turns"):
         method(arithmetic, batch, context())
+
+
+def test_a_judge_labels_turns_that_call_alone(golden_policy, monkeypatch):
+    said = {0: {0: True, 1: False, 2: True}, 2: {0: True, 2: False}}
+    judge = Judge(url="http://127.0.0.1:1", model="small")
+    monkeypatch.setattr(Judge, "labels", lambda *_: said)
+    found = by_turn(batch := played(GROUP), SpanScores(judge=judge)(golden_policy, batch, context()).values)
+    assert (found[0][2], found[2]) == (1.0, [1.0, 1.0, 1.0])
+    assert found[0][0] > 1 > found[0][1]
+
+
+@pytest.mark.parametrize("method", [CriticSearch(), SpanScores(), TurnRewards(), GiGPO(scores=True)])
+def test_a_method_that_needs_scores_of_turns_says_so_before_a_model_is_loaded(method):
+    unscored = EnvironmentTask(Python).prompt({"problem": "1+1", "answer": "2"})
+    with pytest.raises(ValueError, match=r"needs an environment with the method `score_turn`, but that of `Env"):
+        method.check_prompts([[unscored]])
+    method.check_prompts([[EnvironmentTask(Search).prompt({"problem": "?", "answer": "Rome"})]])

@@ -1,6 +1,7 @@
 """Worked examples before each question, and training prompts from easy to hard."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from grail_lightning.data import (
 )
 from grail_lightning.data.few_shot import Example, with_examples
 from grail_lightning.data.loaders import easy_first
+from grail_lightning.data.modules import _overfitted
 from grail_lightning.tasks import MathTask
 from tests.data.recorder import write
 
@@ -196,6 +198,12 @@ def test_ranks_share_the_batches_of_a_curriculum():
 def test_a_curriculum_that_cannot_be_is_an_error_before_training(rows, options, message):
     with pytest.raises(ValueError, match=message):
         loader(rows, **options)
+
+
+def test_overfitted_batches_are_those_of_all_datasets_together():
+    sets = [PromptSet("a", [*"abcdefgh"], 3.0), PromptSet("b", [*"ijklmnop"], 1.0)]
+    kept = _overfitted(sets, SimpleNamespace(overfit_batches=2), 4)
+    assert [len(part.prompts) for part in kept] == [6, 2]
 
 
 def test_overfitting_keeps_the_difficulty_of_the_prompts_it_keeps():

@@ -341,3 +341,30 @@ def test_conversations_and_texts_pass_and_a_row_that_a_task_refuses_is_named(tmp
         assert load(val=[row], task=task)[0].messages == messages
     with pytest.raises(ValueError, match=r"train\.jsonl, line 2: An arithmetic problem must be"):
         load(val=write(tmp_path, [row | {"problem": "7+5"}, row]), task=ArithmeticTask())
+
+
+def test_examples_are_left_out_by_the_columns_that_each_dataset_names(tmp_path):
+    table = [
+        {"problem": "sums", "question": f"{k}+1", "result": str(k + 1), "solution": f"\\boxed{{{k + 1}}}"}
+        for k in range(5)
+    ]
+    train = DatasetSpec(write(tmp_path, table, "train.jsonl"), "question", "result")
+    for name in ("train.jsonl", "sub/../train.jsonl", "other.jsonl"):
+        (tmp_path / "sub").mkdir(exist_ok=True)
+        write(tmp_path, table[::-1] if name == "other.jsonl" else table, name)
+        val = DatasetSpec(str(tmp_path / name), "question", "result")
+        assert len(load("val", train=train, val=val, few_shot=FewShot(number=2))) == 3, name
+    assert len(load("train", train=train, few_shot=FewShot(number=2))) == 3
+
+
+def test_a_file_has_no_splits_that_could_be_other_rows(tmp_path):
+    path = write(tmp_path, ROWS, "rows.jsonl")
+    with pytest.raises(ValueError, match="is one table, but is given with several `split` or `subset`"):
+        MathData(train=DatasetSpec(path), val=DatasetSpec(path, split="test"))
+
+
+def test_json_that_is_nested_without_end_is_named_with_its_line(tmp_path):
+    path = tmp_path / "nested.jsonl"
+    path.write_text('{"problem": "1+1", "answer": "2"}\n{"problem": ' + "[" * 200_000)
+    with pytest.raises(ValueError, match="line 2: malformed JSON"):
+        load("train", train=str(path))

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from grail_lightning.environments.calls import ParsedCall
-from grail_lightning.environments.dialogue import describe, find_dialect
+from grail_lightning.environments.dialogue import Tags, describe, find_dialect
 
 QWEN = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>"]
 QWEN_PLAIN = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
@@ -269,3 +269,11 @@ def test_a_prompt_in_plain_text_and_a_tool_named_like_the_tag_of_results_are_ref
         _find(_model("qwen2_5")).prompt_ids("Who?")
     with pytest.raises(ValueError, match="must not be named `result`"):
         _find(_model("qwen2_5"), "tags", [_schema("result", x="string")])
+
+
+def test_tools_are_named_behind_a_system_turn_of_parts():
+    """As that of a prompt with pictures is."""
+    turn = {"role": "system", "content": [{"type": "text", "text": "Be careful."}]}
+    made = Tags(_tokenizer(CHATML, QWEN, end="<|im_end|>"), SCHEMAS, lambda messages: messages, None, "Tools: search")
+    told = made.prompt_ids([turn, {"role": "user", "content": "1+1?"}])
+    assert told[0] == {"role": "system", "content": [{"type": "text", "text": "Be careful.\n\nTools: search"}]}

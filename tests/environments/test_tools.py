@@ -11,10 +11,11 @@ from enum import Enum
 from typing import Any, Literal
 
 import pytest
+from PIL import Image
 
 from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.episode import EpisodeLimits
-from grail_lightning.environments.tools import ToolSet, result_text, run_calls
+from grail_lightning.environments.tools import ToolSet, _result, result_text, run_calls
 
 
 class Mood(Enum):
@@ -333,3 +334,10 @@ def test_a_tool_gets_a_copy_of_its_arguments():
     given = {"values": [[1, 2]]}
     call = one(HOSTILE, Hostile(), "change", **given)
     assert (call.result, call.arguments, given) == ("changed", {"values": [[1, 2]]}, {"values": [[1, 2]]})
+
+
+def test_two_texts_of_a_result_cannot_together_be_the_place_of_a_picture():
+    picture = Image.new("RGB", (8, 8))
+    text, pictures = _result(["<ima", "ge> hidden ", picture, " behind"], 100)
+    assert text == "< image> hidden <image> behind"
+    assert len(pictures) == 1
