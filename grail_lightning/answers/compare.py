@@ -72,7 +72,8 @@ class Formulas:
         """Two formulas with what surrounds them."""
         # Where both units are known and differ, equal numbers are no equal answers.
         known = all(unit and "?" not in unit and "unit" not in unit for unit in (gold.unit, other.unit))
-        if gold.unit != other.unit and (known or not self.conventions.missing_unit):
+        units = [re.sub(r"\?[a-z ]*", "?", leaf.unit) for leaf in (gold, other)]
+        if units[0] != units[1] and (known or not self.conventions.missing_unit):
             return False
         if string_key(gold.text) == string_key(other.text) and gold[2:4] == other[2:4]:
             return True
@@ -129,6 +130,8 @@ def _spelled(node: Node) -> bool:
 
 def _anagrams(one: str, two: str) -> bool:
     """Whether two texts are words of the same letters, which a letter that comes twice tells from products: `SAS`."""
+    if one != two and all(re.fullmatch("[IVX]+", text) for text in (one, two)):  # Roman numerals.
+        return True
     words = [text.lower() for text in (one, two) if text.isascii() and text.isalpha() and len(text) > 2]
     return len(words) == 2 and words[0] != words[1] and len(set(words[0])) < len(words[0])
 

@@ -14,8 +14,11 @@ import regex
 
 from grail_lightning.answers.records import AnswerSpan
 
-# Digits inside a word, an index, an exponent or a version (`x2`, `a_1`, `10^6`, `v1.2`) are no number of their own.
-_NUMBER = re.compile(r"(?<![\w.^])(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+|/\d+)?|\.\d+)")
+# Digits inside a word, an index, an exponent or a version (`x2`, `a_{1}`, `10^-6`, `v1.2`) are no number of their own.
+_NUMBER = re.compile(
+    r"(?<![\w.^])(?<![_^]\{)(?<![_^]\{[-\u2212])(?<!\^[-\u2212])"
+    r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+|/\d+)?|\.\d+)"
+)
 # A minus sign is an operator directly behind an operand (`5-3`). Before a space it is a sign behind `=`, `:` and such
 # alone (`x = - 3`): elsewhere an operator (`5 - 3`), a bullet or a dash.
 _SIGN = re.compile(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from grail_lightning.answers.compare import LAYERS, Conventions, Formulas, Undecided, Unparseable, capped, same_form
 from grail_lightning.answers.names import is_number, named_sides, named_value
-from grail_lightning.answers.normalise import TEXT, normalise, string_key
+from grail_lightning.answers.normalise import CACHED_CHARACTERS, DENIAL, TEXT, normalise, string_key
 from grail_lightning.answers.parse import Node, letters, negated
 from grail_lightning.answers.records import text_key
 from grail_lightning.answers.sets import same_set
@@ -29,7 +29,7 @@ _MOST_COMPARED = 64
 _TURNS = {"<": ("<", 1), ">": ("<", -1), r"\le": (r"\le", 1), r"\ge": (r"\le", -1), r"\ne": (r"\ne", 0)}
 # `(B)24` or `\text{Option B}`: a choice, and behind it what is chosen, in which there is no second answer.
 _CHOICE = re.compile(
-    r"(?:\\text\{(?:[Oo]ption )?)?\(?([A-E])(?:[).:]|\}|$)\s*\}?"
+    r"(?:\\text\{)?(?:(?:[Oo]ption|[Cc]hoice) )?\(?([A-E])(?:[).:]|\}|$)\s*\}?"
     r"(?:(?!.*\bor\b)(?:[0-9]|\\\$|\\frac|\\sqrt|\\text\{[a-z ]|(?<= )[a-z])[^A-Z(,;=]*)?"
 )
 _FRACTION = re.compile(r"\\frac\{([0-9]+)\}\{(0*[1-9][0-9]*)\}", re.ASCII)
@@ -112,7 +112,8 @@ class _Comparison(Formulas):
     def outcome(self, gold: str, prediction: str) -> Outcome:
         if string_key(gold) == string_key(prediction):
             return Outcome("right" if prediction else "unparseable", "string")
-        if (choice := _CHOICE.fullmatch(prediction)) and re.fullmatch(r"\(?[A-E]\)?", gold):
+        choice = None if DENIAL.search(prediction) else _CHOICE.fullmatch(prediction)
+        if choice is not None and re.fullmatch(r"\(?[A-E]\)?", gold):
             return Outcome("right" if choice[1] == gold.strip("()") else "wrong", "string")
         if _lowest_terms(gold) == _lowest_terms(prediction):
             return Outcome("right", "number")
@@ -127,9 +128,11 @@ class _Comparison(Formulas):
         return Outcome("right" if equal else "wrong", LAYERS[self.layer])
 
     # structure --------------------------------------------------------------------------------------------------------
-    def answers(self, gold: Answer, other: Answer) -> bool:
+    def answers(self, gold: Answer, other: Answer, *, same_unit: bool = False) -> bool:
         """Whether two answers of any kinds are equal."""
         match gold, other:
+            case Leaf(), Leaf() if same_unit and gold.unit != other.unit:
+                return False
             case Leaf(), Leaf():
                 return self.leaves(gold, other)
             case Words(), Words():
@@ -138,12 +141,12 @@ class _Comparison(Formulas):
                 return words == text.lower()
             case Group(), Group():
                 return gold.brackets == other.brackets and self.in_order(gold.items, other.items)
-            case Group(brackets="()"), Many(braced=False, joint=","):
-                return self.in_order(gold.items, other.items)
+            case Group(brackets="()"), Many(braced=False) if other.joint == "," or _distinct_names(other):
+                return self.in_order(gold.items, _by_axis(other))
             case (Chain(is_relation=True), _) | (_, Chain(is_relation=True)):
                 return self.relations(gold, other)
             case Many(), Group(brackets="()") if _distinct_names(gold):  # `(1,2)` for `x=1, y=2`
-                return self.in_order(gold.items, other.items)
+                return self.in_order(_by_axis(gold), other.items)
             case Many(), Many() if _joined_alike(gold, other) and self.one_to_one(gold, other):
                 return True
         return same_set(gold, other, self.nodes)
@@ -160,8 +163,11 @@ class _Comparison(Formulas):
         if len(gold.items) != len(other.items):
             return False
         left = list(other.items)
+        things = [[item.unit for item in many.items if isinstance(item, Leaf)] for many in (gold, other)]
+        # `5` and `3` of two things each: the same numbers of the other things are another answer.
+        counted = len(set(things[0])) > 1 and sorted(things[0]) == sorted(things[1])
         for item in gold.items:
-            twin = next((place for place, candidate in enumerate(left) if self.answers(item, candidate)), None)
+            twin = next((k for k, one in enumerate(left) if self.answers(item, one, same_unit=counted)), None)
             if twin is None:
                 return False
             del left[twin]
@@ -247,6 +253,14 @@ def _distinct_names(answer: Many) -> bool:
     return len({string_key(item.sources[0]) for item in relations}) == len(answer.items) > 1
 
 
+def _by_axis(answer: Many) -> Sequence[Answer]:
+    """The members of a list; those about coordinates in the order of these: `y=2, x=1` is the point `(1,2)`."""
+    sources = [string_key(item.sources[0]) if isinstance(item, Chain) else "" for item in answer.items]
+    if not {*sources} <= {*"xyz"}:
+        return answer.items
+    return [item for _, item in sorted(zip(sources, answer.items, strict=True), key=lambda pair: pair[0])]
+
+
 def _letters_of(*answers: Answer) -> set[str]:
     return set[str]().union(*(letters(side.node) for side in answers if isinstance(side, Leaf) and side.node))
 
@@ -257,7 +271,7 @@ def answer_classes(answers: Sequence[str | None]) -> list[int]:
     Answers are equal if they are after normalisation, or if the verifier's cheap layers (strings, numbers, structure)
     say so of the first answer of a class: `0.5`, `\frac12` and `1/2` are one class. The reference has no part in it,
     so right and wrong answers are grouped alike. The slow layers are not asked: `(x+1)^2` and `x^2+2x+1` are two
-    classes. The text is never evaluated, and answers beyond the caps are compared as text.
+    classes. The text is never evaluated, and long answers (128 characters) are compared as text.
 
     Args:
         answers: The bare answers of the samples of one problem; None or blank text is no answer.
@@ -274,7 +288,9 @@ def answer_classes(answers: Sequence[str | None]) -> list[int]:
             continue
         key = answer.strip() if capped(answer) else string_key(normalise(answer))
         if key not in number_of:
-            judged = (judge(other, answer, Conventions()) for other in first[:_MOST_COMPARED])
+            # Long ones would be read again for each comparison.
+            others = first[:_MOST_COMPARED] if len(answer) <= CACHED_CHARACTERS else []
+            judged = (judge(other, answer, Conventions()) for other in others)
             same = (n for n, outcome in enumerate(judged) if outcome is not None and outcome.status == "right")
             number_of[key] = next(same, len(first))
             if number_of[key] == len(first):

@@ -52,7 +52,8 @@ _SCRIPTS = [
 ]
 # One spelling for each command: the text that stands for it, and the names that say the same.
 _SPELLINGS = {
-    r"\frac": "dfrac tfrac cfrac",
+    r"\frac": "dfrac tfrac cfrac nicefrac sfrac",
+    r"\text{or}": "lor vee",
     r"\binom": "dbinom tbinom",
     r"\le ": "leq leqslant leqq",
     r"\ge ": "geq geqslant geqq",
@@ -107,13 +108,17 @@ _INTRODUCTION = re.compile(
     r"\s*:?\s*\}\s*(?=\S))",
     re.IGNORECASE,
 )
-_DENIAL = re.compile(r"\b(?:not?|never|nor|neither|cannot|false|wrong|unless|if|whether)\b|n't", re.IGNORECASE)
+# What makes another statement of that which follows, or precedes: a denial, a bound, or a part.
+DENIAL = re.compile(
+    r"\b(?:not?|never|nor|neither|cannot|false|wrong|incorrect|unless|if|whether|least|most|less|more|fewer|greater|"
+    r"half|twice|double|except|negative|reciprocal|opposite|inverse)\b|n't",
+    re.IGNORECASE,
+)
 # Units that would pass for a function, a letter or a quotient of letters.
-_UNIT = re.compile(r"min|[mgsLlJNWVAKChFPT]|[A-Za-z]{1,3}\s?/\s?[A-Za-z]{1,3}(?:\^\{?[23]\}?)?")
+_UNIT = re.compile(r"min|sec|[mgsLlJNWVAKChFPT]|[A-Za-z]{1,3}\s?/\s?[A-Za-z]{1,3}(?:\^\{?[23]\}?)?")
 _BEHIND_NUMBER = re.compile(r"[0-9})](?:\s|~|\\[ ,;:!])*$")
 # What separates the members of a list in words.
 _LISTED = re.compile(r"(,(?!\d)|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))", re.IGNORECASE)
-_TRAILING = re.compile(r"(?:[.,;]|\\\\)\s*$")
 
 # Digits in groups of three. Not behind a letter, a script or an index: `a_{1,234}` has two indices.
 _GROUPED = re.compile(
@@ -203,7 +208,7 @@ def _normalised(text: str) -> str:
     text = _replaced(_unicode(text), _RULES_BEFORE)
     text = _grouped(_commands(text))
     text = _trimmed(_replaced(text, _RULES_AFTER) if "." in text or "," in text else text)
-    if (phrase := _INTRODUCTION.match(text)) is not None and not _DENIAL.search(phrase[0]):
+    if (phrase := _INTRODUCTION.match(text)) is not None and not DENIAL.search(phrase[0]):
         text = rf"\text{{{text[phrase.end() :]}" if phrase["inside"] else text[phrase.end() :]
     text = _trimmed(_LEAD.sub("", text))
     # A function of nothing is a word.
@@ -237,7 +242,8 @@ def _compatible(character: str) -> str:
 def _commands(text: str) -> str:
     if "\\" in text:
         text = _COMMAND.sub(_respelled, _WRAPPER.sub(_unwrapped, text))
-    return text.replace("~", " ").replace("!=", r"\ne ").replace("<=", r"\le ").replace(">=", r"\ge ")
+    text = re.sub(r"(?<![0-9)}])!=", r"\\ne ", text)  # `5!=120` is a factorial
+    return text.replace("~", " ").replace("<=", r"\le ").replace(">=", r"\ge ")
 
 
 def _respelled(command: re.Match[str]) -> str:
@@ -255,15 +261,23 @@ def _unwrapped(wrapper: "regex.Match[str]") -> str:
         return f"{{{_commands(inner)}}}"
     inner = re.sub(r"\s+", " ", TEXT.sub(r"\1", _commands(inner)))
     word = inner.strip()
-    if name in _PLAIN and _UNIT.fullmatch(word) and _BEHIND_NUMBER.search(wrapper.string[: wrapper.start()]):
+    applied = word == "sec" and re.match(r"[ ~]*[A-Za-z0-9({\\^]", wrapper.string[wrapper.end() :])
+    behind = _BEHIND_NUMBER.search(wrapper.string[: wrapper.start()])
+    if name in _PLAIN and _UNIT.fullmatch(word) and behind and not applied:
         return rf"\text{{{word}}}"
     if word in _WRAPPED_FUNCTIONS or word.lower() == "infinity":
         return rf"\{word} " if word in _WRAPPED_FUNCTIONS else r"\infty "
     if not _has_word(word):
         return f" {word} " if word else " "
     if _LISTED.search(inner):  # `\text{red, blue and 3}` is `\text{red},\text{blue}\text{and}3`
-        return "".join(rf"\text{{{part}}}" if _has_word(part) else f" {part} " for part in _LISTED.split(inner))
-    return rf"\text{{{inner}}}"
+        return "".join(_typed(part) if _has_word(part) else f" {part} " for part in _LISTED.split(inner))
+    return _typed(inner)
+
+
+def _typed(text: str) -> str:
+    """Words in upright type; a number before them stands outside: `5 cm`."""
+    number = re.match(r"\s*([+-]?[0-9][0-9.,]*)(?=\s+[A-Za-z][^0-9]*$)", text)
+    return rf"{number[1]}\text{{{text[number.end() :]}}}" if number else rf"\text{{{text}}}"
 
 
 def _has_word(text: str) -> bool:
@@ -296,8 +310,8 @@ def _trimmed(text: str) -> str:
     # A space stays where it keeps a command from its letter, a word from its neighbour and a number from the next.
     text = re.sub(r"(?<![A-Za-z0-9.}])\s|\s(?![A-Za-z0-9.\\{(])", "", text)
     text = re.sub(r"(?<=\d)\s(?=\\(?!text|frac))|(?<=\})\s(?=[\\{(])", "", text)
-    while (end := _TRAILING.search(text)) is not None and not text.endswith(r"\,"):
-        text = text[: end.start()].rstrip()
+    while text.endswith((".", ",", ";", r"\\")) and not text.endswith(r"\,"):
+        text = text.removesuffix("\\")[:-1].rstrip()
     return text
 
 

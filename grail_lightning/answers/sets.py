@@ -75,6 +75,8 @@ class _Line:
             case Many(braced=True, items=items):
                 return frozenset(map(self._place, items))
             case Many(items=items, joint=joint) if all(isinstance(item, Chain) for item in items):
+                if len({name for item in items if isinstance(item, Chain) for name in _names(item)}) > 1:
+                    raise KeyError  # `x>1, y>2` is a part of the plane
                 return reduce(or_ if joint == "or" else and_, map(self.places, items))
         raise KeyError
 
@@ -107,6 +109,11 @@ class _Line:
             case r"\ne":
                 return self.whole - {end}
         raise KeyError
+
+
+def _names(chain: Chain) -> set[str]:
+    leaves = [side.node for side in chain.items if isinstance(side, Leaf) and side.node is not None]
+    return set[str]().union(*map(letters, leaves))
 
 
 def _opposite(node: Node) -> Node:

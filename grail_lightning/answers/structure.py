@@ -28,15 +28,24 @@ _NAMES = (
     "week weeks|month months|year years yr yrs|g gram grams|kg kilogram kilograms kgs|mg milligram milligrams|"
     "lb lbs pound pounds|oz ounce ounces|l liter liters litre litres|ml milliliter milliliters|gallon gallons gal|"
     "dollar dollars usd buck bucks|cent cents|j joule joules|n newton newtons|w watt watts|v volt volts|hz hertz|"
-    "mph|kelvin kelvins|rad rads radian radians|unit units|am|pm"
+    "kelvin kelvins|rad rads radian radians|unit units|am|pm"
 )
-_CANONICAL = {name: names.split()[0] for names in _NAMES.split("|") for name in names.split()}
+# In upright type alone: without it some would be products.
+_TYPED_NAMES = (
+    "nm nanometer nanometers nanometre nanometres|kj kilojoule kilojoules|kw kilowatt kilowatts|kn kilonewton "
+    "kilonewtons|ms millisecond milliseconds|ev|kev|pa pascal pascals|kpa|bc bce|ad ce|increase|decrease|january jan|"
+    "february feb|march mar|april apr|may|june jun|july jul|august aug|september sep|october oct|november nov|"
+    "december dec|noon|midnight|north|south|east|west"
+)
+_BARE_NAMES = {name: names.split()[0] for names in _NAMES.split("|") for name in names.split()} | {"mph": "mi/h"}
+_CANONICAL = _BARE_NAMES | {name: names.split()[0] for names in _TYPED_NAMES.split("|") for name in names.split()}
 # Words that make another statement of a number than its bare value.
 _STOP_WORDS = (
     "or and not no none never if when where is are was only but either neither minus plus times over more less than "
     "least most about approximately nearly almost around between through except without to so then unless some any "
     "all many few several with from by mod modulo base choose squared cubed half double twice hundred thousand "
     "million billion trillion quadrillion lakh crore tens hundreds thousands millions billions trillions tenth tenths "
+    "dozen dozens halves thirds root pi octal binary hexadecimal incorrect "
     "hundredth hundredths thousandth thousandths millionth millionths "
     "wrong false true unknown undefined repeating recurring percent pct"
 )
@@ -48,7 +57,7 @@ _NUMBER_IN_UNIT = re.compile(r"(?<!\^)[0-9](?!\s*[A-Za-z])")
 # `\text{ft}/s`: a single letter loses its `\mathrm` when it is normalised.
 _PER = re.compile(r"(?<=\})\s*/\s*([a-zA-Z]{1,3})(?=(?:\^\{?[0-9]\}?)?$)")
 _BARE_UNIT = re.compile(r"(?<=[0-9}\)])(?:\s*([A-Za-z]{2,})| ([A-Za-z]{4,}|[A-Za-z]{3,}(?: [A-Za-z]{3,})+))$")
-_DEGREES = re.compile(r"\s*\^\{?\s*\\circ\s*\}?\s*(?:\\text\{[CF]\}|[CF])?\s*$|\s*\\text\{\s*degrees?\s*\}$")
+_DEGREES = re.compile(r"\s*\^\{?\s*\\circ\s*\}?\s*(?:\\text\{([CF])\}|([CF]))?\s*$|\s*\\text\{\s*degrees?\s*\}$")
 _PERCENT = re.compile(r"\s*(?:%|\\text\{\s*(?:percent|pct)\.?\s*\}|(?<![A-Za-z])(?:percent|pct)\.?)\s*$")
 _WORD = re.compile(r"[A-Za-z]+")
 # The angle in `\sin 30^\circ` has the degrees, not the answer.
@@ -58,7 +67,7 @@ _OF_ANGLE = re.compile(rf"\\(?:{'|'.join(TRIGONOMETRIC)})")
 class Leaf(NamedTuple):
     """One formula (`text`) without what surrounds it; `node` is None if the grammar does not cover it.
 
-    The unit is such as `cm^2`, or `?` for one that is not known.
+    The unit is such as `cm^2`, or `?apples` for one that is not known.
     """
 
     text: str
@@ -75,7 +84,7 @@ def _quantity(text: str) -> Leaf:
     if r"\text" in bare:
         bare = _PER.sub(lambda per: rf"/\text{{{per[1]}}}" if per[1] in _CANONICAL else per[0], bare)
     elif (words := _BARE_UNIT.search(bare)) and _FUNCTION_WORDS.isdisjoint(words[0].split()):
-        alone = words[1] and words[1].lower() not in _CANONICAL and not (words[0][0] == " " and len(words[1]) > 3)
+        alone = words[1] and words[1].lower() not in _BARE_NAMES and not (words[0][0] == " " and len(words[1]) > 3)
         bare = bare if alone else rf"{bare[: words.start()]}\text{{{words[0]}}}"
     quantity = Leaf(bare, unit="dollar" if money else "")
     for _ in range(6):
@@ -91,7 +100,8 @@ def _without_suffix(quantity: Leaf) -> Leaf | None:
     if percent := _PERCENT.search(text):
         return quantity._replace(text=text[: percent.start()], percent=True)
     if (degrees := _DEGREES.search(text)) and not _OF_ANGLE.search(text):
-        return quantity._replace(text=text[: degrees.start()], degrees=True)
+        scale = degrees[1] or degrees[2] or ""
+        return quantity._replace(text=text[: degrees.start()], degrees=True, unit=scale + quantity.unit)
     suffix = _UNIT.search(text)
     words = [word.lower() for word in _WORD.findall(suffix[1])] if suffix else []
     if suffix is None or len(words) > 5 or not _STOP.isdisjoint(words) or _NUMBER_IN_UNIT.search(suffix[1]):
@@ -110,9 +120,10 @@ def _canonical(words: list[str], source: str, power: str | None) -> str:
     inside = re.search(r"\^\{?([23])\}?", source)
     power = power or (inside[1] if inside else None)
     # One unit, or one over another.
-    if len(words) == 1 + source.count("/") < 3 and all(word in _CANONICAL for word in words):
-        return "/".join(_CANONICAL[word] for word in words) + (f"^{power}" if power else "")
-    return "?"
+    over, names = source.count("/") + words.count("per"), [word for word in words if word != "per"]
+    if len(names) == 1 + over < 3 and all(word in _CANONICAL for word in names):
+        return "/".join(_CANONICAL[word] for word in names) + (f"^{power}" if power else "")
+    return f"?{' '.join(words)}"
 
 
 class Group(NamedTuple):

@@ -272,7 +272,7 @@ def _agree(left: Node, right: Node, point: dict[str, Fraction], tolerance: float
             return None
         size = max(abs(one), abs(two))
         differences.append(abs(one - two))
-        if differences[-1] <= tolerance * abs(one):
+        if tolerance and differences[-1] <= tolerance * abs(one):
             return True
         if differences[-1] > size * 1e-15 and size > 1e-30:
             return False
@@ -317,12 +317,21 @@ def equal_by_math_verify(gold: str, prediction: str, tolerance: float) -> bool |
     return bool(accepted) and _relatively_close(one, two, tolerance)
 
 
+# What the library misreads: primes, bases, cycles, digits behind letters, derivatives, functions of letters.
+_MISREAD = re.compile(
+    r"'|(?<![A-Za-z\\}])[0-9]\s*_|[0-9]\s+[0-9]|(?<![A-Za-z\\])[A-Za-z][0-9]|\\partial|\\frac\s*\{\s*d\b"
+    r"|\\frac\s*\{\s*d\s*[A-Za-z^]|\\(?:gcd|lcm)(?=[^A-Za-z]*[A-Za-z])|[A-Za-z]\^\{\([0-9]+\)\}"
+)
+
+
 def _sympy_of(text: str) -> Any:
     """A formula as SymPy sees it through latex2sympy2-extended, or None."""
     commands = re.findall(r"\\([a-zA-Z]+|.)", text)
     if len(text) > _MOST_CHARACTERS or not set(commands) <= _KNOWN_COMMANDS:
         return None
     if re.search(r"[!?@#\"`;]|\^\{[^{}]*\^\{[^{}]*\^|[0-9]{40}", text) or text.count("=") > text.count("_{"):
+        return None
+    if _MISREAD.search(text):
         return None
     from math_verify.parser import LatexExtractionConfig, normalize_latex, parse_latex_cached
 
