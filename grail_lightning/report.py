@@ -21,7 +21,7 @@ import pandas as pd
 from grail_lightning.cli.help import refuse
 from grail_lightning.evaluate.compare import CURVE, compare, compare_curves, other_validation, read_curves
 from grail_lightning.evaluate.runs import Run, find_runs
-from grail_lightning.evaluate.table import as_text
+from grail_lightning.evaluate.table import as_text, plain
 from grail_lightning.runtime.files import write_whole
 
 _DIFFERENCE = ("difference", "difference_low", "difference_high")
@@ -103,9 +103,9 @@ def _section(runs: Sequence[Run], options: argparse.Namespace) -> _Section:
         )
     task = runs[0].task
     return _Section(
-        title=(_plain(f"Trained on task {task}: ") if task else "") + _plain(title, 1000),
+        title=(plain(f"Trained on task {task}: ") if task else "") + plain(title, 1000),
         figures=figures.assign(task=task),
-        notes=[_plain(note, 1000) for note in notes + _notes(runs, figures)],
+        notes=[plain(note, 1000) for note in notes + _notes(runs, figures)],
     )
 
 
@@ -141,7 +141,7 @@ def _table(section: _Section) -> pd.DataFrame:
         }
         table.append(cells)
         step = f"step {row['step']:.0f}" if row["part"] == "end" else row["dataset"]
-        index.append(tuple(_plain(name) for name in (row["figure"], step, row["method"])))
+        index.append(tuple(plain(name) for name in (row["figure"], step, row["method"])))
     texts = pd.DataFrame(table, index=pd.MultiIndex.from_tuples(index))
     return texts.loc[:, (texts != "").any()]
 
@@ -160,14 +160,6 @@ def _p_value(value: float) -> str:
     return "<0.001" if value < 0.001 else _number(value)
 
 
-def _plain(text: object, longest: int = 80) -> str:
-    """A text without control characters, which are written out, and of at most so many characters."""
-    shown = "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in str(text)
-    )
-    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
-
-
 def _as_text(sections: Sequence[_Section]) -> str:
     """The report as aligned columns."""
     parts = ((s.title, as_text(_table(s)), "\n".join(s.notes)) for s in sections)
@@ -178,7 +170,7 @@ def _as_markdown(sections: Sequence[_Section]) -> str:
     """The report as Markdown, in which names are neither Markdown nor HTML."""
 
     def escape(text: object) -> str:
-        return re.sub(r"([\\`*_{}<>|#~&])", r"\\\1", str(text))
+        return re.sub(r"([\\`*_{}<>|#~&]|\](?=[(\[:]))", r"\\\1", str(text))
 
     parts = []
     for section in sections:
@@ -203,7 +195,7 @@ def _as_csv(sections: Sequence[_Section]) -> str:
     """Every figure as one row of CSV, in full precision. What a spreadsheet would take for a formula is quoted."""
 
     def cell(value: object) -> object:
-        text = _plain(value) if isinstance(value, str) else ""
+        text = plain(value, 10_000) if isinstance(value, str) else ""
         return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text or value
 
     frame = pd.concat([section.figures for section in sections]).map(cell)

@@ -31,7 +31,7 @@ import pandas as pd
 from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
 from grail_lightning.cli.config_files import find_config, read_options
 from grail_lightning.cli.trainer_options import environments_of_runs
-from grail_lightning.evaluate.compare import CURVE, curve, read_results, read_scalars
+from grail_lightning.evaluate.compare import CURVE, curve, read_scalars, results_by_run
 from grail_lightning.evaluate.runs import CHOICE, point_in_words, value_in_words
 from grail_lightning.runtime.files import held, write_whole
 from grail_lightning.runtime.run_folder import mark_if_new
@@ -39,7 +39,8 @@ from grail_lightning.tasks.import_path import did_you_mean
 
 _KEYS = ("config", "folder", "options", "methods", "tasks", "seeds", "grid", "choose", "results")
 _EMPTY: dict[str, Any] = {"methods": {}, "tasks": {}, "options": {}, "grid": {}, "choose": {}, "results": None}
-_OURS = re.compile(r"(seed_everything|ckpt_path|trainer\.logger|trainer\.default_root_dir)(\..*)?")
+_FOLDERS = r"checkpoint\.dirpath|last_checkpoint\.folder|export\.folder"  # All runs would write there.
+_OURS = re.compile(rf"(seed_everything|ckpt_path|trainer\.logger|trainer\.default_root_dir|{_FOLDERS})(\..*)?")
 _FACTS = ("run", "method", "task", "seed", "point", "choosing", "options")  # The first columns of a table.
 _NO_STEP = "no step is left"  # What `fit` says of a resume after the last step.
 _WRITING = threading.Lock()
@@ -125,7 +126,8 @@ def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], dict[
     content = _EMPTY | {key: value for key, value in content.items() if value is not None}
     choose, results, groups = content["choose"], content["results"], {k: content[k] for k in ("methods", "tasks")}
     for key, group in groups.items():
-        _must(bool(group) and isinstance(group, dict), f"`{key}` must hold a name with its options", group)
+        named = isinstance(group, dict) and group and all(isinstance(name, str) for name in group)
+        _must(bool(named), f"`{key}` must hold names, which are texts, with their options", group)
     for key, part in [*groups["methods"].items(), *groups["tasks"].items(), ("options", content["options"])]:
         _must(isinstance(part, dict | None), f"`{key}` must hold options with their values", part)
     known = isinstance(choose, dict) and choose.keys() <= {"seeds", "by", "statistic"}
@@ -137,8 +139,12 @@ def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], dict[
         what = "`results` must hold `file`, and beside it only `curves`, a list"
         _must(known and isinstance(results.get("curves", []), list), what, results)
     folder: Any = output or content.get("folder")
-    _must(bool(folder), "`folder` must be the folder of the runs, as `runs/study`", folder)
-    rows = _rows(content) if results else {}
+    _must(
+        bool(folder) and isinstance(folder, str | Path),
+        "`folder` must be the folder of the runs, as `runs/study`",
+        folder,
+    )
+    rows = results_by_run(Path(results["file"]), [*_FACTS, *_curves(content)]) if results else {}
     runs: list[Run] = []
     for method, task in itertools.product(content["methods"], content["tasks"]):
         runs += _runs_of(method, task, content, Path(folder), rows)
@@ -156,7 +162,9 @@ def _must(holds: bool, what: str, got: object) -> None:
 
 
 def _are_seeds(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(seed, int) for seed in value)
+    if not isinstance(value, list) or not all(type(seed) is int and seed >= 0 for seed in value):
+        return False
+    return 0 < len(value) == len(set(value))
 
 
 def _runs_of(
@@ -195,18 +203,6 @@ def _curves(content: Mapping[str, Any]) -> list[str]:
     """The tags of the curves in the table of finished runs, among them the one that `choose` needs."""
     by = [content["choose"].get("by", CURVE)]
     return list(dict.fromkeys([*content["results"].get("curves", by), *(by if content["choose"] else [])]))
-
-
-def _rows(content: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """The rows of the table of finished runs, by the names of runs."""
-    table, columns = Path(content["results"]["file"]), [*_FACTS, *_curves(content)]
-    rows = {row["run"]: row for row in read_results(table)} if table.exists() else {}
-    if other := next((row for row in rows.values() if list(row) != columns), None):
-        raise ValueError(
-            f"`results.file` must be a table with the columns {', '.join(columns)}, but {table} has "
-            f"{', '.join(other)}. Name another file, or the curves of that table in `results.curves`."
-        )
-    return rows
 
 
 def _keep(run: Run, content: Mapping[str, Any]) -> None:
@@ -272,7 +268,11 @@ class _Runner:
         """A run that cannot be started or recorded stops no other."""
         environment = self._environments.get()
         try:
-            return self._one(run, environment)
+            if run.record()["state"] == "finished":
+                return self._one(run, environment)
+            # A run takes its own lock after its imports, when another call would have removed its folder.
+            with held(run.folder.with_name(f".{run.folder.name}"), "sweep"):
+                return self._one(run, environment)
         except (OSError, ValueError) as error:
             print(f"left alone: {run.folder.name}: {error}", flush=True)
             return False
@@ -310,11 +310,9 @@ class _Runner:
     def _fit(self, run: Run, more: Sequence[str], environment: Mapping[str, str]) -> int:
         command = [sys.executable, "-m", "grail_lightning", "fit", *run.arguments, *more]
         # A session of its own: Ctrl-C reaches the sweep alone, which asks its runs to end.
-        how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+        how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True, "env": os.environ | environment}
         with (run.folder / "fit.log").open("ab") as log:
-            process = subprocess.Popen(  # noqa: S603  (our own command, without a shell)
-                command, stdout=log, stderr=log, env={**os.environ, **environment}, **how
-            )
+            process = subprocess.Popen(command, stdout=log, stderr=log, **how)  # noqa: S603  (our own, without a shell)
         self._processes.add(process)
         code = process.wait()
         self._processes.discard(process)
@@ -356,7 +354,7 @@ def _best(choosing: Sequence[Run], choose: Mapping[str, Any]) -> Mapping[str, An
 
 def _selected(runs: Sequence[Run], options: argparse.Namespace) -> list[Run]:
     """The runs of a call: all, the one of an index, or those that match, with the ones that choose for them."""
-    selected = list(runs if options.index is None else runs[options.index : options.index + 1])
+    selected = [run for k, run in enumerate(runs) if options.index in (None, k)]
     if options.only:
         match = re.compile("|".join(map(fnmatch.translate, options.only))).match
         selected = [run for run in selected if match(run.folder.name) or match(run.method)]

@@ -159,6 +159,14 @@ def test_a_resume_needs_a_step_or_an_export_to_do_and_tells_the_options_that_hav
 
 
 @RESUMED
+def test_weights_alone_are_no_checkpoint_to_go_on_from(in_finished_run, capsys):
+    state = torch.load(RUN / "checkpoints" / "last.ckpt", weights_only=False)
+    torch.save({name: value for name, value in state.items() if name != "optimizer_states"}, "weights.ckpt")
+    said = fails(capsys, "fit", *SHORT, "--trainer.max_steps=9", "--ckpt_path=weights.ckpt")
+    assert "`ckpt_path` must be a checkpoint to go on from, but weights.ckpt holds weights alone" in said
+
+
+@RESUMED
 @pytest.mark.parametrize("option", ["--model.loading.lora.rank=4", "--model.policy=narrower"])
 def test_a_checkpoint_of_another_policy_is_one_line_and_leaves_the_run_as_it_was(option, in_finished_run, capsys):
     config = AutoConfig.from_pretrained(in_finished_run / "export", intermediate_size=8)

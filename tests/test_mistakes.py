@@ -84,6 +84,9 @@ NO_OPTION = "There is no option `%s`.*Did you mean `?%s`?\\?"
         ("--data=MathData --data.task=MathTask --data.task.answer=Markr", "`data.task.answer` must .* mean Marker"),
         ("--data=mine.Thing", "`data` must be one of .*'mine.Thing': .*LightningDataModule"),
         ("--verbose=true", "no option `verbose`.*Did you mean `checkpoint.verbose`"),
+        ("--checkpoint.save_top_k=3", "`checkpoint.save_top_k` 3 needs a `checkpoint.filename` of its own for each"),
+        ("--checkpoint.save_last=true", "`checkpoint` must not write last.ckpt"),
+        ("--checkpoint.filename=last", "`checkpoint` must not write last.ckpt"),
         ("--checkpoint.train_time_interval=soon", "`checkpoint.train_time_interval` must .*'soon': .*h:m:s"),
         ("--data=MathData --data.task.rewards=[{function: correct}]", "`data.task` must be one of .* is abstract"),
         (

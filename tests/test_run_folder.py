@@ -134,13 +134,16 @@ def test_a_run_of_an_older_version_can_go_on_and_moves_aside_once_it_is_marked()
     assert _contents("out").keys() == {MARKER}
 
 
-def test_a_run_from_the_checkpoint_of_another_one_moves_the_earlier_run_aside():
+@pytest.mark.parametrize("given", ["other/checkpoints/last.ckpt", "copy/mine.ckpt"])
+def test_a_run_from_the_checkpoint_of_another_one_moves_the_earlier_run_aside(given):
     folder = _folder(logger=False, default_root_dir="out")
     for name in ("out", "other"):
         Path(name, "checkpoints").mkdir(parents=True)
         Path(name, "checkpoints", "last.ckpt").write_text(name)
         Path(name, MARKER).touch()
-    with folder.taken("other/checkpoints/last.ckpt"):
+    Path("copy").mkdir()
+    Path("copy", "mine.ckpt").write_text("a copy, perhaps of another run's")
+    with folder.taken(given):
         assert not Path("out", "checkpoints").exists()
     assert Path("out.1", "checkpoints", "last.ckpt").read_text() == "out"
 

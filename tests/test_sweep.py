@@ -99,6 +99,12 @@ def test_a_choice_runs_each_point_on_seeds_of_its_own_first(tmp_path):
         ({"tasks": None}, "`tasks`"),
         ({"method": {}}, "Did you mean `methods`?"),
         ({"seeds": [True, "a"]}, "`seeds`"),
+        ({"seeds": [-1]}, "`seeds`"),
+        ({"seeds": [0, 0]}, "`seeds`"),
+        ({"seeds": [True]}, "`seeds`"),
+        ({"tasks": {5: {}}}, "`tasks` must hold names, which are texts"),
+        ({"folder": 3}, "`folder` must be the folder of the runs"),
+        ({"options": {"export.folder": "runs/all"}}, "the sweep sets it"),
         ({"options": {"seed_everything": 3}}, "the sweep sets it"),
         ({"grid": {"model.credit": ["GRAIL", "LESS"]}}, "must be set once"),
         ({"grid": {"model.optimizer.lr": [1, 2]}, "choose": {"seeds": [0]}}, "other seeds"),
@@ -190,6 +196,15 @@ def test_a_second_call_skips_what_is_finished_and_tries_again_what_failed(tmp_pa
     assert before["Here__sums__0"]["outcome"] in capsys.readouterr().out
     changed = write(tmp_path, methods=methods, options={"trainer.max_steps": 4})
     assert "there is one with others" in refusal(capsys, main, str(changed))
+
+
+def test_a_run_that_another_call_has_just_started_is_left_alone(tmp_path, capsys):
+    """It takes its own lock after its imports, so that its folder looks like one of a run that was killed."""
+    file = write(tmp_path, methods={"GRPO": {}})
+    with held(tmp_path / "study" / ".GRPO__sums__0", "sweep"):
+        assert call(file) == 1
+    assert re.search("left alone: GRPO__sums__0: .* in use by another sweep", capsys.readouterr().out)
+    assert not (tmp_path / "study" / "GRPO__sums__0").exists()
 
 
 @pytest.mark.usefixtures("_forked_runs")

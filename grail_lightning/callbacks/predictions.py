@@ -6,6 +6,7 @@ import base64
 import inspect
 import io
 import json
+import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -86,6 +87,7 @@ class PredictionWriter(Callback):
         self._names: list[str] = []
         self._writer: Any = None
         self._groups = 0  # Of this rank, until now.
+        self._process = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the further methods find what they need."""
@@ -112,6 +114,7 @@ class PredictionWriter(Callback):
         tell_policy(trainer, pl_module)
         self._path = Path(self.file) if self.file else RunFolder(trainer).path / "predictions.parquet"
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._process = int(trainer.strategy.broadcast(os.getpid()))
         self._groups = 0
         self._names = _method_names([module_of(pl_module).credit, *self.compare])
         # Whether there are turns and pictures is known at the end; without any, `_join` leaves their columns out.
@@ -164,12 +167,14 @@ class PredictionWriter(Callback):
                 rank_zero_info(write_page(self._path, self._path.with_suffix(".html")))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Close the partial file."""
+        """Close the partial file, and remove it."""
         if self._writer is not None:
             self._writer.close()
+            self._part(trainer.global_rank).unlink(missing_ok=True)
 
     def _part(self, rank: int) -> Path:
-        return self._path.with_name(f".{self._path.name}.rank{rank}")
+        # With the first rank's process: two commands may predict for one run at once.
+        return self._path.with_name(f".{self._path.name}.{self._process}.rank{rank}")
 
 
 def _join(parts: list[Path], file: Path) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grail_lightning.answers import Alignment
 from grail_lightning.batch import SampledBatch
-from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of
+from grail_lightning.callbacks.hooks import fast_dev_run, output_of
 from grail_lightning.environments.episode import episode_columns, episode_json
 from grail_lightning.picture import as_text
 from grail_lightning.runtime.files import whole_file
@@ -59,13 +59,13 @@ class KeepRollouts(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Determine the folder. This is a collective, so all ranks take part.
 
-        The files of a batch that `max_steps` cut are removed, because a resumed run takes the batch again.
+        A resumed run takes the batches after its checkpoint again, so their files are removed.
         """
         self._path = Path(self.folder) if self.folder else RunFolder(trainer).path / "rollouts"
         if trainer.ckpt_path is not None and trainer.is_global_zero:
-            for step in range(1, module_of(pl_module).execution.steps_per_batch):
-                for cut in self._path.glob(f"step_{trainer.global_step + step:08d}_rank_*.parquet"):
-                    cut.unlink()
+            for file in self._path.glob("step_*_rank_*.parquet"):
+                if int(file.name.split("_")[1]) > trainer.global_step:
+                    file.unlink()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int

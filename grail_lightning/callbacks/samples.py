@@ -119,12 +119,13 @@ def _facts(trainer: Trainer, module: GrailModule, batches: Batches, step: int, t
     """What the samples belong to: ``evaluation.json``. A collective."""
     plan, loaders = module.evaluation, batches.loaders
     prompts = [loader.prompts[0] for loader in loaders if len(loader.prompts)]
-    options = {name: value for name, value in vars(module.engine).items() if isinstance(value, str) and name[0] != "_"}
-    data = data_of(trainer)
-    sources = {prompt.dataset: data and type(data).__name__ for prompt in prompts}
-    for rows in (loader.prompts for loader in loaders):
-        if len(rows) and isinstance(rows, RowPrompts):
-            sources[rows[0].dataset] = rows.spec.path
+    given = {name: value for name, value in vars(module.engine).items() if name[0] != "_"}
+    options = {name: value for name, value in given.items() if isinstance(value, str | dict)}
+    data, every = data_of(trainer), [loader.prompts for loader in loaders if len(loader.prompts)]
+    sources = {
+        rows[0].dataset: rows.spec.path if isinstance(rows, RowPrompts) else data and type(data).__name__
+        for rows in every
+    }
     return {
         "format": FORMAT,
         "created": _now(),

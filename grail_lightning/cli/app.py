@@ -157,6 +157,11 @@ class GrailCLI(LightningCLI):
         if self.subcommand == "fit":
             if checkpoint and "global_step" in state:
                 check_steps_left(self.trainer, checkpoint, state)
+                if "optimizer_states" not in state:
+                    raise ValueError(
+                        f"`ckpt_path` must be a checkpoint to go on from, but {checkpoint} holds weights alone "
+                        "(`checkpoint.save_weights_only`). Use --ckpt_path=last, or its export as `model.policy`."
+                    )
             check_dtype(self.model.policy_name, self.model.loading)
             if isinstance(task := getattr(self.datamodule, "task", None), AnswerTask):
                 task.check_length(self.model.sampling.max_response_length)

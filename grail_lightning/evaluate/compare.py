@@ -177,6 +177,17 @@ def read_results(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
+def results_by_run(file: Path, columns: list[str]) -> dict[str, dict[str, str]]:
+    """The rows of such a table by the names of runs; none if there is no file. It must have these columns."""
+    rows = {row["run"]: row for row in read_results(file)} if file.exists() else {}
+    if other := next((row for row in rows.values() if list(row) != columns), None):
+        raise ValueError(
+            f"`results.file` must be a table with the columns {', '.join(columns)}, but {file} has "
+            f"{', '.join(other)}. Name another file, or the curves of that table in `results.curves`."
+        )
+    return rows
+
+
 def curve(row: Mapping[str, str], tag: str) -> dict[int, float]:
     """A curve of such a row by step; empty if the run had none."""
     return {int(step): value for step, value in json.loads(row.get(tag) or "{}").items()}

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from grail_lightning.evaluate.records import FACTS, flat, read_evaluation
+from grail_lightning.runtime.run_folder import MARKER
 
 CHOICE = "choice__"  # What the files begin with that a sweep leaves beside the runs that choose.
 _TRACES = ("events.out.*", "metrics.csv", "checkpoints", "rollouts")  # What a run leaves in its folder.
@@ -92,10 +93,11 @@ def _find(argument: str) -> Run:
         places += sorted(path.glob(f"{stage}/samples"), reverse=True)
     samples = next((place for place in places if (place / FACTS).is_file()), None)
     above = [path, *path.resolve().parents[:4]]  # Of the samples of a validation, the run's folder is the fourth.
-    folder = next((place for place in above if any(place.glob("config*.yaml"))), path)
+    marks = "config*.yaml", "checkpoints", MARKER  # Not of a project in which the run of a program lies.
+    folder = next((place for place in above if any(any(place.glob(mark)) for mark in marks)), path)
     facts = read_evaluation(samples) if samples else {}
     trained = _trained_in(facts.get("model") or {}) or folder
-    events = next((place for place in (folder, trained) if any(place.glob("events.out.tfevents*"))), None)
+    events = next((place for place in (folder, trained, path) if any(place.glob("events.out.tfevents*"))), None)
     if samples is None and events is None:
         raise ValueError(
             f"{path} must hold the samples of an evaluation (a folder `samples` with {FACTS}) or TensorBoard's event "

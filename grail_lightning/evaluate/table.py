@@ -80,9 +80,17 @@ def parts_of(sizes: Mapping[str, int]) -> dict[str, dict[str, float]]:
     return parts
 
 
+def plain(text: object, longest: int = 80) -> str:
+    """A text without control characters, which are written out, and of at most so many characters."""
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in str(text)
+    )
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+
+
 def label(dataset: str, first: int | None) -> str:
     """The name of a dataset, and how many rows of it were evaluated if not all."""
-    return (dataset or "all") + ("" if first is None else f" (first {first})")
+    return (plain(dataset) or "all") + ("" if first is None else f" (first {first})")
 
 
 def by_column(samples: pd.DataFrame, column: str) -> Iterator[tuple[str, str, pd.DataFrame]]:
@@ -91,7 +99,7 @@ def by_column(samples: pd.DataFrame, column: str) -> Iterator[tuple[str, str, pd
     Values that are numbers come first, in their order, then texts.
     """
     values = pd.Series([columns.get(column) for columns in samples["columns"]], samples.index, dtype=object)
-    texts = values.map(lambda value: " ".join(str(value).split()))
+    texts = values.map(lambda value: plain(" ".join(str(value).split()), 10_000))
     for dataset, rows in samples[values.notna()].groupby("dataset", sort=False):
         first = dict(zip(texts[rows.index], values[rows.index], strict=True))
         numbers = [text for text, value in first.items() if isinstance(value, int | float)]

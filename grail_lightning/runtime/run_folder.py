@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -69,8 +70,10 @@ class RunFolder:
         folder = self.path
         if checkpoint is None or not Path(checkpoint).resolve().is_relative_to(folder.resolve()):
             _check_ours(folder)
-        source = folder if checkpoint is None else Path(checkpoint).resolve().parent.parent
-        of_another = source.resolve() != folder.resolve() and (source / MARKER).exists()
+        callbacks: list[Any] = [*self.trainer.checkpoint_callbacks]  # They may save in folders of their own.
+        own = {str(getattr(c, "folder", None) or getattr(c, "dirpath", None) or folder) for c in callbacks}
+        places = [folder.resolve(), *(Path(place).resolve() for place in own)]
+        of_another = checkpoint is not None and not any(map(Path(checkpoint).resolve().is_relative_to, places))
         if not self.trainer.is_global_zero:
             yield
             return

@@ -3,6 +3,7 @@
 import html
 import re
 import warnings
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 from hypothesis import example, given, settings
@@ -112,3 +113,11 @@ def test_a_file_takes_text_that_is_not_unicode_and_batches_without_advantages(tm
     run(2, KeepRollouts(), default_root_dir=tmp_path).fit(Raw(_half_right), loader(prompts(2)))
     rows = pq.read_table(tmp_path / "rollouts").to_pylist()
     assert {(row["response"], row["advantage"]) for row in rows} == {("? x", None)}
+
+
+def test_a_run_that_goes_back_to_an_earlier_checkpoint_keeps_no_rollouts_of_the_steps_after_it(tmp_path):
+    for step, rank in ((2, 0), (4, 0), (4, 1), (8, 0)):
+        (tmp_path / f"step_{step:08d}_rank_{rank:05d}.parquet").touch()
+    resumed = SimpleNamespace(ckpt_path="best.ckpt", is_global_zero=True, global_step=2)
+    KeepRollouts(folder=str(tmp_path)).on_train_start(resumed, None)
+    assert [file.name for file in tmp_path.iterdir()] == ["step_00000002_rank_00000.parquet"]

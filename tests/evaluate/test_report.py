@@ -122,6 +122,14 @@ def test_a_config_beside_the_folder_of_a_model_is_no_run(tmp_path):
     assert _runs(tmp_path / "one")[0].seed == 7, place
 
 
+def test_the_config_of_a_project_is_not_that_of_the_runs_of_a_program(tmp_path):
+    (tmp_path / "config.yaml").write_text("seed_everything: 0")
+    run = make_run(tmp_path / "runs" / "a", {0: 0.1})
+    for file in (tmp_path / "runs" / "a").glob("config*.yaml"):
+        file.unlink()
+    assert _runs(run)[0].events == tmp_path / "runs" / "a"
+
+
 def test_runs_of_unknown_seeds_are_those_of_one_method_if_the_user_says_so(tmp_path):
     for name in ("g0", "g1"):
         keep_samples(tmp_path / name, {"A": A9})
@@ -299,7 +307,7 @@ def test_no_name_steers_a_terminal_or_breaks_a_table_of_markdown_html_or_csv(hos
     markdown = (tmp_path / "deep" / "report.md").read_text()
     rows = [row for row in markdown.splitlines() if row.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {12}
-    assert not re.search(r"(?<!\\)[<`*]", markdown)
+    assert not re.search(r"(?<!\\)[<`*]|(?<!\\)\]\(", markdown)
     page = (tmp_path / "deep" / "report.html").read_text()
     assert not {"script", "img"} & set(re.findall(r"<(\w+)", page)), "names are text"
     rows = csv.DictReader(io.StringIO((tmp_path / "deep" / "report.csv").read_text()))

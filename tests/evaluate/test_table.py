@@ -123,3 +123,10 @@ def test_a_dataset_with_the_name_of_an_average_keeps_its_row():
     assert parts["simple average"] == {"simple average": 1.0}
     assert parts["simple average of all"] == {"simple average": 0.5, "b": 0.5}
     assert parts["weighted by size"] == {"simple average": 0.25, "b": 0.75}
+
+
+def test_values_of_a_column_steer_no_terminal():
+    hostile = pd.concat([_problem("a\x1b[2J", 0, (1, 0, 0), subject="\x1b[31mred\u202e")], ignore_index=True)
+    table = evaluation_table(hostile, TableOptions(by=("subject",)))
+    assert all(c.isprintable() or c == "\n" for c in table)
+    assert r"subject \x1b[31mred\u202e" in table
