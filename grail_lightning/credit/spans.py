@@ -66,8 +66,8 @@ class SpanScores(TokenCredit):
     the sum of the weights stays the same; `credit/clipped` is what the clip changes, a token of a span. A row without
     a span is uniform and counts as a fallback.
 
-    Spans are the turns that an environment scores, or else the steps that a task labels: 1 for a sound or inherited
-    one, 0 for a slip or a misconception. Both read the reference, so that the method is an oracle with them. A
+    Spans are the turns that an environment scores, or else the results of the steps that a task labels: 1 for a sound
+    or inherited one, 0 for a slip or a misconception. Both read the reference, so that the method is an oracle with them. A
     function ``scorer(response, prompt)`` returns `ScoredSpan` without overlaps; of a rollout of several turns it reads
     the last one. A judge labels turns with 1 and 0. `scores` has two controls, in which a span keeps its place:
     *permuted* within the rollout, and *random*, drawn with replacement from the scores of the group.

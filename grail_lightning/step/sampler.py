@@ -26,7 +26,8 @@ from grail_lightning.tasks.problem import Prompt
 def training_key(step: int, sampling: int = 0) -> SeedKey:
     """The key of the random numbers of a training batch, sampled ahead or not.
 
-    The policy will have taken `step` optimiser steps when the batch trains. `sampling` is 0, or the number of the
+    The policy will have taken `step` optimiser steps when the batch trains, or fewer if the one before trains nothing
+    (`sample_ahead`). `sampling` is 0, or the number of the
     further sampling that replaces groups that are all right or all wrong.
     """
     return "train", step, sampling
