@@ -51,8 +51,8 @@ class Resampled(TokenCredit):
               V(s) = \frac{1}{K} \sum_{j=1}^{K} r(\text{continuation } j \text{ from } s)
 
     ``V`` of the beginning is the mean reward of the group, and that of the end is the rollout's own reward. So with
-    `everywhere` the changes of a rollout sum to its reward less the group's mean. Steps end behind those that the task labels, or behind
-    lines where it labels none.
+    `everywhere` the changes of a rollout sum to its reward less the group's mean. Steps end behind those that the task
+    labels, or behind lines where it labels none.
 
     *Everywhere* draws from each border. *Bisection* looks for the first border behind which the outcome is decided: the
     value there is nearer to the rollout's own outcome than to the group's mean. The step that ends there has the change

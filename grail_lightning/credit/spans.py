@@ -67,10 +67,10 @@ class SpanScores(TokenCredit):
     a span is uniform and counts as a fallback.
 
     Spans are the turns that an environment scores, or else the results of the steps that a task labels: 1 for a sound
-    or inherited one, 0 for a slip or a misconception. Both read the reference, so that the method is an oracle with them. A
-    function ``scorer(response, prompt)`` returns `ScoredSpan` without overlaps; of a rollout of several turns it reads
-    the last one. A judge labels turns with 1 and 0. `scores` has two controls, in which a span keeps its place:
-    *permuted* within the rollout, and *random*, drawn with replacement from the scores of the group.
+    or inherited one, 0 for a slip or a misconception. Both read the reference, so that the method is an oracle with
+    them. A function ``scorer(response, prompt)`` returns `ScoredSpan` without overlaps; of a rollout of several turns
+    it reads the last one. A judge labels turns with 1 and 0. `scores` has two controls, in which a span keeps its
+    place: *permuted* within the rollout, and *random*, drawn with replacement from the scores of the group.
 
     `debias` subtracts what a kind of action has for its frequency alone: ``p'_j = p_j + clip(−λ log(q_k / u), −γ, γ)``
     with ``q_k`` the share of the kind among the spans of the group and ``u`` the share if all its kinds were as

@@ -20,8 +20,8 @@ class MasterWeights:
     """The master weights of a policy.
 
     In bfloat16 a change of less than 1/256 of a weight is rounded away, and so is a small addition to a gradient.
-    Gradients are therefore accumulated over micro-batches, and steps are taken, in float32; the policy holds the rounded result. Each
-    gradient in half precision is freed as soon as it has been added.
+    Gradients are therefore accumulated over micro-batches, and steps are taken, in float32; the policy holds the
+    rounded result. Each gradient in half precision is freed as soon as it has been added.
 
     `weights` are the trainable ones by name; those in full precision are their own master weights. `restored` are those
     of a checkpoint, of which those in full precision initialise the master weights.
