@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from grail_lightning.answers import AnswerForm
 from grail_lightning.answers.records import Verdict
@@ -13,7 +13,6 @@ from grail_lightning.environments.dialogue import CallFormat, Dialect, Encode, d
 from grail_lightning.environments.episode import EpisodeLimits
 from grail_lightning.environments.tools import ToolSet, check_columns
 from grail_lightning.picture import Picture
-from grail_lightning.runtime.checks import check_option
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.problem import REWARD, Comparison, Prompt
 from grail_lightning.tasks.rewards import Rewards, RewardSpec
@@ -85,7 +84,8 @@ class EnvironmentTask(MathTask):
         compare: Comparison = "math",
         solved_at: float = 1.0,
     ) -> None:
-        check_option("task.calls", calls, CallFormat)
+        if calls not in get_args(CallFormat):
+            raise ValueError(f"`task.calls` must be one of {', '.join(get_args(CallFormat))}, but got {calls!r}.")
         self.environment, self.calls, self.limits = environment, calls, limits or EpisodeLimits()
         self.environment_class = type(environment())
         self.tools = ToolSet(self.environment_class)
