@@ -176,10 +176,10 @@ def _runs_of(
     grid, seeds = own.pop("grid", content["grid"]), own.pop("seeds", content.get("seeds"))
     lists = isinstance(grid, dict) and all(isinstance(values, list) and values for values in grid.values())
     _must(lists, f"`grid` of {method!r} must hold a list of values for each option", grid)
-    _must(_are_seeds(seeds), f"`seeds` of {method!r} must be a list of integers", seeds)
+    _must(_are_seeds(seeds), f"`seeds` of {method!r} must be a list of different integers, from 0 on", seeds)
     for name in {*common, *of_task, *own, *grid}:
         if _OURS.fullmatch(name):
-            raise ValueError(f"`{name}` must not be set in its file: the sweep sets it for each run.")
+            raise ValueError(f"`{name}` must not be set in its file: the sweep sets it, or all runs would write there.")
         if name != "config" and sum(name in part for part in (of_task, own, grid)) > 1:
             raise ValueError(f"`{name}` must be set once, but {method!r}, {task!r} or the grid share it.")
     configs = [part.get("config") or [] for part in (content, common, of_task, own)]

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 from jsonargparse import Namespace
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger, Logger
 
+from grail_lightning.callbacks import LastCheckpoint
 from grail_lightning.cli.trainer_options import StageCSVLogger, log_beside_training
 from grail_lightning.runtime.files import LOCK, held
 from grail_lightning.runtime.run_folder import MARKER, RunFolder
@@ -146,6 +148,26 @@ def test_a_run_from_the_checkpoint_of_another_one_moves_the_earlier_run_aside(gi
     with folder.taken(given):
         assert not Path("out", "checkpoints").exists()
     assert Path("out.1", "checkpoints", "last.ckpt").read_text() == "out"
+
+
+def test_a_checkpoint_that_is_a_link_or_a_callbacks_is_the_runs_own_and_one_below_such_a_folder_is_not():
+    for name in ("out/checkpoints", "disk", "runs/b/checkpoints"):
+        Path(name).mkdir(parents=True)
+    Path("out", MARKER).touch()
+    for file in ("disk/last.ckpt", "runs/b/checkpoints/last.ckpt"):
+        Path(file).touch()
+    Path("out/checkpoints/last.ckpt").symlink_to(Path("disk/last.ckpt").absolute())
+    saver = ModelCheckpoint(dirpath="runs")
+    folder = RunFolder(
+        trainer(
+            1, saver, LastCheckpoint(folder="disk"), logger=False, default_root_dir="out", enable_checkpointing=True
+        )
+    )
+    for own in ("out/checkpoints/last.ckpt", "disk/last.ckpt"):
+        with folder.taken(own):
+            assert Path("out", "checkpoints").exists(), own
+    with folder.taken("runs/b/checkpoints/last.ckpt"):
+        assert not Path("out", "checkpoints").exists()
 
 
 def test_what_was_written_by_an_evaluation_alone_is_no_earlier_run():

@@ -11,11 +11,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.policy import Loading
+from tests.callbacks.scripted import scalars
 from tests.shell import RUN, SHORT, built, fails, main
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 @pytest.mark.filterwarnings("ignore:It is recommended to use")  # One process is no reason to synchronise.
 def test_sharded_weights_train_from_the_command_line(monkeypatch):
     for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK"):
@@ -24,8 +26,11 @@ def test_sharded_weights_train_from_the_command_line(monkeypatch):
     try:
         by_path = "--trainer.strategy=lightning.pytorch.strategies.ModelParallelStrategy"
         main(["fit", *SHORT, by_path, "--trainer.max_steps=1"])
+        torch.distributed.destroy_process_group()
+        main(["fit", *SHORT, by_path, "--trainer.max_steps=2", "--ckpt_path=last"])
     finally:
         torch.distributed.destroy_process_group()
+    assert [step for step, _ in scalars(RUN)["policy/grad_norm"]] == [1, 2]
     assert (RUN / "export" / "model.safetensors").is_file()
     saved = yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["strategy"]
     assert saved["class_path"].endswith(".ModelParallelStrategy")

@@ -16,9 +16,10 @@ from grail_lightning.answers.records import AnswerSpan
 
 # Digits inside a word, an index, an exponent or a version (`x2`, `a_{1}`, `10^-6`, `v1.2`) are no number of their own.
 _NUMBER = re.compile(
-    r"(?<![\w.^])(?<![_^]\{)(?<![_^]\{[-\u2212])(?<!\^[-\u2212])"
+    r"(?<![\w.^])(?<!\^[-\u2212])"
     r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d+|/\d+)?|\.\d+)"
 )
+_SCRIPT = re.compile(r"[_^]\{[^{}]*\}")
 # A minus sign is an operator directly behind an operand (`5-3`). Before a space it is a sign behind `=`, `:` and such
 # alone (`x = - 3`): elsewhere an operator (`5 - 3`), a bullet or a dash.
 _SIGN = re.compile(
@@ -62,8 +63,8 @@ class LastNumber(AnswerForm):
 
     def find(self, text: str) -> list[AnswerSpan]:
         """See `AnswerForm`."""
-        numbers = []
-        for match in _NUMBER.finditer(text):
+        numbers, plain = [], _SCRIPT.sub(lambda script: "x" * len(script[0]), text)
+        for match in _NUMBER.finditer(plain):
             start, stop = match.span()
             sign = _SIGN.search(text[max(0, start - 16) : start])
             start -= len(sign[1] or sign[2]) if sign else 0

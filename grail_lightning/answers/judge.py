@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from grail_lightning.answers.compare import LAYERS, Conventions, Formulas, Undecided, Unparseable, capped, same_form
 from grail_lightning.answers.names import is_number, named_sides, named_value
-from grail_lightning.answers.normalise import CACHED_CHARACTERS, DENIAL, TEXT, normalise, string_key
+from grail_lightning.answers.normalise import CACHED_CHARACTERS, TEXT, normalise, string_key
 from grail_lightning.answers.parse import Node, letters, negated
 from grail_lightning.answers.records import text_key
 from grail_lightning.answers.sets import same_set
@@ -32,6 +32,7 @@ _CHOICE = re.compile(
     r"(?:\\text\{)?(?:(?:[Oo]ption|[Cc]hoice) )?\(?([A-E])(?:[).:]|\}|$)\s*\}?"
     r"(?:(?!.*\bor\b)(?:[0-9]|\\\$|\\frac|\\sqrt|\\text\{[a-z ]|(?<= )[a-z])[^A-Z(,;=]*)?"
 )
+_REJECTED = re.compile(r"\b(?:incorrect|wrong)\b")
 _FRACTION = re.compile(r"\\frac\{([0-9]+)\}\{(0*[1-9][0-9]*)\}", re.ASCII)
 # A whole number to the power of one half that is nobody's script or argument: behind `_`, `^`, `}`, a letter or a digit
 # it could be one, unless that ends a complete factor.
@@ -112,7 +113,7 @@ class _Comparison(Formulas):
     def outcome(self, gold: str, prediction: str) -> Outcome:
         if string_key(gold) == string_key(prediction):
             return Outcome("right" if prediction else "unparseable", "string")
-        choice = None if DENIAL.search(prediction) else _CHOICE.fullmatch(prediction)
+        choice = None if _REJECTED.search(prediction) else _CHOICE.fullmatch(prediction)
         if choice is not None and re.fullmatch(r"\(?[A-E]\)?", gold):
             return Outcome("right" if choice[1] == gold.strip("()") else "wrong", "string")
         if _lowest_terms(gold) == _lowest_terms(prediction):
@@ -141,7 +142,9 @@ class _Comparison(Formulas):
                 return words == text.lower()
             case Group(), Group():
                 return gold.brackets == other.brackets and self.in_order(gold.items, other.items)
-            case Group(brackets="()"), Many(braced=False) if other.joint == "," or _distinct_names(other):
+            case Group(brackets="()"), Many(braced=False, joint="," | "and") if other.joint == "," or _distinct_names(
+                other
+            ):
                 return self.in_order(gold.items, _by_axis(other))
             case (Chain(is_relation=True), _) | (_, Chain(is_relation=True)):
                 return self.relations(gold, other)
@@ -165,7 +168,7 @@ class _Comparison(Formulas):
         left = list(other.items)
         things = [[item.unit for item in many.items if isinstance(item, Leaf)] for many in (gold, other)]
         # `5` and `3` of two things each: the same numbers of the other things are another answer.
-        counted = len(set(things[0])) > 1 and sorted(things[0]) == sorted(things[1])
+        counted = len(set(things[0])) > 1 and "" not in things[0] and sorted(things[0]) == sorted(things[1])
         for item in gold.items:
             twin = next((k for k, one in enumerate(left) if self.answers(item, one, same_unit=counted)), None)
             if twin is None:
@@ -253,6 +256,10 @@ def _distinct_names(answer: Many) -> bool:
     return len({string_key(item.sources[0]) for item in relations}) == len(answer.items) > 1
 
 
+def _named_by_and(answer: Many) -> bool:
+    return answer.joint == "and" and _distinct_names(answer)
+
+
 def _by_axis(answer: Many) -> Sequence[Answer]:
     """The members of a list; those about coordinates in the order of these: `y=2, x=1` is the point `(1,2)`."""
     sources = [string_key(item.sources[0]) if isinstance(item, Chain) else "" for item in answer.items]
@@ -289,7 +296,7 @@ def answer_classes(answers: Sequence[str | None]) -> list[int]:
         key = answer.strip() if capped(answer) else string_key(normalise(answer))
         if key not in number_of:
             # Long ones would be read again for each comparison.
-            others = first[:_MOST_COMPARED] if len(answer) <= CACHED_CHARACTERS else []
+            others = [one for one in first[:_MOST_COMPARED] if max(len(one), len(answer)) <= CACHED_CHARACTERS]
             judged = (judge(other, answer, Conventions()) for other in others)
             same = (n for n, outcome in enumerate(judged) if outcome is not None and outcome.status == "right")
             number_of[key] = next(same, len(first))

@@ -17,7 +17,7 @@ _NAME = re.compile(
     rf"""(?:m?\\(?:angle|triangle)\s?)?
     (?P<head>\\text\{{[A-Za-z][^{{}}]*\}}|\\mathbb\{{[A-Z]\}}|{_VECTOR}|{_SIZE}|\[[A-Z]{{3,6}}\]|[A-Z]{{2,5}}
       |[A-Za-z]{{3,}}(?:\s(?:of|[A-Za-z]{{3,}}))*|[A-Za-z]|{_COMMAND})
-    (?:'|_\{{[^{{}}]*\}}|_\\text\{{[^{{}}]*\}}|_[A-Za-z0-9]|\^\{{-1\}}(?=\s?\())*
+    (?:'|_\{{[^{{}}]*\}}|_\\text\{{[^{{}}]*\}}|_[A-Za-z0-9]|(?<![xyzt])\^\{{-1\}}(?=\s?[(\[]|$))*
     (?P<argument>\s?\({_ARGUMENT}\)|\[{_ARGUMENT}\])?""",
     re.VERBOSE,
 )

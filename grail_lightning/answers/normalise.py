@@ -53,7 +53,6 @@ _SCRIPTS = [
 # One spelling for each command: the text that stands for it, and the names that say the same.
 _SPELLINGS = {
     r"\frac": "dfrac tfrac cfrac nicefrac sfrac",
-    r"\text{or}": "lor vee",
     r"\binom": "dbinom tbinom",
     r"\le ": "leq leqslant leqq",
     r"\ge ": "geq geqslant geqq",
@@ -108,10 +107,10 @@ _INTRODUCTION = re.compile(
     r"\s*:?\s*\}\s*(?=\S))",
     re.IGNORECASE,
 )
-# What makes another statement of that which follows, or precedes: a denial, a bound, or a part.
-DENIAL = re.compile(
-    r"\b(?:not?|never|nor|neither|cannot|false|wrong|incorrect|unless|if|whether|least|most|less|more|fewer|greater|"
-    r"half|twice|double|except|negative|reciprocal|opposite|inverse)\b|n't",
+# A denial, or at the beginning a bound or a part of what follows.
+_DENIAL = re.compile(
+    r"\b(?:not?|never|nor|neither|cannot|false|wrong|incorrect|unless|if|whether)\b|n't|of the (?:answer|result)\b"
+    r"|^\\text\{\s*(?:at (?:least|most)|(?:less|more|fewer|greater) than|half|twice|(?:everything )?except)\b",
     re.IGNORECASE,
 )
 # Units that would pass for a function, a letter or a quotient of letters.
@@ -208,7 +207,7 @@ def _normalised(text: str) -> str:
     text = _replaced(_unicode(text), _RULES_BEFORE)
     text = _grouped(_commands(text))
     text = _trimmed(_replaced(text, _RULES_AFTER) if "." in text or "," in text else text)
-    if (phrase := _INTRODUCTION.match(text)) is not None and not DENIAL.search(phrase[0]):
+    if (phrase := _INTRODUCTION.match(text)) is not None and not _DENIAL.search(phrase[0]):
         text = rf"\text{{{text[phrase.end() :]}" if phrase["inside"] else text[phrase.end() :]
     text = _trimmed(_LEAD.sub("", text))
     # A function of nothing is a word.
@@ -242,7 +241,8 @@ def _compatible(character: str) -> str:
 def _commands(text: str) -> str:
     if "\\" in text:
         text = _COMMAND.sub(_respelled, _WRAPPER.sub(_unwrapped, text))
-    text = re.sub(r"(?<![0-9)}])!=", r"\\ne ", text)  # `5!=120` is a factorial
+    # `5!=120` is a factorial.
+    text = re.sub(r"((?<![A-Za-z0-9_^{.])[0-9]+)?!=", lambda sign: sign[0] if sign[1] else r"\ne ", text)
     return text.replace("~", " ").replace("<=", r"\le ").replace(">=", r"\ge ")
 
 
@@ -261,7 +261,7 @@ def _unwrapped(wrapper: "regex.Match[str]") -> str:
         return f"{{{_commands(inner)}}}"
     inner = re.sub(r"\s+", " ", TEXT.sub(r"\1", _commands(inner)))
     word = inner.strip()
-    applied = word == "sec" and re.match(r"[ ~]*[A-Za-z0-9({\\^]", wrapper.string[wrapper.end() :])
+    applied = word == "sec" and re.match(r"[ ~]*[A-Za-z0-9({|\\^]", wrapper.string[wrapper.end() :])
     behind = _BEHIND_NUMBER.search(wrapper.string[: wrapper.start()])
     if name in _PLAIN and _UNIT.fullmatch(word) and behind and not applied:
         return rf"\text{{{word}}}"
@@ -270,14 +270,11 @@ def _unwrapped(wrapper: "regex.Match[str]") -> str:
     if not _has_word(word):
         return f" {word} " if word else " "
     if _LISTED.search(inner):  # `\text{red, blue and 3}` is `\text{red},\text{blue}\text{and}3`
-        return "".join(_typed(part) if _has_word(part) else f" {part} " for part in _LISTED.split(inner))
-    return _typed(inner)
-
-
-def _typed(text: str) -> str:
-    """Words in upright type; a number before them stands outside: `5 cm`."""
-    number = re.match(r"\s*([+-]?[0-9][0-9.,]*)(?=\s+[A-Za-z][^0-9]*$)", text)
-    return rf"{number[1]}\text{{{text[number.end() :]}}}" if number else rf"\text{{{text}}}"
+        return "".join(rf"\text{{{part}}}" if _has_word(part) else f" {part} " for part in _LISTED.split(inner))
+    number = re.match(r"\s*([+-]?[0-9][0-9.,]*)(?=\s+[A-Za-z][^0-9]*$)", inner)
+    if number and wrapper[0].strip() == wrapper.string.strip():  # All of the answer: `5 cm`.
+        return rf"{number[1]}\text{{{inner[number.end() :]}}}"
+    return rf"\text{{{inner}}}"
 
 
 def _has_word(text: str) -> bool:

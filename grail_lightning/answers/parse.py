@@ -92,16 +92,8 @@ class Unreadable(ValueError):  # noqa: N818 (it is caught, not reported)
     """A formula outside of the grammar."""
 
 
-# `f^{(3)}`, `dy/dx` and `d^2y/dx^2`.
-_ORDER = re.compile(r"\{\s*\([0-9]+\)\s*\}")
-_POWER, _VARIABLE = r"(?:\^\{?[0-9]\}?)?", r"(?:[A-Za-z]|\\[a-z]+)"
-_DERIVATIVE = re.compile(rf"\\frac\{{d{_POWER}\s*{_VARIABLE}?\}}\{{d\s*{_VARIABLE}{_POWER}\}}")
-
-
 def parse(text: str) -> Node:
     """The tree of a formula."""
-    if _DERIVATIVE.search(text):
-        raise Unreadable("a derivative")
     if E_NOTATION.fullmatch(literal := text.replace(" ", "")):
         return number(Fraction(literal))
     parser = _Parser(text)
@@ -187,12 +179,8 @@ class _Parser:
             if self.match(_DEGREES):
                 base = Node("function", "degrees", (base,))
             elif self.accept("^"):
-                if base.kind == "symbol" and _ORDER.match(self.text, self.start):
-                    raise Unreadable("a derivative")
                 base = Node("power", "", (base, self.script()))
             elif self.accept("!"):
-                if self.piece == "!":
-                    raise Unreadable("a double factorial")
                 base = Node("function", "factorial", (base,))
             else:
                 return base

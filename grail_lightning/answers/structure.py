@@ -28,16 +28,16 @@ _NAMES = (
     "week weeks|month months|year years yr yrs|g gram grams|kg kilogram kilograms kgs|mg milligram milligrams|"
     "lb lbs pound pounds|oz ounce ounces|l liter liters litre litres|ml milliliter milliliters|gallon gallons gal|"
     "dollar dollars usd buck bucks|cent cents|j joule joules|n newton newtons|w watt watts|v volt volts|hz hertz|"
-    "kelvin kelvins|rad rads radian radians|unit units|am|pm"
+    "mph|kelvin kelvins|rad rads radian radians|unit units|am|pm"
 )
 # In upright type alone: without it some would be products.
 _TYPED_NAMES = (
     "nm nanometer nanometers nanometre nanometres|kj kilojoule kilojoules|kw kilowatt kilowatts|kn kilonewton "
-    "kilonewtons|ms millisecond milliseconds|ev|kev|pa pascal pascals|kpa|bc bce|ad ce|increase|decrease|january jan|"
+    "kilonewtons|ev|kev|pa pascal pascals|kpa|bc bce|ad ce|increase|decrease|january jan|"
     "february feb|march mar|april apr|may|june jun|july jul|august aug|september sep|october oct|november nov|"
-    "december dec|noon|midnight|north|south|east|west"
+    "december dec|pm noon|am midnight|north|south|east|west"
 )
-_BARE_NAMES = {name: names.split()[0] for names in _NAMES.split("|") for name in names.split()} | {"mph": "mi/h"}
+_BARE_NAMES = {name: names.split()[0] for names in _NAMES.split("|") for name in names.split()}
 _CANONICAL = _BARE_NAMES | {name: names.split()[0] for names in _TYPED_NAMES.split("|") for name in names.split()}
 # Words that make another statement of a number than its bare value.
 _STOP_WORDS = (
@@ -46,6 +46,7 @@ _STOP_WORDS = (
     "all many few several with from by mod modulo base choose squared cubed half double twice hundred thousand "
     "million billion trillion quadrillion lakh crore tens hundreds thousands millions billions trillions tenth tenths "
     "dozen dozens halves thirds root pi octal binary hexadecimal incorrect "
+    "cannot impossible excluded rejected ruled factorial remainder fourths fifths sixths eighths below above "
     "hundredth hundredths thousandth thousandths millionth millionths "
     "wrong false true unknown undefined repeating recurring percent pct"
 )
@@ -120,9 +121,8 @@ def _canonical(words: list[str], source: str, power: str | None) -> str:
     inside = re.search(r"\^\{?([23])\}?", source)
     power = power or (inside[1] if inside else None)
     # One unit, or one over another.
-    over, names = source.count("/") + words.count("per"), [word for word in words if word != "per"]
-    if len(names) == 1 + over < 3 and all(word in _CANONICAL for word in names):
-        return "/".join(_CANONICAL[word] for word in names) + (f"^{power}" if power else "")
+    if len(words) == 1 + source.count("/") < 3 and all(word in _CANONICAL for word in words):
+        return "/".join(_CANONICAL[word] for word in words) + (f"^{power}" if power else "")
     return f"?{' '.join(words)}"
 
 

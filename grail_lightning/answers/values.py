@@ -277,7 +277,7 @@ def _agree(left: Node, right: Node, point: dict[str, Fraction], tolerance: float
         if differences[-1] > size * 1e-15 and size > 1e-30:
             return False
     coarse, fine = differences
-    return bool(fine <= size * 1e-100 or fine <= coarse * 1e-45)
+    return bool(fine <= size * 1e-100 or fine <= coarse * 1e-45 or (not coarse and fine <= 1e-100))
 
 
 # math-verify, for what our grammar leaves out. It works on SymPy trees, walked and never printed, so no text of a model
@@ -317,10 +317,10 @@ def equal_by_math_verify(gold: str, prediction: str, tolerance: float) -> bool |
     return bool(accepted) and _relatively_close(one, two, tolerance)
 
 
-# What the library misreads: primes, bases, cycles, digits behind letters, derivatives, functions of letters.
+# What the library misreads: primes, bases, cycles, hexadecimal digits, derivatives, functions of letters.
 _MISREAD = re.compile(
-    r"'|(?<![A-Za-z\\}])[0-9]\s*_|[0-9]\s+[0-9]|(?<![A-Za-z\\])[A-Za-z][0-9]|\\partial|\\frac\s*\{\s*d\b"
-    r"|\\frac\s*\{\s*d\s*[A-Za-z^]|\\(?:gcd|lcm)(?=[^A-Za-z]*[A-Za-z])|[A-Za-z]\^\{\([0-9]+\)\}"
+    r"'|(?<![A-Za-z\\}^])[0-9]\s*_|(?<![_^0-9])[0-9]+\s+[0-9]|(?<![A-Za-z\\0-9])[A-F][0-9]|\\partial"
+    r"|\\frac\s*\{\s*d\s*(?:\^[^{}]*)?[A-Za-z]?[^{}]*\}\s*\{\s*d\s*[A-Za-z]|\\(?:gcd|lcm)(?=[^A-Za-z]*[A-Za-z])"
 )
 
 

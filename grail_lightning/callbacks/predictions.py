@@ -7,6 +7,7 @@ import inspect
 import io
 import json
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -87,7 +88,7 @@ class PredictionWriter(Callback):
         self._names: list[str] = []
         self._writer: Any = None
         self._groups = 0  # Of this rank, until now.
-        self._process = 0
+        self._process = ""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the further methods find what they need."""
@@ -114,7 +115,7 @@ class PredictionWriter(Callback):
         tell_policy(trainer, pl_module)
         self._path = Path(self.file) if self.file else RunFolder(trainer).path / "predictions.parquet"
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._process = int(trainer.strategy.broadcast(os.getpid()))
+        self._process = str(trainer.strategy.broadcast(f"{socket.gethostname()}.{os.getpid()}"))
         self._groups = 0
         self._names = _method_names([module_of(pl_module).credit, *self.compare])
         # Whether there are turns and pictures is known at the end; without any, `_join` leaves their columns out.

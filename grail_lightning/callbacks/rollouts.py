@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from grail_lightning.answers import Alignment
 from grail_lightning.batch import SampledBatch
-from grail_lightning.callbacks.hooks import fast_dev_run, output_of
+from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of
 from grail_lightning.environments.episode import episode_columns, episode_json
 from grail_lightning.picture import as_text
 from grail_lightning.runtime.files import whole_file
@@ -59,12 +60,14 @@ class KeepRollouts(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Determine the folder. This is a collective, so all ranks take part.
 
-        A resumed run takes the batches after its checkpoint again, so their files are removed.
+        A resumed run takes the batches after its checkpoint again, so their files are removed; of a folder that is
+        given, which others may share, those of the batch alone that `max_steps` cut.
         """
         self._path = Path(self.folder) if self.folder else RunFolder(trainer).path / "rollouts"
-        if trainer.ckpt_path is not None and trainer.is_global_zero:
+        if trainer.ckpt_path is not None and trainer.is_global_zero and not fast_dev_run(trainer):
+            most = module_of(pl_module).execution.steps_per_batch if self.folder else math.inf
             for file in self._path.glob("step_*_rank_*.parquet"):
-                if int(file.name.split("_")[1]) > trainer.global_step:
+                if 0 < int(file.name.split("_")[1]) - trainer.global_step < most:
                     file.unlink()
 
     def on_train_batch_end(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -120,7 +121,9 @@ def _facts(trainer: Trainer, module: GrailModule, batches: Batches, step: int, t
     plan, loaders = module.evaluation, batches.loaders
     prompts = [loader.prompts[0] for loader in loaders if len(loader.prompts)]
     given = {name: value for name, value in vars(module.engine).items() if name[0] != "_"}
-    options = {name: value for name, value in given.items() if isinstance(value, str | dict)}
+    options = {name: value for name, value in given.items() if isinstance(value, str)}
+    # From Python they may hold anything.
+    options |= {k: json.dumps(v, sort_keys=True, default=str) for k, v in given.items() if isinstance(v, dict) and v}
     data, every = data_of(trainer), [loader.prompts for loader in loaders if len(loader.prompts)]
     sources = {
         rows[0].dataset: rows.spec.path if isinstance(rows, RowPrompts) else data and type(data).__name__

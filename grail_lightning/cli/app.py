@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
 from jsonargparse import ArgumentError, Namespace
@@ -37,6 +38,7 @@ from grail_lightning.cli.mistakes import mistakes_in_one_line, option_error
 from grail_lightning.cli.run_files import SaveRunConfig, keep_tables
 from grail_lightning.cli.trainer_options import (
     as_list,
+    check_checkpoints,
     check_devices,
     check_options,
     fsdp2_options,
@@ -121,6 +123,8 @@ class GrailCLI(LightningCLI):
         """Reject options that the module cannot follow, before any object is built."""
         options = self.config[self.subcommand]
         check_options(options, list(ALWAYS_ON))
+        if self.subcommand == "fit":
+            check_checkpoints(options)
         check_precision(options.trainer.get("precision"))
         options.trainer.strategy = strategy_options(options.trainer.get("strategy", "auto"))
 
@@ -157,7 +161,7 @@ class GrailCLI(LightningCLI):
         if self.subcommand == "fit":
             if checkpoint and "global_step" in state:
                 check_steps_left(self.trainer, checkpoint, state)
-                if "optimizer_states" not in state:
+                if "optimizer_states" not in state and not Path(checkpoint).is_dir():  # In a folder they are sharded.
                     raise ValueError(
                         f"`ckpt_path` must be a checkpoint to go on from, but {checkpoint} holds weights alone "
                         "(`checkpoint.save_weights_only`). Use --ckpt_path=last, or its export as `model.policy`."

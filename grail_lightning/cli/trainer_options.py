@@ -36,17 +36,22 @@ def check_options(options: Namespace, groups: Sequence[str]) -> None:
     for name, (without_effect, instead) in _LEFT_OUT.items():
         if (value := options.trainer.get(name)) not in without_effect:
             raise ValueError(f"`trainer.{name}` must be left out, but got {value}. Set {instead} instead.")
-    saved = options.checkpoint
-    if saved.get("save_top_k") not in (0, 1) and "{" not in str(saved.filename):
+    for name in ("val_check_interval", "check_val_every_n_epoch"):  # Lightning divides by them.
+        if options.trainer.get(name) == 0:
+            raise ValueError(f"`trainer.{name}` must be positive, but got 0. `trainer.limit_val_batches: 0` is off.")
+
+
+def check_checkpoints(options: Namespace) -> None:
+    """Refuse options of `checkpoint` with which one file would be written over by another."""
+    saved, last = options.checkpoint, options.last_checkpoint
+    one_file = saved.filename is not None and "{" not in saved.filename and not saved.enable_version_counter
+    if saved.save_top_k not in (0, 1) and one_file:
         raise ValueError(
             f"`checkpoint.save_top_k` {saved.save_top_k} needs a `checkpoint.filename` of its own for each checkpoint, "
             f"such as 'best_{{step}}', but got {saved.filename!r}, which would hold the newest one."
         )
-    if saved.get("save_last") or saved.filename == "last":
+    if (saved.save_last or saved.filename == "last") and saved.dirpath is None and last.folder is None:
         raise ValueError("`checkpoint` must not write last.ckpt, which is `last_checkpoint`'s. Leave `save_last` out.")
-    for name in ("val_check_interval", "check_val_every_n_epoch"):  # Lightning divides by them.
-        if options.trainer.get(name) == 0:
-            raise ValueError(f"`trainer.{name}` must be positive, but got 0. `trainer.limit_val_batches: 0` is off.")
 
 
 def as_list(value: object) -> list[Any]:

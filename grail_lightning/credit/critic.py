@@ -167,9 +167,7 @@ class CriticSearch(TokenCredit):
 
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """See `TokenCredit`: without a judge an environment scores turns."""
-        if self.judge is None:
-            check_scored(self, sets)
-        return ""
+        return check_scored(self, sets) if self.judge is None else ""
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of ``1 − α`` in turns with a label, 1 in others, and the labels as an additive stage."""

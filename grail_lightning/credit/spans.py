@@ -109,9 +109,8 @@ class SpanScores(TokenCredit):
 
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """See `TokenCredit`: of rollouts of several turns, an environment scores turns."""
-        if self._score is None and self.judge is None and all(p[0].task.has_environment for p in sets if len(p)):
-            check_scored(self, sets)
-        return ""
+        scored = self._score is None and self.judge is None and all(p[0].task.has_environment for p in sets if len(p))
+        return check_scored(self, sets) if scored else ""
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from the scores of spans."""

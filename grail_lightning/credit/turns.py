@@ -55,14 +55,19 @@ def turn_table(batch: RolloutBatch) -> TurnTable:
     return TurnTable(numbers, existing_turns(numbers))
 
 
-def check_scored(method: TokenCredit, sets: Sequence[Sequence[Prompt]]) -> None:
-    """Check that an environment of the training prompts scores turns."""
+def check_scored(method: TokenCredit, sets: Sequence[Sequence[Prompt]], *, needed: bool = True) -> str:
+    """A remark, or if scores are needed a ValueError, where no environment of the training prompts scores turns."""
     tasks = [prompts[0].task for prompts in sets if len(prompts)]
-    if tasks and not any(hasattr(getattr(task, "environment_class", None), "score_turn") for task in tasks):
-        raise ValueError(
-            f"`{type(method).__name__}` needs an environment with the method `score_turn`, but that of "
-            f"`{type(tasks[0]).__name__}` has none. Write it, or set `model.credit` to another method."
-        )
+    if not tasks or any(hasattr(getattr(task, "environment_class", None), "score_turn") for task in tasks):
+        return ""
+    name, has = type(method).__name__, f"that of `{type(tasks[0]).__name__}` has none."
+    if not needed:
+        return f"`{name}` adds the scores of the environment's method `score_turn`, but {has} Rewards alone act."
+    judge = ", set `model.credit.judge`" if hasattr(method, "judge") else ""
+    raise ValueError(
+        f"`{name}` needs an environment with the method `score_turn`, but {has} Write it{judge}, or set `model.credit` "
+        "to another method."
+    )
 
 
 def turn_scores(method: TokenCredit, batch: RolloutBatch, exists: Tensor) -> Tensor:
@@ -141,9 +146,7 @@ class GiGPO(TokenCredit):
 
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """See `TokenCredit`: with `scores`, an environment scores turns."""
-        if self.scores:
-            check_scored(self, sets)
-        return ""
+        return check_scored(self, sets, needed=False) if self.scores else ""
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 1, and the advantages of turns as an additive stage."""
@@ -195,8 +198,7 @@ class TurnRewards(TokenCredit):
 
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """See `TokenCredit`: an environment scores turns."""
-        check_scored(self, sets)
-        return ""
+        return check_scored(self, sets, needed=False)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 0, and the advantages as an additive stage."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -174,5 +175,6 @@ def _overfitted(sets: list[PromptSet], trainer: pl.Trainer | None, prompts_per_b
         return sets
     if isinstance(batches, float):
         return [s.first(max(int(len(s.prompts) * batches), 1)) for s in sets]
-    total = sum(s.weight for s in sets)
-    return [s.first(max(round(batches * prompts_per_batch * s.weight / total), 1)) for s in sets]
+    weights = list(accumulate((s.weight for s in sets), initial=0.0))
+    ends = [round(batches * prompts_per_batch * weight / weights[-1]) for weight in weights]
+    return [s.first(stop - start) for s, (start, stop) in zip(sets, pairwise(ends), strict=True) if stop > start]

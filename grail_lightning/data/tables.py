@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -182,6 +183,7 @@ class MathData(TableData):
         self.folder, self._copies = folder, set[str]()
         splits: dict[Split, Datasets] = {"train": train, "val": val, "test": test, "predict": predict}
         self.specs = {split: _as_specs(datasets) for split, datasets in splits.items()}
+        _check_splits([spec for specs in self.specs.values() for spec in specs], folder)
         if folder is not None:
             local = {spec.path for specs in self.specs.values() for spec in specs if is_local(spec)}
             self.specs = {split: [in_folder(spec, folder) for spec in specs] for split, specs in self.specs.items()}
@@ -190,12 +192,6 @@ class MathData(TableData):
             metric_names(spec.label for spec in specs)
             for spec in specs:
                 check_path(spec)
-        files = [spec for specs in self.specs.values() for spec in specs if spec.is_file]
-        if apart := next((one for one in files for other in files if _says_other_split(one, other)), None):
-            raise ValueError(
-                f"{apart.path} is one table, but is given with several `split` or `subset`, which would be the same "
-                "rows. Give a file for each, or choose rows with `where`."
-            )
 
     def prepare_data(self) -> None:
         """Download the datasets of the stage, once per machine."""
@@ -211,8 +207,16 @@ class MathData(TableData):
         return [(with_columns_of(spec, table) if spec.path in self._copies else spec, table) for spec, table in tables]
 
 
-def _says_other_split(one: DatasetSpec, other: DatasetSpec) -> bool:
-    return one.path == other.path and (one.split, one.subset) != (other.split, other.subset)
+def _check_splits(specs: list[DatasetSpec], folder: str | None) -> None:
+    """Refuse a file, or a copy in the folder, that is to have several splits: it is one table."""
+    files = [spec for spec in specs if spec.is_file or (folder is not None and not is_local(spec))]
+    for one, other in combinations(files, 2):
+        same = one.source[0] == other.source[0] and one.where == other.where
+        if same and (one.split, one.subset) != (other.split, other.subset):
+            raise ValueError(
+                f"{one.path} is one table here, but is given with several `split` or `subset`, which would be the same "
+                "rows. Give a file for each, with a `path` of its own, or choose rows with `where`."
+            )
 
 
 def _as_specs(datasets: Datasets) -> list[DatasetSpec]:

@@ -58,13 +58,15 @@ def all_gather_objects(value: T) -> list[T]:
 def on_first_rank(make: Callable[[], T]) -> T:
     """What the first rank makes, on every rank; its error, too, as a ValueError. A collective."""
     outcome: tuple[T] | str = ""
+    failed: Exception | None = None
     if rank() == 0:
         try:
             outcome = (make(),)
         except Exception as error:
-            told = isinstance(error, (ValueError, OSError))
-            outcome = str(error) if told else f"{type(error).__name__}: {error}"
+            failed, outcome = error, str(error) or type(error).__name__
     outcome = all_gather_objects(outcome)[0]
+    if failed is not None and not isinstance(failed, (ValueError, OSError)):
+        raise failed  # No user's mistake: with its own traceback.
     if isinstance(outcome, str):
         raise ValueError(outcome)
     return outcome[0]

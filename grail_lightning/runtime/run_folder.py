@@ -70,10 +70,7 @@ class RunFolder:
         folder = self.path
         if checkpoint is None or not Path(checkpoint).resolve().is_relative_to(folder.resolve()):
             _check_ours(folder)
-        callbacks: list[Any] = [*self.trainer.checkpoint_callbacks]  # They may save in folders of their own.
-        own = {str(getattr(c, "folder", None) or getattr(c, "dirpath", None) or folder) for c in callbacks}
-        places = [folder.resolve(), *(Path(place).resolve() for place in own)]
-        of_another = checkpoint is not None and not any(map(Path(checkpoint).resolve().is_relative_to, places))
+        of_another = checkpoint is not None and not self._is_own(Path(checkpoint), folder)
         if not self.trainer.is_global_zero:
             yield
             return
@@ -94,6 +91,14 @@ class RunFolder:
                     aside.rename(folder)
                     rank_zero_info(f"Nothing was trained, and {folder} holds the earlier run again.")
                 raise
+
+    def _is_own(self, checkpoint: Path, folder: Path) -> bool:
+        """Whether a checkpoint is in the run's folder, perhaps as a link, or in a folder of one of its callbacks."""
+        if any(path.is_relative_to(folder.resolve()) for path in (checkpoint.absolute(), checkpoint.resolve())):
+            return True
+        callbacks: list[Any] = [*self.trainer.checkpoint_callbacks]
+        places = (getattr(callback, "folder", None) or getattr(callback, "dirpath", None) for callback in callbacks)
+        return checkpoint.resolve().parent in [Path(place).resolve() for place in places if place]
 
     @contextmanager
     def shared(self) -> Iterator[None]:

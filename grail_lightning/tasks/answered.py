@@ -93,15 +93,16 @@ class AnswerTask(Task):
         ours = {"responses", "references", "lengths"}
         names = [name for name in dict.fromkeys(n for prompt in prompts for n in prompt.columns) if name not in ours]
         columns: dict[str, Sequence[Any]] = {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
-        # A last turn that calls a tool has no answer, whatever its text says.
-        called = [bool(self.answer(t)) and v.status == "missing" for t, v in zip(texts, verdicts, strict=True)]
+        # None also for a last turn that calls a tool, whose verdict is "missing" whatever its text says.
+        found = zip(map(self.answer, texts), verdicts, strict=True)
+        answers = [None if answer and verdict.status == "missing" else answer for answer, verdict in found]
+        said = zip(answers, texts, strict=True)
+        ends = [a is not None and ends_with_answer(text, self.answer_spans(text)) for a, text in said]
         columns |= {
             "correct": [verdict.correct for verdict in verdicts],
             "status": [verdict.status for verdict in verdicts],
-            "answers": [None if calls else self.answer(t) for t, calls in zip(texts, called, strict=True)],
-            "ends_with_answer": [
-                not calls and ends_with_answer(t, self.answer_spans(t)) for t, calls in zip(texts, called, strict=True)
-            ],
+            "answers": answers,
+            "ends_with_answer": ends,
         }
         if lengths is not None:
             columns["lengths"] = lengths

@@ -6,6 +6,7 @@ import warnings
 from types import SimpleNamespace
 
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
@@ -16,6 +17,7 @@ from grail_lightning.callbacks.rollouts import encodable, prompt_text
 from grail_lightning.tasks.base import Prompt
 from tests.batches import graded
 from tests.callbacks.scripted import TASK, Scripted, board, box, loader, panels, prompts, run
+from tests.runs import module
 
 with warnings.catch_warnings():
     # What turns Markdown into the HTML of TensorBoard's text panel. It imports a deprecated sanitiser.
@@ -115,9 +117,17 @@ def test_a_file_takes_text_that_is_not_unicode_and_batches_without_advantages(tm
     assert {(row["response"], row["advantage"]) for row in rows} == {("? x", None)}
 
 
-def test_a_run_that_goes_back_to_an_earlier_checkpoint_keeps_no_rollouts_of_the_steps_after_it(tmp_path):
+@pytest.mark.parametrize(("given", "trial", "left"), [(False, 0, [2]), (True, 0, [2, 8]), (True, 1, [2, 4, 8])])
+def test_a_run_that_goes_back_to_an_earlier_checkpoint_keeps_no_rollouts_of_the_steps_after_it(
+    given, trial, left, tmp_path, monkeypatch
+):
+    """Of a folder that is given, which others may share, those of the batch alone that `max_steps` cut."""
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
     for step, rank in ((2, 0), (4, 0), (4, 1), (8, 0)):
-        (tmp_path / f"step_{step:08d}_rank_{rank:05d}.parquet").touch()
-    resumed = SimpleNamespace(ckpt_path="best.ckpt", is_global_zero=True, global_step=2)
-    KeepRollouts(folder=str(tmp_path)).on_train_start(resumed, None)
-    assert [file.name for file in tmp_path.iterdir()] == ["step_00000002_rank_00000.parquet"]
+        (folder / f"step_{step:08d}_rank_{rank:05d}.parquet").touch()
+    resumed = SimpleNamespace(ckpt_path="best.ckpt", is_global_zero=True, global_step=2, fast_dev_run=trial)
+    monkeypatch.setattr("grail_lightning.callbacks.rollouts.RunFolder", lambda _: SimpleNamespace(path=tmp_path))
+    batches_of_four_steps = module({"mini_batches": 4})
+    KeepRollouts(folder=str(folder) if given else None).on_train_start(resumed, batches_of_four_steps)
+    assert sorted({int(file.name.split("_")[1]) for file in folder.iterdir()}) == left

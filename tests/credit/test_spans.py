@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grail_lightning.credit import CriticSearch, GiGPO, Judge, ScoredSpan, SpanScores, TurnRewards
+from grail_lightning.credit import CriticSearch, GiGPO, Judge, ScoredSpan, SpanScores, TurnRewards, WarmUp
 from grail_lightning.credit.base import token_advantages
 from grail_lightning.credit.spans import _Span
 from grail_lightning.environments.python import Python
@@ -170,7 +170,14 @@ def test_a_judge_labels_turns_that_call_alone(golden_policy, monkeypatch):
     assert found[0][0] > 1 > found[0][1]
 
 
-@pytest.mark.parametrize("method", [CriticSearch(), SpanScores(), TurnRewards(), GiGPO(scores=True)])
+@pytest.mark.parametrize("method", [TurnRewards(), GiGPO(scores=True)])
+def test_a_method_that_adds_scores_of_turns_tells_that_there_are_none(method):
+    unscored = EnvironmentTask(Python).prompt({"problem": "1+1", "answer": "2"})
+    assert "adds the scores of the environment's method `score_turn`" in method.check_prompts([[unscored]])
+    assert GiGPO().check_prompts([[unscored]]) == ""
+
+
+@pytest.mark.parametrize("method", [CriticSearch(), SpanScores(), WarmUp(CriticSearch())])
 def test_a_method_that_needs_scores_of_turns_says_so_before_a_model_is_loaded(method):
     unscored = EnvironmentTask(Python).prompt({"problem": "1+1", "answer": "2"})
     with pytest.raises(ValueError, match=r"needs an environment with the method `score_turn`, but that of `Env"):

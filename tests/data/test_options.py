@@ -201,9 +201,10 @@ def test_a_curriculum_that_cannot_be_is_an_error_before_training(rows, options, 
 
 
 def test_overfitted_batches_are_those_of_all_datasets_together():
-    sets = [PromptSet("a", [*"abcdefgh"], 3.0), PromptSet("b", [*"ijklmnop"], 1.0)]
-    kept = _overfitted(sets, SimpleNamespace(overfit_batches=2), 4)
-    assert [len(part.prompts) for part in kept] == [6, 2]
+    for weights, number in (((3, 1), [6, 2]), ((1, 1, 1), [3, 2, 3]), ((1, 30), [8])):
+        sets = [PromptSet(str(k), [*"abcdefgh"], float(weight)) for k, weight in enumerate(weights)]
+        kept = _overfitted(sets, SimpleNamespace(overfit_batches=2), 4)
+        assert [len(part.prompts) for part in kept] == number
 
 
 def test_overfitting_keeps_the_difficulty_of_the_prompts_it_keeps():

@@ -359,8 +359,17 @@ def test_examples_are_left_out_by_the_columns_that_each_dataset_names(tmp_path):
 
 def test_a_file_has_no_splits_that_could_be_other_rows(tmp_path):
     path = write(tmp_path, ROWS, "rows.jsonl")
-    with pytest.raises(ValueError, match="is one table, but is given with several `split` or `subset`"):
-        MathData(train=DatasetSpec(path), val=DatasetSpec(path, split="test"))
+    for options in (
+        {"val": DatasetSpec(path, split="test")},
+        {"val": DatasetSpec(f"{tmp_path}/./rows.jsonl", subset="a")},
+    ):
+        with pytest.raises(ValueError, match="is one table here, but is given with several `split` or `subset`"):
+            MathData(train=DatasetSpec(path), **options)
+    MathData(train=DatasetSpec(path, where={"k": 0}), val=DatasetSpec(path, split="test", where={"k": 1}))
+    write(tmp_path, ROWS, "gsm8k.jsonl")  # A copy of a dataset of the hub.
+    hub = [DatasetSpec("openai/gsm8k", split=split) for split in ("train", "test")]
+    with pytest.raises(ValueError, match="openai/gsm8k is one table here"):
+        MathData(train=hub[0], val=hub[1], folder=str(tmp_path))
 
 
 def test_json_that_is_nested_without_end_is_named_with_its_line(tmp_path):

@@ -92,8 +92,11 @@ class ServerClient:
                 session.post(self.url + path, json=body) as answer,
             ):
                 status, text = answer.status, (await answer.read()).decode(errors="replace")
+        except aiohttp.ServerTimeoutError:
+            raise ServerGone("no connection in time") from None
         except TimeoutError:
-            raise ServerSlow(f"no answer within {timeout.total:g} s") from None
+            state = ServerGone if seconds else ServerSlow
+            raise state(f"no answer within {timeout.total:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             number = getattr(error, "errno", None)
             raise ServerGone(os.strerror(number) if number else str(error) or type(error).__name__) from None
