@@ -142,9 +142,7 @@ class _Comparison(Formulas):
                 return words == text.lower()
             case Group(), Group():
                 return gold.brackets == other.brackets and self.in_order(gold.items, other.items)
-            case Group(brackets="()"), Many(braced=False, joint="," | "and") if other.joint == "," or _distinct_names(
-                other
-            ):
+            case Group(brackets="()"), Many(braced=False) if other.joint == "," or _named_by_and(other):
                 return self.in_order(gold.items, _by_axis(other))
             case (Chain(is_relation=True), _) | (_, Chain(is_relation=True)):
                 return self.relations(gold, other)

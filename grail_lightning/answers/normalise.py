@@ -241,8 +241,8 @@ def _compatible(character: str) -> str:
 def _commands(text: str) -> str:
     if "\\" in text:
         text = _COMMAND.sub(_respelled, _WRAPPER.sub(_unwrapped, text))
-    # `5!=120` is a factorial.
-    text = re.sub(r"((?<![A-Za-z0-9_^{.])[0-9]+)?!=", lambda sign: sign[0] if sign[1] else r"\ne ", text)
+    if "!=" in text:  # `5!=120` is a factorial.
+        text = re.sub(r"((?<![A-Za-z0-9_^{.])[0-9]+)?!=", lambda sign: sign[0] if sign[1] else r"\ne ", text)
     return text.replace("~", " ").replace("<=", r"\le ").replace(">=", r"\ge ")
 
 
@@ -308,7 +308,7 @@ def _trimmed(text: str) -> str:
     text = re.sub(r"(?<![A-Za-z0-9.}])\s|\s(?![A-Za-z0-9.\\{(])", "", text)
     text = re.sub(r"(?<=\d)\s(?=\\(?!text|frac))|(?<=\})\s(?=[\\{(])", "", text)
     while text.endswith((".", ",", ";", r"\\")) and not text.endswith(r"\,"):
-        text = text.removesuffix("\\")[:-1].rstrip()
+        text = text[: -2 if text.endswith(r"\\") else -1].rstrip()
     return text
 
 

@@ -119,15 +119,15 @@ def tested_batches(trainer: Trainer) -> Batches | None:
 def _facts(trainer: Trainer, module: GrailModule, batches: Batches, step: int, table: TableOptions) -> dict[str, Any]:
     """What the samples belong to: ``evaluation.json``. A collective."""
     plan, loaders = module.evaluation, batches.loaders
-    prompts = [loader.prompts[0] for loader in loaders if len(loader.prompts)]
+    every = [loader.prompts for loader in loaders if len(loader.prompts)]
+    prompts, data = [rows[0] for rows in every], data_of(trainer)
     given = {name: value for name, value in vars(module.engine).items() if name[0] != "_"}
     options = {name: value for name, value in given.items() if isinstance(value, str)}
     # From Python they may hold anything.
     options |= {k: json.dumps(v, sort_keys=True, default=str) for k, v in given.items() if isinstance(v, dict) and v}
-    data, every = data_of(trainer), [loader.prompts for loader in loaders if len(loader.prompts)]
     sources = {
-        rows[0].dataset: rows.spec.path if isinstance(rows, RowPrompts) else data and type(data).__name__
-        for rows in every
+        prompt.dataset: rows.spec.path if isinstance(rows, RowPrompts) else data and type(data).__name__
+        for prompt, rows in zip(prompts, every, strict=True)
     }
     return {
         "format": FORMAT,

@@ -105,8 +105,8 @@ def with_examples(prompt: Prompt, examples: Sequence[Example], few_shot: FewShot
         raise ValueError("`few_shot` takes prompts without pictures. Leave it out, or `images` of the dataset.")
     if few_shot.style == "text":
         opening, _, rest = few_shot.template.partition("{solution}")
-        messages = [*(example.messages for example in examples), prompt.messages]
-        messages[1:] = map(_without_system, messages[1:])  # It stands at the beginning, once.
+        first, *others = (*(example.messages for example in examples), prompt.messages)
+        messages = [first, *map(_without_system, others)]  # A system turn stands at the beginning, once.
         *worked, last = (opening.replace("{problem}", _text(own)) for own in messages)
         parts = [one + example.solution + rest for one, example in zip(worked, examples, strict=True)]
         # A trailing space would be a token of its own, which no model expects.

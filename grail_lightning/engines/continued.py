@@ -47,8 +47,9 @@ class ContinuedTurns:
     def __call__(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
         """See `TurnSampler`. What is kept of rows without a request is freed."""
         assert all(request.limit > 0 for request in requests), "a turn has at least one token"
-        for request in requests:
-            check_room(self.policy, [request.ids], replace(self.sampling, max_response_length=request.limit))
+        if requests:
+            longest = max(requests, key=lambda request: len(request.ids) + request.limit)
+            check_room(self.policy, [longest.ids], replace(self.sampling, max_response_length=longest.limit))
         self.waiting = {
             request.row: kept
             for request in requests

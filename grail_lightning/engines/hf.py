@@ -95,12 +95,13 @@ class HFEngine(RolloutEngine):
     def _resend(self, policy: Policy, sampling: Sampling, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
         """`resend_turns`, in several calls where the longest prompt and the largest limit of one have no room."""
         room, parts = positions(policy.model.config) or math.inf, [list[TurnRequest]()]
+        longest = limit = 0  # Of the last part.
         for request in requests:
-            joined = [*parts[-1], request]
-            if max(len(one.ids) for one in joined) + max(one.limit for one in joined) > room:
-                parts.append([request])
-            else:
-                parts[-1] = joined
+            longest, limit = max(longest, len(request.ids)), max(limit, request.limit)
+            if longest + limit > room:
+                parts.append([])
+                longest, limit = len(request.ids), request.limit
+            parts[-1].append(request)
         if self._synchronised:
             parts = pad_to_longest_rank(parts, [], policy.device)
         return [turn for part in parts for turn in resend_turns(self, sampling, part)]

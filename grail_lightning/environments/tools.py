@@ -114,18 +114,23 @@ def _result(value: object, max_characters: int) -> tuple[str, tuple[Picture, ...
     if number > _MAX_PICTURES:
         raise ValueError(f"a result can have {_MAX_PICTURES} pictures, but got {number:,}")
     for are_images, neighbours in groupby(parts, is_image):
-        own = ""
-        for part in neighbours:
-            if not are_images:
-                own += result_text(part, left - len(own)) if left >= len(own) else ""
-            elif not 0 < part.width * part.height <= _MAX_PIXELS:
-                raise ValueError(f"a picture can have {_MAX_PIXELS:,} pixels, but got {part.width} x {part.height}")
-            else:
-                pictures.append(Picture(Picture(part, "a result").open(), "a result"))
-                texts.append(PLACE)
-        texts.append(own.replace(PLACE, f"{PLACE[0]} {PLACE[1:]}"))  # Two texts together may make one.
-        left -= len(own)
+        if are_images:
+            own = [_copied(part) for part in neighbours]
+            pictures += own
+            texts += [PLACE] * len(own)
+        else:
+            text = ""
+            for part in neighbours:
+                text += result_text(part, left - len(text)) if left >= len(text) else ""
+            texts.append(text.replace(PLACE, f"{PLACE[0]} {PLACE[1:]}"))  # Two texts together may make one.
+            left -= len(text)
     return "".join(texts), tuple(pictures)
+
+
+def _copied(image: Any) -> Picture:
+    if not 0 < image.width * image.height <= _MAX_PIXELS:
+        raise ValueError(f"a picture can have {_MAX_PIXELS:,} pixels, but got {image.width} x {image.height}")
+    return Picture(Picture(image, "a result").open(), "a result")
 
 
 def _unwrapped(part: Any) -> Any:

@@ -56,7 +56,7 @@ def all_gather_objects(value: T) -> list[T]:
 
 
 def on_first_rank(make: Callable[[], T]) -> T:
-    """What the first rank makes, on every rank; its error, too, as a ValueError. A collective."""
+    """What the first rank makes, on every rank; or its error, as a ValueError on the others. A collective."""
     outcome: tuple[T] | str = ""
     failed: Exception | None = None
     if rank() == 0:
