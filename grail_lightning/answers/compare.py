@@ -72,7 +72,7 @@ class Formulas:
         """Two formulas with what surrounds them."""
         # Where both units are known and differ, equal numbers are no equal answers.
         known = all(unit and "?" not in unit and "unit" not in unit for unit in (gold.unit, other.unit))
-        if gold.unit != other.unit and (known or not (self.conventions.missing_unit or _both_unknown(gold, other))):
+        if gold.unit != other.unit and (known or not (self.conventions.missing_unit or _differ_in_words(gold, other))):
             return False
         if string_key(gold.text) == string_key(other.text) and gold[2:4] == other[2:4]:
             return True
@@ -127,8 +127,8 @@ def _spelled(node: Node) -> bool:
     return node.kind == "number" or (node.kind in ("negate", "divide") and all(map(_spelled, node.args)))
 
 
-def _both_unknown(one: Leaf, two: Leaf) -> bool:
-    """Whether two units are alike but for the words of those that are not known."""
+def _differ_in_words(one: Leaf, two: Leaf) -> bool:
+    """Whether two units differ only in the words of one that is not known."""
     return re.sub(r"\?[a-z ]*", "?", one.unit) == re.sub(r"\?[a-z ]*", "?", two.unit)
 
 

@@ -165,7 +165,7 @@ class _Comparison(Formulas):
             return False
         left = list(other.items)
         things = [[item.unit for item in many.items if isinstance(item, Leaf)] for many in (gold, other)]
-        # `5` and `3` of two things each: the same numbers of the other things are another answer.
+        # Both lists count the same things: then each number belongs to its thing.
         counted = len(set(things[0])) > 1 and "" not in things[0] and sorted(things[0]) == sorted(things[1])
         for item in gold.items:
             twin = next((k for k, one in enumerate(left) if self.answers(item, one, same_unit=counted)), None)
@@ -259,7 +259,7 @@ def _named_by_and(answer: Many) -> bool:
 
 
 def _by_axis(answer: Many) -> Sequence[Answer]:
-    """The members of a list; those about coordinates in the order of these: `y=2, x=1` is the point `(1,2)`."""
+    """The members of a list. Equations of coordinates are sorted by these: `y=2, x=1` is the point `(1,2)`."""
     sources = [string_key(item.sources[0]) if isinstance(item, Chain) else "" for item in answer.items]
     if not {*sources} <= {*"xyz"}:
         return answer.items

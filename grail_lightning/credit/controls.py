@@ -174,7 +174,7 @@ def _replaced(weights: TokenWeights, values: Tensor, batch: RolloutBatch, free: 
     mask, additive = batch.response_mask, weights.additive
     if weights.unscaled is not None:  # The mean is 1, except that of a `Product`.
         scaled = mean_one(values, mask) * masked_mean(weights.values, mask, dim=1)[:, None]
-        same = (values == weights.before_scale).all(1, keepdim=True)  # Half of a `WarmUp`, these are not scaled again.
+        same = (values == weights.before_scale).all(1, keepdim=True)  # A `WarmUp` is not scaled again.
         values = torch.where(same, weights.values, scaled)
     return replace(weights, values=values, additive=None if additive is None else additive.masked_fill(free, 0))
 

@@ -93,7 +93,7 @@ class HFEngine(RolloutEngine):
             sampler.waiting.clear()
 
     def _resend(self, policy: Policy, sampling: Sampling, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
-        """`resend_turns`, in several calls where the longest prompt and the largest limit of one have no room."""
+        """`resend_turns`, in several calls where there is no room for the longest prompt with the largest limit."""
         room, parts = positions(policy.model.config) or math.inf, [list[TurnRequest]()]
         longest = limit = 0  # Of the last part.
         for request in requests:

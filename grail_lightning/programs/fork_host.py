@@ -1,6 +1,6 @@
 """The process that runs programs natively: a warm interpreter forks a confined child for each of them.
 
-It stands inside of the sandbox that its back end makes, and its text is run behind that of guest.py (`python -c`).
+It runs inside of the sandbox that its back end makes, and `python -c` gets its text after that of guest.py.
 """
 
 import json
