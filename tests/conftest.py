@@ -16,11 +16,13 @@ import torch
 from safetensors.torch import load_file
 
 from grail_lightning.batch import AnswerMasks, SampledBatch
+from grail_lightning.cli import GrailCLI
 from grail_lightning.policy import load_policy
 from grail_lightning.programs.executor import Executor
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt
 from tests.batches import rollouts
+from tests.shell import make_parser_once
 
 gc.freeze()  # Each full collection would look at all that libraries keep for ever, twice as long as at the rest.
 
@@ -34,6 +36,13 @@ def _no_leaks_between_tests():
     torch.manual_seed(0)
     yield
     os.environ.pop("PL_GLOBAL_SEED", None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _parsers_are_made_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GrailCLI, "setup_parser", make_parser_once)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from grail_lightning.cli.app import FitOptions
 from grail_lightning.plan import main
 from tests.shell import refusal
 
@@ -23,15 +22,6 @@ QWEN = {
     "tie_word_embeddings": True,
 }
 PARAMETERS = 4_022_468_096
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_parser():
-    """To make it takes longer than to use it."""
-    parser = FitOptions()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("grail_lightning.plan.FitOptions", lambda: parser)
-        yield
 
 
 @pytest.fixture

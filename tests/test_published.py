@@ -9,6 +9,7 @@ import yaml
 
 from grail_lightning.cli.app import FitOptions
 from grail_lightning.cli.config_files import expand_configs, not_followed
+from grail_lightning.credit import OARGradient
 from grail_lightning.runtime.run_folder import RunFolder
 from tests.shell import built, fails
 
@@ -38,22 +39,26 @@ def _files(model, method):
 
 
 @pytest.mark.parametrize(("model", "method"), list(zip(MODELS, cycle(METHODS), strict=False)))
-def test_each_run_is_parsed_and_instantiated(model, method):
-    """The packaged policy and a CPU stand in for the model and the GPUs alone."""
+def test_each_run_has_the_published_options(model, method):
     assert {file.stem for file in (ROOT / "configs" / "published").glob("*.yaml")} == {"base", *MODELS, *METHODS}
     options = FitOptions().parse(_files(model, method))
     assert options.model.policy == MODELS[model]
+    assert options.model.credit.class_path.endswith(f".{METHODS[method]}")
     assert options.trainer.strategy.init_args.data_parallel_size == options.trainer.devices == 4
     assert options.trainer.precision == "bf16-mixed"
-    made = built(*_files(model, method), *SMALL)
-    assert type(made.model.credit).__name__ == METHODS[method]
-    objective, execution, sampling = made.model.objective, made.model.execution, made.model.sampling
+    objective, execution, sampling = options.model.objective, options.model.execution, options.model.sampling
     assert (execution.updates_per_batch, execution.group_size, objective.aggregation) == (4, 8, "dr_grpo")
     assert (objective.clip_low, objective.clip_high, objective.kl_coefficient, sampling.top_k) == (0.2, 0.28, 0.0, 50)
-    assert made.datamodule.prompts_per_batch == 32
+    assert options.data.init_args.prompts_per_batch == 32
+
+
+def test_a_run_is_instantiated():
+    """The packaged policy and a CPU stand in for the model and the GPUs alone."""
+    made = built(*_files("qwen3_8b", "oar_g"), *SMALL)
+    assert type(made.model.credit) is OARGradient
     (group,) = made.model.optimizer([torch.nn.Parameter(torch.ones(1))]).param_groups
     assert (group["lr"], group["weight_decay"]) == (1e-6, 0.0)
-    assert RunFolder(made.trainer).path == Path("runs", model, method)
+    assert RunFolder(made.trainer).path == Path("runs", "qwen3_8b", "oar_g")
 
 
 def test_the_order_of_files_does_not_matter_and_the_runs_of_qwen3_4b_have_files_of_their_own():
