@@ -130,7 +130,7 @@ def test_the_reference_is_loaded_once_for_a_fit_alone_and_neither_trained_nor_sa
     trainer(1).validate(ours, torch.utils.data.DataLoader([problems(1)], batch_size=None), verbose=False)
     assert ours.reference is None
     run = trainer(2, watch)
-    run.fit(ours, batches(2, size=2))
+    run.fit(ours, batches(2))
     assert watch.outputs[0].metrics["kl"] == near(0, 16, torch.float32, scale=1.0)
     assert watch.outputs[-1].metrics["kl"] > 1e-5
     given = {id(p) for group in run.optimizers[0].param_groups for p in group["params"]}
