@@ -23,6 +23,7 @@ UNSEEN = [
     "--evaluation.at_start=false",
     "--evaluation.at_end=false",
     "--model.execution.group_size=2",
+    "--model.execution.mini_batches=1",
     "--data.prompts_per_batch=2",
     "--model.objective.entropy_coefficient=0.1",
 ]
