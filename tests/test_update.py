@@ -233,7 +233,8 @@ def test_a_rank_without_rows_keeps_in_step_on_a_row_that_has_a_response(policy, 
     """Its first row is empty; the forward pass must not fail, and its gradient is zero."""
     mask = batch.response_mask.clone()
     mask[0] = False
-    without = batch.replace(response_mask=mask)
+    ones = torch.ones(len(mask))
+    without = batch.replace(response_mask=mask, finished=ones.bool(), advantages=ones)
     micro = stand_in(without)
     assert micro.rows.tolist() == [1]
     forward = WithoutRows(policy, without, context_for(policy))
