@@ -25,10 +25,10 @@ def strategies(ranks, strategy, *credits):
     for credit in credits:
         # A small budget gives the ranks different numbers of micro-batches; five problems, uneven shares.
         # Rows apart, so that replicated and sharded weights round alike.
-        options = {"updates_per_batch": 2, "token_budget": 100, "kl_coefficient": 0.05, "share_prefixes": False}
+        options = {"token_budget": 100, "kl_coefficient": 0.05, "share_prefixes": False}
         ours, watch = module(options, credit=CREDITS[credit]()), Watch()
         data = ArithmeticData(num_train=64, num_val=5, prompts_per_batch=4, eval_prompts_per_batch=4)
-        run = trainer(4, watch, devices=ranks, strategy=strategy_of(strategy, ranks), num_sanity_val_steps=0)
+        run = trainer(2, watch, devices=ranks, strategy=strategy_of(strategy, ranks), num_sanity_val_steps=0)
         with without_ties():  # The texts of both strategies are compared.
             run.fit(ours, data)
         run.validate(ours, data, verbose=False)
@@ -85,7 +85,7 @@ def ahead(ranks, strategy, folder):
         rank, outputs = saved_fit(ours, data, ranks, strategy, max_steps, *where, limit_val_batches=0)
         return rank, sums(ours.policy.parameters()), [output.batch.texts for output in outputs]
 
-    rank, whole, texts = fit(4, "whole")
+    rank, whole, texts = fit(3, "whole")
     _, _, first = fit(2, "begun")
-    _, resumed, left = fit(4, "resumed", folder / "begun")
+    _, resumed, left = fit(3, "resumed", folder / "begun")
     return {"rank": rank, "weights": [whole, resumed], "texts": [texts, first + left]}

@@ -1,4 +1,4 @@
-"""Optimiser steps on ready batches, whose rows share what they begin with, or do not; and the KL terms to try."""
+"""Optimiser steps on ready batches, whose rows share what they begin with, or do not."""
 
 import dataclasses
 
@@ -14,11 +14,6 @@ from grail_lightning.step.forward import Forward
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.update import Update
 
-KL = [{}] + [
-    {"kl_coefficient": 0.1, "kl_estimator": name, "kl_corrected": corrected}
-    for name in ("k1", "k2", "k3")
-    for corrected in (True, False)
-]
 FEWER = {"shared_tokens": 0.0}  # What is meant to differ.
 EXECUTION = {field.name for field in dataclasses.fields(Execution)}
 

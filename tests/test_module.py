@@ -73,13 +73,13 @@ class Logged(CSVLogger):
             self.at.append(step)
 
 
-@pytest.mark.parametrize("updates", [1, 3])
-def test_uniform_credit_is_grpo_written_by_hand_bit_for_bit(updates, tmp_path):
-    loader = batches(2)
+@pytest.mark.parametrize(("updates", "number"), [(1, 2), (3, 1)])
+def test_uniform_credit_is_grpo_written_by_hand_bit_for_bit(updates, number, tmp_path):
+    loader = batches(number)
     expected_losses, expected = _grpo_by_hand(loader, updates)
     ours = module({"updates_per_batch": updates, "share_prefixes": False})
     logger = Logged(tmp_path)
-    trainer(2 * updates, logger=logger).fit(ours, loader)
+    trainer(number * updates, logger=logger).fit(ours, loader)
     assert [figures["policy/loss"] for figures in logger.figures] == expected_losses
     assert all(torch.equal(p, expected[name]) for name, p in ours.policy.named_parameters())
     assert len(set(expected_losses)) > 1
@@ -91,7 +91,7 @@ def test_a_run_is_reproduced_bit_for_bit_and_neither_a_control_nor_its_weights_c
     for seed, control in (("0", None), ("0", None), ("1", None), ("0", Shuffled())):
         monkeypatch.setenv("PL_GLOBAL_SEED", seed)
         ours, watch = module(credit=GRAIL(), control=control), Watch()
-        trainer(1, watch).fit(ours, batches(1))
+        trainer(1, watch).fit(ours, batches(1, size=2))
         runs.append((weights(ours), watch.outputs[0].batch.texts))
     (first, texts), (again, _), (other, _), (shuffled, drawn) = runs
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -119,8 +119,8 @@ def test_a_dead_run_ends_and_moves_nothing():
     ours = module({"updates_per_batch": 4}, sampling=Sampling(max_response_length=48, temperature=0))
     watch, begun = Watch(), {}
     watch.on_train_start = lambda trainer, pl_module: begun.update(weights(pl_module))
-    trainer(3, watch).fit(ours, batches(5))
-    assert watch.steps == [1, 2, 3]
+    trainer(2, watch).fit(ours, batches(3, size=1))
+    assert watch.steps == [1, 2]
     assert all(torch.equal(begun[name], p) for name, p in ours.policy.named_parameters())
     assert all(math.isfinite(v) for v in watch.outputs[-1].metrics.values())
 
@@ -129,8 +129,8 @@ def test_the_reference_is_loaded_once_for_a_fit_alone_and_neither_trained_nor_sa
     ours, watch = module({"kl_coefficient": 0.1}), Watch()
     trainer(1).validate(ours, torch.utils.data.DataLoader([problems(1)], batch_size=None), verbose=False)
     assert ours.reference is None
-    run = trainer(3, watch)
-    run.fit(ours, batches(3))
+    run = trainer(2, watch)
+    run.fit(ours, batches(2))
     assert watch.outputs[0].metrics["kl"] == near(0, 16, torch.float32, scale=1.0)
     assert watch.outputs[-1].metrics["kl"] > 1e-5
     given = {id(p) for group in run.optimizers[0].param_groups for p in group["params"]}
@@ -140,7 +140,7 @@ def test_the_reference_is_loaded_once_for_a_fit_alone_and_neither_trained_nor_sa
     saved = torch.load(tmp_path / "some.ckpt", weights_only=False)["state_dict"]
     assert not [name for name in saved if "reference" in name]
     kept = ours.reference
-    trainer(1).fit(ours, batches(1))
+    trainer(1).fit(ours, batches(1, size=1))
     assert ours.reference is kept
 
 
@@ -151,26 +151,23 @@ class Third(TokenCredit):
         return TokenWeights(values=batch.response_mask.float(), metrics={"third": 1 / 3})
 
 
-def test_half_precision_rounds_no_figure():
-    """The precision plugin changes torch's default dtype; nothing of ours may depend on it."""
-    watch = Watch()
-    trainer(1, watch, precision="bf16-true").fit(module(credit=Third()), batches(1))
-    assert watch.outputs[0].metrics["credit/third"] == 1 / 3
-
-
-def test_half_precision_of_the_trainer_is_that_of_loading_and_leaves_rotary_frequencies_alone():
+def test_half_precision_of_the_trainer_is_that_of_loading_and_rounds_neither_figures_nor_rotary_frequencies():
     """Rounded frequencies turn by other angles: a reference beside an unrounded policy would differ from the start."""
     first = []
-    for precision, dtype in (("bf16-true", "float32"), ("32-true", "bfloat16")):
-        watch, ours = Watch(), module({"kl_coefficient": 0.1}, loading=Loading(dtype=dtype), credit=PRIME())
-        trainer(1, watch, precision=precision).fit(ours, batches(1))
-        for policy in (ours.policy, ours.reference.policy, ours.second.policy):
+    for precision, dtype, credit in (("bf16-true", "float32", Third()), ("32-true", "bfloat16", PRIME())):
+        watch, ours = Watch(), module({"kl_coefficient": 0.1}, loading=Loading(dtype=dtype), credit=credit)
+        trainer(1, watch, precision=precision).fit(ours, batches(1, size=2))
+        second = [] if ours.second is None else [ours.second.policy]
+        for policy in (ours.policy, ours.reference.policy, *second):
             assert policy.model.dtype == torch.bfloat16
             assert {buffer.dtype for buffer in policy.buffers()} == {torch.float32}
-        first.append(watch.outputs[0])
-        assert watch.outputs[0].batch.rewards.dtype == torch.float32
-    assert [out.metrics["kl"] for out in first] == [0, 0]
-    one, other = (out.batch for out in first)
+        (output,) = watch.outputs
+        assert output.batch.rewards.dtype == torch.float32
+        assert output.metrics["kl"] == 0
+        first.append(output)
+    assert first[0].metrics["credit/third"] == 1 / 3, "the plugin changes torch's default dtype"
+    assert second
+    one, other = (output.batch for output in first)
     assert torch.equal(one.input_ids, other.input_ids)
     assert torch.equal(one.sampling_logprobs, other.sampling_logprobs)
 
@@ -182,7 +179,7 @@ def test_a_policy_that_does_not_move_is_told():
 
     ours = module(optimizer=lambda p: Still(p, lr=1e-3))
     with pytest.warns(UserWarning, match="No parameter moved in a step with gradient norm"):
-        trainer(1).fit(ours, batches(1))
+        trainer(1).fit(ours, batches(1, size=2))
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run_before_the_step():
@@ -195,7 +192,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_step():
     watch.on_train_batch_end = lambda trainer, pl_module, *rest: seen.append(weights(pl_module))
     ours = module(credit=Huge())
     with pytest.raises(ValueError, match=r"`grad_norm` must be finite, but got (nan|inf) at learning rate 0.0001"):
-        trainer(5, watch).fit(ours, batches(5))
+        trainer(2, watch).fit(ours, batches(2))
     (after_one,) = seen
     assert all(torch.equal(p, after_one[name]) for name, p in ours.policy.named_parameters())
     assert all(p.isfinite().all() for p in ours.policy.parameters())
@@ -214,20 +211,23 @@ def test_a_step_without_a_row_logs_no_other_steps_figures(tmp_path):
     assert not {"policy/entropy", "policy/clip_ratio/region_mean"} & empty[1].keys()
 
 
-def test_refresh_update_weighs_anew_before_every_optimiser_step():
-    class Counted(TokenCredit):
-        calls = 0
+def test_weights_are_refreshed_before_every_optimiser_step_and_predicted_at_the_step_of_those_in_memory():
+    steps = []
 
+    class Steps(TokenCredit):
         def needs(self):
             return Needs(refresh="update")
 
         def __call__(self, policy, batch, context):
-            self.calls += 1
+            steps.append(context.step)
             return TokenWeights(values=batch.response_mask.float())
 
-    credit = Counted()
-    trainer(3).fit(module({"updates_per_batch": 3}, credit=credit), batches(1))
-    assert credit.calls == 3
+    ours = module({"updates_per_batch": 2}, credit=Steps())
+    loader, run = torch.utils.data.DataLoader([problems(1)], batch_size=None), trainer(4)
+    run.fit(ours, batches(2, size=2))
+    run.predict(ours, loader)
+    trainer(1).predict(ours, loader)
+    assert steps == [0, 1, 2, 3, 4, 4]
 
 
 def test_figures_have_the_names_that_users_know_and_a_group_of_their_own_choice():
@@ -235,14 +235,11 @@ def test_figures_have_the_names_that_users_know_and_a_group_of_their_own_choice(
     objective = {"kl_coefficient": 0.1, "entropy_coefficient": 0.1, "updates_per_batch": 2}
     trainer(2, watch).fit(module(objective, credit=GRAIL()), batches(1, size=8))
     (output,) = watch.outputs
-    assert output.metrics.keys() >= {
-        *("reward", "reward_std", "frac_reward_zero_std", "accuracy", "entropy", "loss", "grad_norm", "learning_rate"),
-        *(f"completions/{k}" for k in ("mean_length", "min_length", "max_length", "clipped_ratio")),
-        *(f"clip_ratio/{k}" for k in ("low_mean", "high_mean", "region_mean")),
-        *(f"time/{k}" for k in ("sample", "grade", "credit", "update")),
-        *(f"credit/{k}" for k in ("weight_mean", "weight_std", "span_missing", "ess_ratio", "top10_mass")),
-        *("credit/fork_auroc_slip", "kl", "sampling/sampling_logp_difference/mean"),
-    }
+    names = {"reward", "reward_std", "frac_reward_zero_std", "accuracy", "entropy", "loss", "grad_norm", "kl"}
+    names |= {"learning_rate", "completions/clipped_ratio", "credit/fork_auroc_slip", "time/sample", "time/credit"}
+    names |= {f"clip_ratio/{k}" for k in ("low_mean", "high_mean", "region_mean")}
+    names |= {f"credit/{k}" for k in ("weight_mean", "weight_std", "span_missing", "ess_ratio", "top10_mass")}
+    assert output.metrics.keys() >= names | {"sampling/sampling_logp_difference/mean"}
     lengths = output.batch.response_mask.sum(1).float()
     for figure, expected in (("mean", lengths.mean()), ("min", lengths.min()), ("max", lengths.max())):
         assert output.metrics[f"completions/{figure}_length"] == pytest.approx(expected.item())
@@ -256,19 +253,3 @@ def test_a_figure_keeps_its_name_as_the_last_part_of_its_tag():
     for figure, group in tags.items():
         assert tag(figure) == f"{group}/{figure}" == tag(f"{group}/{figure}")
     assert tag("val/accuracy") == "val/accuracy"
-
-
-def test_predict_weighs_at_the_step_of_the_weights_in_memory():
-    steps = []
-
-    class Steps(TokenCredit):
-        def __call__(self, policy, batch, context):
-            steps.append(context.step)
-            return TokenWeights(values=batch.response_mask.float())
-
-    ours, loader = module(credit=Steps()), torch.utils.data.DataLoader([problems(1)], batch_size=None)
-    run = trainer(3)
-    run.fit(ours, batches(3))
-    run.predict(ours, loader)
-    trainer(1).predict(ours, loader)
-    assert steps == [0, 1, 2, 3, 3]

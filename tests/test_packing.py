@@ -11,7 +11,6 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Lfm2Config,
-    LlamaConfig,
     MistralConfig,
     Qwen3Config,
 )
@@ -32,7 +31,6 @@ ENDS = {"pad_token_id": 0, "eos_token_id": 1}
 GEMMA = {"sliding_window": 4, "query_pre_attn_scalar": 8}
 ARCHITECTURES = {
     "qwen3": Qwen3Config(**SIZES, **ENDS),
-    "llama": LlamaConfig(**SIZES, **ENDS),
     "mistral, sliding": MistralConfig(**SIZES, **ENDS, sliding_window=4),
     "gemma 2, sliding": Gemma2Config(**SIZES, **ENDS, **GEMMA, attn_logit_softcapping=5.0),
     "gemma 3, sliding": Gemma3TextConfig(
@@ -86,14 +84,7 @@ def test_packing_concatenates_rows_and_unpacking_restores_them():
 
 @pytest.mark.parametrize(  # Gemma 2 caps attention scores, which SDPA cannot.
     ("name", "attention"),
-    [
-        ("qwen3", "sdpa"),
-        ("llama", "eager"),
-        ("mistral, sliding", "sdpa"),
-        ("mistral, sliding", "eager"),
-        ("gemma 2, sliding", "eager"),
-        ("gemma 3, sliding", "sdpa"),
-    ],
+    [("qwen3", "sdpa"), ("mistral, sliding", "sdpa"), ("gemma 2, sliding", "eager"), ("gemma 3, sliding", "sdpa")],
 )
 def test_states_and_gradients_are_those_of_each_row_alone(name, attention, arithmetic):
     torch.manual_seed(0)
@@ -132,17 +123,24 @@ def test_an_architecture_whose_rows_see_each_other_is_an_error(arithmetic):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"gradient_checkpointing": True}, {"lora": LoRA(rank=2)}, {"attention": "eager"}],
-    ids=lambda options: next(iter(options), "plain"),
+    ("options", "leaf", "alignment"),
+    [
+        ({"gradient_checkpointing": True}, "embeddings", "predictor"),
+        ({"lora": LoRA(rank=2), "attention": "eager"}, "middle", "token"),
+        ({}, "last", "predictor"),
+    ],
+    ids=str,
 )
-def test_log_probabilities_entropy_and_gradients_are_those_of_padded_rows(options, batch):
-    grads, found = [], []
+def test_log_probabilities_gradients_and_saliency_are_those_of_padded_rows(options, leaf, alignment, batch):
+    saliency, grads, found = [], [], []
     for policy in _pair(**options):
+        saliency.append(input_saliency(policy, batch, batch.answer.content, leaf=leaf, alignment=alignment))
         stats = policy(policy.layout(batch), with_entropy=True, entropy_gradient=True)
         (stats.logprobs.sum() + 0.1 * stats.entropy.sum()).backward()
         found.append(stats)
         grads.append({name: p.grad for name, p in policy.named_parameters() if p.grad is not None})
+    assert (saliency[0] != 0).any()
+    assert_near(saliency[1], saliency[0], 64, torch.float32)
     assert_near(found[1].logprobs, found[0].logprobs, 64, torch.float32)
     assert_near(found[1].entropy, found[0].entropy, 64, torch.float32)
     assert grads[1].keys() == grads[0].keys() != set()
@@ -150,29 +148,8 @@ def test_log_probabilities_entropy_and_gradients_are_those_of_padded_rows(option
         assert_near(grads[1][name], grads[0][name], 256, torch.float32)
 
 
-@pytest.mark.parametrize(  # By pairs.
-    ("leaf", "alignment", "checkpointing"),
-    [
-        ("embeddings", "predictor", True),
-        ("embeddings", "token", False),
-        ("first", "predictor", False),
-        ("middle", "token", True),
-        ("last", "predictor", True),
-        ("last", "token", False),
-    ],
-)
-def test_saliency_is_that_of_padded_rows(leaf, alignment, checkpointing, batch):
-    plain, packed = (
-        input_saliency(policy, batch, batch.answer.content, leaf=leaf, alignment=alignment)
-        for policy in _pair(gradient_checkpointing=checkpointing)
-    )
-    assert (plain != 0).any()
-    assert_near(packed, plain, 64, torch.float32)
-
-
-@pytest.mark.parametrize("leaf", ["embeddings", "middle"])
-def test_credit_beside_the_update_gives_the_gradients_of_padded_rows(leaf, batch):
-    (plain, expected), (packed, found) = (beside_the_update(p, batch, leaf, SAMPLING, 400) for p in _pair())
+def test_credit_beside_the_update_gives_the_gradients_of_padded_rows(batch):
+    (plain, expected), (packed, found) = (beside_the_update(p, batch, "middle", SAMPLING, 400) for p in _pair())
     assert_near(found.values, expected.values, 64, torch.float32)
     for name in plain:
         assert_near(packed[name], plain[name], 64, torch.float32)

@@ -1,38 +1,54 @@
 """Strategies by the names that users give them."""
 
 import re
+import shutil
 
 import pytest
 import torch
 import yaml
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.policy import Loading
-from tests.callbacks.scripted import scalars
 from tests.shell import RUN, SHORT, built, fails, main
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
+
+# No validation; two responses to each of two prompts.
+UNSEEN = [
+    "--trainer.val_check_interval=1000",
+    "--evaluation.at_start=false",
+    "--evaluation.at_end=false",
+    "--model.execution.group_size=2",
+    "--model.execution.mini_batches=1",
+    "--data.prompts_per_batch=2",
+    "--model.objective.entropy_coefficient=0.1",
+]
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 @pytest.mark.filterwarnings("ignore:Detected an existing checkpoint")  # Of torch: best.ckpt, a folder, is better now.
 @pytest.mark.filterwarnings("ignore:It is recommended to use")  # One process is no reason to synchronise.
-def test_sharded_weights_train_from_the_command_line(monkeypatch):
+def test_sharded_weights_train_from_the_command_line_and_a_resumed_run_ends_on_those_of_a_whole_one(monkeypatch):
     for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "")  # Lightning sets them for good.
         monkeypatch.delenv(name)
-    try:
-        by_path = "--trainer.strategy=lightning.pytorch.strategies.ModelParallelStrategy"
-        main(["fit", *SHORT, by_path, "--trainer.max_steps=1"])
-        torch.distributed.destroy_process_group()
-        main(["fit", *SHORT, by_path, "--trainer.max_steps=2", "--ckpt_path=last"])
-    finally:
-        torch.distributed.destroy_process_group()
-    assert scalars(RUN)["policy/grad_norm"][-1][0] == 2
-    assert (RUN / "export" / "model.safetensors").is_file()
+    by_path = "--trainer.strategy=lightning.pytorch.strategies.ModelParallelStrategy"
+    exports = []
+    for options in (["--trainer.max_steps=2"], ["--trainer.max_steps=1"], ["--ckpt_path=last"]):
+        if options[0] != "--ckpt_path=last":
+            shutil.rmtree("runs", ignore_errors=True)
+        try:
+            main(["fit", *SHORT, *UNSEEN, by_path, *options])
+        finally:
+            torch.distributed.destroy_process_group()
+        exports.append(load_file(RUN / "export" / "model.safetensors"))
+    whole, half, resumed = exports
+    assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
+    assert any(not torch.equal(weight, half[name]) for name, weight in whole.items())
     saved = yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["strategy"]
     assert saved["class_path"].endswith(".ModelParallelStrategy")
 

@@ -76,32 +76,24 @@ def reference():
 @pytest.mark.parametrize(
     "more",
     [
-        {"level": "sequence", "kl_estimator": "k1"},
-        {"surrogate": "cispo", "kl_estimator": "k2"},
+        {"level": "sequence", "kl_estimator": "k1", "sampler_cap": 1.5},
+        {"surrogate": "cispo", "kl_estimator": "k2", "mask_truncated": False},
         {"entropy_coefficient": 0.03},
-        {"sampler_cap": 1.5},
-        {"mask_truncated": False},
     ],
     ids=str,
 )
 def test_every_way_of_cutting_gives_the_same_gradient(more, policy, reference, batch, given):
-    """Three groups, of which the second is dead; the rows in order and shuffled."""
+    """Three groups, of which the second is dead: at once, and row by row in another order."""
     batch = batch.select(torch.arange(12))
     given = given[:12, : batch.response_mask.shape[1]]
     noise = torch.randn(batch.response_mask.shape, generator=torch.Generator().manual_seed(5))
     batch = batch.replace(sampling_logprobs=batch.sampling_logprobs + noise)
-    plain = {"kl_coefficient": 0.1, "share_prefixes": False, "reference": reference}
-    expected, metrics = _gradients(policy, batch, given, token_budget=10**6, **plain | more)
+    more = {"kl_coefficient": 0.1, "share_prefixes": False, "reference": reference} | more
+    expected, metrics = _gradients(policy, batch, given, token_budget=10**6, **more)
     shuffled = torch.randperm(12, generator=torch.Generator().manual_seed(2))
-    for budget, order in ((1, None), (100, shuffled)):
-        found, small_metrics = _gradients(policy, batch, given, order, token_budget=budget, **plain | more)
-        assert largest_gap(found, expected) <= roundings(64, torch.float32)
-        assert small_metrics == near(metrics, 64, torch.float32, scale=0.01)
-    same_kl = {name: value for name, value in more.items() if name == "kl_estimator"}
-    without, _ = _gradients(policy, batch, given, token_budget=10**6, **plain | same_kl)
-    differs = max((without[name] - expected[name]).abs().max().item() for name in expected)
-    # At ratio 1 the sequence's ratio is 1, too, and cispo's gradient is that of the clipped surrogate.
-    assert (differs > 1e-6) == (more.keys() <= {"entropy_coefficient", "sampler_cap", "mask_truncated"})
+    found, small_metrics = _gradients(policy, batch, given, shuffled, token_budget=1, **more)
+    assert largest_gap(found, expected) <= roundings(64, torch.float32)
+    assert small_metrics == near(metrics, 64, torch.float32, scale=0.01)
 
 
 def test_the_kl_of_a_later_pass_is_corrected_by_each_tokens_own_ratio_at_either_level(policy, reference, batch):
@@ -128,8 +120,10 @@ def test_the_kl_of_a_later_pass_is_corrected_by_each_tokens_own_ratio_at_either_
     assert largest_gap(found, {n: p.grad for n, p in moved.named_parameters()}) <= roundings(64, torch.float32)
 
 
-@pytest.mark.parametrize("more", [{}, {"entropy_coefficient": 0.03, "sampler_cap": 1.5}], ids=["plain", "both"])
-@pytest.mark.parametrize("how", ["grpo", "dr_grpo", "dapo"])
+BOTH = {"entropy_coefficient": 0.03, "sampler_cap": 1.5}
+
+
+@pytest.mark.parametrize(("how", "more"), [("grpo", BOTH), ("dr_grpo", {}), ("dapo", BOTH)])
 def test_gradients_equal_one_loss_over_all_rows_written_by_hand(how, more, policy, batch, given):
     """No row is left out here, no micro-batch is cut: dead rows, trimming and shared prompts must not change that."""
     noise = torch.randn(batch.response_mask.shape, generator=torch.Generator().manual_seed(5)).double()
@@ -163,13 +157,6 @@ def test_an_additive_stage_is_added_to_the_product_of_advantage_and_weight(polic
     assert largest_gap(found, _gradients(policy, batch, given)[0]) > 0.01
 
 
-def test_a_fully_masked_batch_has_loss_zero_and_no_gradient(policy, batch):
-    unfinished = batch.replace(finished=torch.zeros(24, dtype=torch.bool))
-    grads, metrics = _gradients(policy, unfinished)
-    assert grads == {}
-    assert metrics.get("loss", 0.0) == 0.0
-
-
 def test_dead_rows_are_not_run_unless_something_else_needs_them(policy, batch):
     live = _update(policy, batch).live
     assert torch.equal(live, (batch.advantages != 0) & batch.finished)
@@ -193,17 +180,15 @@ def test_old_log_probabilities_are_those_before_the_first_step(cuts, batch, give
     update = _update(moving, batch, given, token_budget=300, **cuts)
     optimizer = torch.optim.SGD(moving.parameters(), lr=0.5)
     with torch.no_grad():
-        expected = load_policy("arithmetic").double()(_whole(batch)).logprobs
+        expected = moving(_whole(batch)).logprobs
     ratios = []
     for number in range(len(update.steps)):
         optimizer.zero_grad()
-        metrics = update.accumulate(number, backward)
-        ratios.append(metrics["clip_ratio/region_mean"])
+        ratios.append(update.accumulate(number, backward)["clip_ratio/region_mean"])
         optimizer.step()
     assert_near(_old_logprobs(update), expected[update.live].double(), 64, torch.float32)
     assert len(ratios) == next(iter(cuts.values()))
-    assert ratios[0] == 0
-    assert ratios[-1] > 0
+    assert ratios[0] == 0 < ratios[-1]
 
 
 def _deal(batch, mini_batches, seed=0, **options):
@@ -212,10 +197,6 @@ def _deal(batch, mini_batches, seed=0, **options):
 
 def test_mini_batches_are_whole_groups_and_cover_the_batch(batch):
     parts = _deal(batch, 3)
-    assert sorted(torch.cat(parts).tolist()) == list(range(24))
-    assert all(len(part) == 8 for part in parts)
-    for part in parts:
-        assert all((batch.group[part] == g).sum() == 4 for g in batch.group[part].unique())
     # The order that runs had before `split_groups` existed.
     order = torch.randperm(6, generator=torch.Generator().manual_seed(0))
     assert [part.tolist() for part in parts] == [
@@ -223,7 +204,7 @@ def test_mini_batches_are_whole_groups_and_cover_the_batch(batch):
     ]
 
 
-@pytest.mark.parametrize(("number", "sizes"), [(3, {8}), (5, {4, 5}), (24, {1}), (30, {0, 1})])
+@pytest.mark.parametrize(("number", "sizes"), [(5, {4, 5}), (30, {0, 1})])
 def test_split_groups_deal_each_row_once_and_into_equal_parts(number, sizes, batch):
     parts = _deal(batch, number, split_groups=True)
     assert sorted(torch.cat(parts).tolist()) == list(range(24))
@@ -252,7 +233,8 @@ def test_a_rank_without_rows_keeps_in_step_on_a_row_that_has_a_response(policy, 
     """Its first row is empty; the forward pass must not fail, and its gradient is zero."""
     mask = batch.response_mask.clone()
     mask[0] = False
-    without = batch.replace(response_mask=mask)
+    ones = torch.ones(len(mask))
+    without = batch.replace(response_mask=mask, finished=ones.bool(), advantages=ones)
     micro = stand_in(without)
     assert micro.rows.tolist() == [1]
     forward = WithoutRows(policy, without, context_for(policy))
@@ -263,9 +245,7 @@ def test_a_rank_without_rows_keeps_in_step_on_a_row_that_has_a_response(policy, 
     assert all((p.grad == 0).all() for p in policy.parameters())
 
 
-@pytest.mark.parametrize(
-    "cuts", [{"updates_per_batch": 2}, {"mini_batches": 2}, {"mini_batches": 2, "split_groups": True}], ids=str
-)
+@pytest.mark.parametrize("cuts", [{"updates_per_batch": 2}, {"mini_batches": 2, "split_groups": True}], ids=str)
 def test_with_dropout_old_log_probabilities_are_all_of_the_policy_that_sampled(cuts, batch):
     dropping = live(load_policy("arithmetic", Loading(lora=LoRA(rank=4, dropout=0.3))).double())
     with torch.no_grad():

@@ -86,22 +86,20 @@ def test_a_full_disk_is_named_and_the_checkpoint_before_stays(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == [file]
 
 
-def _spoil(content, how):
-    half = len(content) // 2
-    return {
-        "empty": b"",
-        "cut": content[:half],
-        "tail": content[:-10],
-        "zeros": bytes(len(content)),
-        "head": bytes(half) + content[half:],
-    }[how]
+SPOILED = {
+    "empty": lambda content: b"",
+    "cut": lambda content: content[: len(content) // 2],
+    "tail": lambda content: content[:-10],
+    "zeros": lambda content: bytes(len(content)),
+    "head": lambda content: bytes(len(content) // 2) + content[len(content) // 2 :],
+}
 
 
-@pytest.mark.parametrize("how", ["empty", "cut", "tail", "zeros", "head"])
+@pytest.mark.parametrize("how", SPOILED)
 def test_a_damaged_checkpoint_is_never_loaded_and_named_before_a_model_is_loaded(how, tmp_path):
     last = tmp_path / "last.ckpt"
     save(last, 9)
-    last.write_bytes(_spoil(last.read_bytes(), how))
+    last.write_bytes(SPOILED[how](last.read_bytes()))
     if how != "head":  # The damaged part is not read yet.
         with pytest.raises(ValueError, match=r"`ckpt_path` must be a checkpoint of a run, .*last\.ckpt cannot be read"):
             read_state(str(last), ONE_FILE)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from grail_lightning.credit import GRAIL
+from grail_lightning.batch import Sampling
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.master_weights import MasterWeights
 from grail_lightning.policy import Loading, load_policy
@@ -13,6 +13,11 @@ from tests.runs import Watch, batches, module, trainer, weights
 
 ALONE = SingleDeviceStrategy("cpu")
 HALF = Loading(dtype="bfloat16")
+# Short responses, each of which has a gradient by the bonus.
+SHORT = {
+    "objective": {"group_size": 2, "entropy_coefficient": 0.1, "mask_truncated": False},
+    "sampling": Sampling(max_response_length=3),
+}
 
 
 def _adamw(lr):
@@ -74,13 +79,13 @@ def test_a_resumed_run_goes_on_where_the_masters_were(tmp_path, recwarn):
     def masters(ours):
         return [m.detach() for m in ours.gradients.weights]
 
-    whole, first, second = (module(credit=GRAIL(), optimizer=_adamw(1e-5)) for _ in range(3))
+    whole, first, second = (module(optimizer=_adamw(1e-5), **SHORT) for _ in range(3))
     watch = Watch()
-    trainer(2, watch, precision="bf16-true").fit(whole, batches(1))
+    trainer(2, watch, precision="bf16-true").fit(whole, batches(1, size=1))
     run = trainer(1, precision="bf16-true")
-    run.fit(first, batches(1))
+    run.fit(first, batches(1, size=1))
     run.save_checkpoint(tmp_path / "one.ckpt")
-    trainer(2, precision="bf16-true").fit(second, batches(1), ckpt_path=tmp_path / "one.ckpt")
+    trainer(2, precision="bf16-true").fit(second, batches(1, size=1), ckpt_path=tmp_path / "one.ckpt")
     assert watch.steps == [1, 2]
     assert second.policy.model.dtype == torch.bfloat16
     assert {m.dtype for m in masters(whole)} == {torch.float32}
@@ -93,9 +98,9 @@ def test_a_resumed_run_goes_on_where_the_masters_were(tmp_path, recwarn):
 
 @pytest.mark.parametrize(("before", "after"), [(HALF, Loading()), (Loading(), HALF)], ids=["to float32", "to bfloat16"])
 def test_a_checkpoint_hands_on_all_digits_to_another_precision(before, after, tmp_path):
-    first, second = module(loading=before), module(loading=after)
+    first, second = module(loading=before, **SHORT), module(loading=after, **SHORT)
     run = trainer(1)
-    run.fit(first, batches(1))
+    run.fit(first, batches(1, size=1))
     run.save_checkpoint(tmp_path / "one.ckpt")
     seen = []
 
@@ -103,26 +108,22 @@ def test_a_checkpoint_hands_on_all_digits_to_another_precision(before, after, tm
         def on_train_start(self, trainer, pl_module):
             seen.extend(w.detach().clone() for w in pl_module.gradients.weights)
 
-    trainer(2, Look()).fit(second, batches(1), ckpt_path=tmp_path / "one.ckpt")
+    trainer(2, Look()).fit(second, batches(1, size=1), ckpt_path=tmp_path / "one.ckpt")
     held = [w.detach() for w in first.gradients.weights]
     assert any(not torch.equal(w, w.bfloat16().float()) for w in held)
     assert all(torch.equal(a, b) for a, b in zip(seen, held, strict=True))
 
 
 def test_a_checkpoint_after_other_weights_were_loaded_holds_those(tmp_path):
-    first, second = module(loading=HALF), module(loading=HALF, optimizer=_adamw(1e-3))
-    for number, (ours, run) in enumerate(((first, trainer(1)), (second, trainer(1)))):
-        run.fit(ours, batches(1))
-        run.save_checkpoint(tmp_path / f"{number}.ckpt")
-
-    def saved(name):
-        state = torch.load(tmp_path / name, weights_only=True)["state_dict"]
-        return {name.removeprefix("policy."): w for name, w in state.items()}
-
-    assert any(not torch.equal(w, w.bfloat16().float()) for w in saved("0.ckpt").values())  # After a fit: all digits.
+    first, second = (module(loading=HALF, optimizer=_adamw(rate), **SHORT) for rate in (1e-4, 1e-3))
+    for ours in (second, first):
+        run = trainer(1)
+        run.fit(ours, batches(1, size=1))
+    run.save_checkpoint(tmp_path / "0.ckpt")
     run = trainer(1)
-    run.validate(second, batches(1), ckpt_path=tmp_path / "0.ckpt", verbose=False, weights_only=True)
+    run.validate(second, batches(1, size=1), ckpt_path=tmp_path / "0.ckpt", verbose=False, weights_only=True)
     assert second.gradients is None
     run.save_checkpoint(tmp_path / "again.ckpt")
-    again, digits = saved("again.ckpt"), saved("0.ckpt")
+    digits, again = (torch.load(tmp_path / f"{name}.ckpt", weights_only=True)["state_dict"] for name in ("0", "again"))
+    assert any(not torch.equal(w, w.bfloat16().float()) for w in digits.values())  # After a fit: all digits.
     assert all(torch.equal(w.float(), digits[name].bfloat16().float()) for name, w in again.items())
