@@ -12,7 +12,6 @@ from grail_lightning.environments.tools import ToolSet, run_calls
 from grail_lightning.programs.outcome import Limits
 from grail_lightning.tasks import EnvironmentTask, WordProblemSpace
 from tests.calling import END, calling_policy
-from tests.shell import fails_early
 
 pytestmark = pytest.mark.usefixtures("programs_run")
 TRACEBACK = "Traceback (most recent call last):\n"
@@ -86,9 +85,9 @@ def called(python, codes, seconds):
 
 
 def test_programs_that_loop_do_not_use_up_the_seconds_of_others():
-    codes = [f"while {k}: pass" for k in range(1, 16)] + ["print('mine')"]
-    made = called(Python(limits=Limits(seconds=0.2), workers=1), codes, seconds=2.5)
-    assert [call.status for call in made] == ["done"] * 16
+    codes = [f"while {k}: pass" for k in range(1, 9)] + ["print('mine')"]
+    made = called(Python(limits=Limits(seconds=0.2), workers=1), codes, seconds=1.5)
+    assert [call.status for call in made] == ["done"] * 9
     assert made[-1].result == "mine"
 
 
@@ -102,15 +101,8 @@ def test_programs_that_nobody_waits_for_hold_up_no_others():
 
 
 def test_the_worked_examples_of_word_problems_are_programs_with_their_results(python):
-    for row in WordProblemSpace(min_steps=2, max_steps=2, largest=999, calls="python").sample(5, "train"):
+    for row in WordProblemSpace(min_steps=2, max_steps=2, largest=999, calls="python").sample(3, "train"):
         pairs = re.findall("<run>(.*)</run>\n<result>(.*)</result>\n", row["solution"])
         assert len(pairs) == 2
         assert [python.run(code) for code, _ in pairs] == [result for _, result in pairs]
         assert row["solution"].endswith(f"{pairs[-1][1]}</result>\n#### {row['answer']}")
-
-
-def test_a_wrong_option_is_one_line_before_a_model_is_loaded(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    options = ["--config=configs/smollm2_python.yaml", "--model.policy=arithmetic"]
-    said = fails_early(capsys, "fit", *options, "--data.task.environment.limits.seconds=0")
-    assert "`limits` and `workers` must be positive" in said
