@@ -161,7 +161,7 @@ def test_data_loader_workers_grade_with_workers_of_their_own_and_leave_none(veri
 
     verifier.grade([(r"\sqrt{20}", r"2\sqrt{5}")])  # In a worker that children must not use.
     ours = pids()
-    pairs = [(rf"\sqrt{{{n * n * 5}}}", rf"{n + n % 2}\sqrt{{5}}") for n in range(2, 6)]
+    pairs = [(rf"\sqrt{{{n * n * 7}}}", rf"{n + n % 2}\sqrt{{7}}") for n in range(2, 6)]
     loader = torch.utils.data.DataLoader(pairs, 1, collate_fn=grade, num_workers=2, multiprocessing_context="fork")
     rows = list(loader)
     assert [correct for correct, _, _ in rows] == [[True], [False]] * 2
