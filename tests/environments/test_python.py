@@ -86,7 +86,9 @@ def called(python, codes, seconds):
 
 def test_programs_that_take_long_do_not_use_up_the_seconds_of_others():
     codes = [f"import time; time.sleep({seconds})" for seconds in (0.58, 0.59, 0.6)] + ["print('mine')"]
-    made = called(Python(limits=Limits(seconds=0.5), workers=1), codes, seconds=1.5)
+    python = Python(limits=Limits(seconds=0.5), workers=1)
+    assert python.run("") == "", "a sandbox is there"
+    made = called(python, codes, seconds=1.6)
     assert [call.status for call in made] == ["done"] * 4
     assert made[-1].result == "mine"
 
