@@ -62,7 +62,7 @@ def test_cheap_pairs_start_no_worker_and_the_cache_is_bounded():
 
 
 def test_a_hanging_pair_times_out_and_costs_nothing_else():
-    with Verifier(num_workers=2, timeout_seconds=1.0) as impatient:
+    with Verifier(num_workers=2, timeout_seconds=1.5) as impatient:
         impatient.grade([NEEDS_WORKER, (r"\sqrt{18}", r"3\sqrt{2}")])  # both workers are up
         start = time.perf_counter()
         verdicts = impatient.grade(
