@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from grail_lightning.answers import AnswerSpan, Conventions, LastNumber, Marker, Pattern, Verdict, Verifier
-from grail_lightning.batch import Sampling
-from grail_lightning.engines import HFEngine
 from grail_lightning.engines.base import build_batch
 from grail_lightning.grading import TaskVerifiers, align_rows, answer_masks, grade_and_locate, grade_answers, step_masks
 from grail_lightning.step.report import Tally, add_rollouts
@@ -26,13 +24,13 @@ TEXTS = [
 ]
 
 
-def _batch(policy, prompt, texts):
+def _batch(policy, prompt, texts, group_size=1):
     ids = [policy.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    return build_batch(policy, [prompt] * len(texts), 1, [list(row) for row in ids], [True] * len(texts))
+    return build_batch(policy, [prompt] * (len(ids) // group_size), group_size, ids, [True] * len(ids))
 
 
-def _chains(policy, task=None):
-    return _batch(policy, (task or ArithmeticTask()).prompt({"problem": "7+5-3"}), TEXTS)
+def _chains(policy):
+    return _batch(policy, ArithmeticTask().prompt({"problem": "7+5-3"}), TEXTS)
 
 
 def _boxes(policy):
@@ -129,27 +127,22 @@ def test_tasks_that_make_their_verifier_alike_share_one_and_another_has_its_own(
     assert all(verifiers.of(task) is shared for task in [*copies, tasks[2]])
     assert own is verifiers.of(tasks[4]) is not shared
 
-    shared.grade([("(x+1)^2", "x^2+2x+1")])
     own.grade([("(x+1)^2", "x^2+2x+1")])
-    processes = [worker.process for verifier in (shared, own) for worker in verifier._pool.workers]
+    (worker,) = own._pool.workers
     verifiers.close()
-    assert len(processes) == 2
-    assert all(process.poll() is not None for process in processes)
+    assert worker.process.poll() is not None
     assert grade_answers([], [], TaskVerifiers()) == []
 
 
 def test_shaped_rewards_leave_correctness_alone_and_are_logged_part_by_part(arithmetic):
-    overlong = RewardSpec(function="overlong", weight=2.0, arguments={"limit": 4, "buffer": 4}, name="long")
+    overlong = RewardSpec(function="overlong", weight=2.0, arguments={"limit": 64, "buffer": 64}, name="long")
     task = MathTask(rewards=[RewardSpec(function="correctness"), overlong])
-    prompts = [task.prompt({"problem": "Compute 1+1.", "answer": "2"}) for _ in range(2)]
-    engine = HFEngine()
-    engine.update_weights(arithmetic)
-    batch = engine.generate(prompts, 2, Sampling(max_response_length=4), seed=1)
-    batch = batch.replace(texts=[r"\boxed{2}", "no", r"\boxed{2}", r"\boxed{2}"])
+    prompt = task.prompt({"problem": "Compute 1+1.", "answer": "2"})
+    batch = _batch(arithmetic, prompt, [r"\boxed{2}", "no", r"\boxed{2}", r"\boxed{2}"], group_size=2)
     with Verifier(num_workers=1) as verifier:
         graded = grade_and_locate(batch, verifier, arithmetic.tokenizer)
     assert graded.correct.tolist() == [True, False, True, True]
-    penalty = -(batch.response_lengths.float() / 4)  # limit = buffer: the slope begins at no token
+    penalty = -(batch.response_lengths.float() / 64)  # limit = buffer: the slope begins at no token
     assert_near(graded.rewards, graded.correct.float() + 2 * penalty, 16)
     assert_near(graded.reward_values["long"], penalty, 16)
     assert torch.equal(graded.select(torch.tensor([1, 3])).reward_values["correctness"], torch.tensor([0.0, 1.0]))

@@ -94,12 +94,13 @@ def test_the_range_of_a_marked_answer_begins_with_the_marker():
     assert (text[found.start : found.stop], text[found.content_start : found.content_stop]) == ("#### 12", "12")
 
 
-def test_a_pattern_that_backtracks_without_bound_ends_after_a_second(caplog):
+def test_a_pattern_that_backtracks_without_bound_ends_in_time(caplog, monkeypatch):
+    monkeypatch.setattr("grail_lightning.answers.find._PATTERN_SECONDS", 0.1)
     start = time.process_time()  # The limit is one of processor time; other processes do not count.
     form = Pattern(r"(?:a|a|aa)+$")
     assert form.find("a" * 2000 + "b") == []
     assert form.find("a" * 2001 + "b") == []
-    assert time.process_time() - start < 20
+    assert time.process_time() - start < 10
     assert caplog.text.count("Rewrite it so that it cannot match a text in exponentially many ways") == 1
 
 
@@ -127,21 +128,17 @@ def test_references_lose_what_marks_them():
 @pytest.mark.parametrize(
     "form", [LastNumber(), Marker(), Marker(to_end=True), Boxed(), Fenced(), Pattern(r"#### (\S+)")]
 )
-@pytest.mark.parametrize(
-    "piece", ["#### 7 ", "-", "1,", "1", "####", "*", " ", r"\boxed{", "{", "}", "\\", "$-", "1/", "```\n"]
-)
-def test_hostile_texts_take_linear_time_and_ranges_lie_inside(form, piece):
-    def seconds(copies):
+def test_hostile_texts_take_linear_time_and_ranges_lie_inside(form):
+    pieces = ["#### 7 ", "-", "1,", "1", "####", "*", " ", "{", "}", "\\", "$-", "1/", "```\n", r"\boxed{"]
+    texts = [piece * (50_000 // len(piece)) for piece in pieces]
+    texts += [r"\boxed{" * 20_000 + "}" * 20_000, r"\boxed" + " " * 50_000]
+    for text in texts:
         start = time.thread_time()
-        found = form.find(piece * copies)
-        taken = time.thread_time() - start
+        found = form.find(text)
+        assert time.thread_time() - start < 2  # Quadratic would be more than that.
         for span in found:
             assert isinstance(span, AnswerSpan)
-            assert 0 <= span.start <= span.content_start <= span.content_stop <= span.stop <= len(piece * copies)
-        return taken
-
-    once, eight = (min(seconds(copies) for _ in range(2)) for copies in (4000, 32000))
-    assert eight < 8 * once * 4 + 0.2
+            assert 0 <= span.start <= span.content_start <= span.content_stop <= span.stop <= len(text)
 
 
 BOXES = {
@@ -173,12 +170,3 @@ def test_boxes_are_complete_and_the_last_one_is_the_answer(text):
     assert all(text[box.start :].startswith("\\boxed") and text[box.stop - 1] == "}" for box in boxes)
     assert last_box(text) == (boxes[-1] if boxes else None)
     assert box_content(text) == (BOXES[text][-1].strip() if boxes else None)
-
-
-@pytest.mark.parametrize(
-    "text", [r"\boxed{" * 50_000 + "}" * 50_000, r"\boxed" + " " * 200_000], ids=["nested", "spaces"]
-)
-def test_boxes_of_hostile_text_take_linear_time(text):
-    start = time.perf_counter()
-    find_boxes(text)
-    assert time.perf_counter() - start < 5.0  # quadratic would be minutes

@@ -1,10 +1,7 @@
 # ruff: noqa: E501 (cases are easier to read in rows, and some are about letters that look alike)
 """Hostile texts, and random text in the shape of answers: `grade` returns a verdict for each, and nothing else happens."""
 
-import gc
-import random
 import time
-import tracemalloc
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -39,7 +36,7 @@ def test_hostile_answers_are_never_right_never_raise_and_execute_nothing(tmp_pat
     hostile = [text.replace("{marker}", str(marker)) for text in HOSTILE]
     assert len(hostile) >= 150
     start = time.perf_counter()
-    with Verifier(num_workers=2, timeout_seconds=2.0) as verifier:
+    with Verifier(num_workers=2, timeout_seconds=1.0) as verifier:
         as_prediction = verifier.grade([("4", text) for text in hostile])
         rounds = -(-sum(verdict.status == "timeout" for verdict in as_prediction) // 2)
         verifier.grade([(text, "4") for text in hostile])
@@ -62,43 +59,28 @@ anything = st.text(st.characters(), max_size=40)
 answers = st.one_of(grammar, grammar, anything)
 
 
-def has_verdicts(verifier, pairs):
-    verdicts = verifier.grade(pairs)
-    assert [(verdict.gold, verdict.prediction) for verdict in verdicts] == pairs
-    assert {verdict.status for verdict in verdicts} <= {*STATUSES}
-    assert all(verdict.correct == (verdict.status == "right") for verdict in verdicts)
-    assert not verifier.faults
-    return verdicts
-
-
 @pytest.fixture(scope="module")
 def verifier():
     with Verifier(num_workers=2, timeout_seconds=2.0, cache_size=100) as opened:
         yield opened
 
 
-def fuzz(verifier, examples, pairs_each):
+@pytest.mark.parametrize("examples", [60, pytest.param(2000, marks=pytest.mark.slow)])
+def test_no_exception_leaves_grade(verifier, examples):
     pair = st.tuples(answers, answers)
-    graded = []
 
     @settings(max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=HealthCheck)
-    @given(st.lists(pair, min_size=pairs_each, max_size=pairs_each))
+    @given(st.lists(pair, min_size=10, max_size=10))
     def check(pairs):
-        for (gold, _), verdict in zip(pairs, has_verdicts(verifier, pairs), strict=True):
+        verdicts = verifier.grade(pairs)
+        assert [(verdict.gold, verdict.prediction) for verdict in verdicts] == pairs
+        for (gold, _), verdict in zip(pairs, verdicts, strict=True):
+            assert verdict.status in STATUSES
+            assert verdict.correct == (verdict.status == "right")
             assert gold.strip() or not verdict.correct  # nothing is equal to an empty reference
-        graded.append(len(pairs))
+        assert not verifier.faults
 
     check()
-    return sum(graded)
-
-
-def test_no_exception_leaves_grade(verifier):
-    assert fuzz(verifier, 60, 10) >= 600
-
-
-@pytest.mark.slow
-def test_no_exception_leaves_grade_in_twenty_thousand_pairs(verifier):
-    assert fuzz(verifier, 1000, 20) >= 20_000
 
 
 @settings(max_examples=300, deadline=None, database=None, derandomize=True)
@@ -112,25 +94,9 @@ def test_an_answer_is_equal_to_itself_unless_it_is_empty_and_its_boxes_stand_one
         end = box.stop
 
 
-def hostile_pairs(draw, count):
-    """Each of its own, most as long and as branched as the caps allow."""
-    long = [lambda: "+".join(draw.choices("123456789xy", k=900)), lambda: ",".join(draw.choices("123456789", k=900))]
-    long += [lambda: "(" * 29 + "x" * 900 + ")" * 29, lambda: "9" * 900, lambda: "\\frac{1}{2}" * 150]
-    made = ["".join(draw.choices(ATOMS, k=8)) + "+" + draw.choice(long)() for _ in range(count)]
-    return [(str(draw.randrange(10**6)), text) for text in made]
-
-
-@pytest.mark.slow
-def test_the_memory_of_the_parent_stays_flat_over_five_thousand_hostile_pairs(verifier):
-    draw = random.Random(2)
-    verifier.grade(hostile_pairs(draw, 500))
-    tracemalloc.start()
-    try:
-        for _ in range(10):
-            verifier.grade(hostile_pairs(draw, 500))
-        gc.collect()
-        grown = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-    # Verdicts of long answers are not kept, nor are their trees: one of these takes up to 0.1 MiB.
-    assert grown < 8 * 2**20
+def test_verdicts_of_long_answers_are_not_kept(verifier):
+    """They, and their trees, would fill the memory of the parent."""
+    long = ("4", "+".join("123456789" * 100))
+    verifier.grade([long, ("4", "5")])
+    assert ("4", "5") in verifier._cache
+    assert long not in verifier._cache

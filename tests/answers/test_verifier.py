@@ -1,4 +1,5 @@
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from grail_lightning.answers import Conventions, Verdict, Verifier
 from grail_lightning.answers.__main__ import main
@@ -28,19 +30,17 @@ def statuses(verdicts):
 
 def gone(pids, seconds=10.0):
     limit = time.monotonic() + seconds
-    while time.monotonic() < limit:
-        if not any(os.path.exists(f"/proc/{pid}") and state(pid) != "Z" for pid in pids):
-            return True
+    while any(map(lives, pids)) and time.monotonic() < limit:
         time.sleep(0.05)
-    return False
+    return not any(map(lives, pids))
 
 
-def state(pid):
+def lives(pid):
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0]
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
-        return "Z"
+        return False
 
 
 def test_a_batch_is_graded_in_order(verifier):
@@ -150,45 +150,91 @@ def test_threads_may_share_a_verifier(verifier):
             assert correct == [bool(thread % 2)] * 6
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_data_loader_workers_grade_with_workers_of_their_own_and_leave_none(verifier):
+    def grade(pairs):
+        correct = [verdict.correct for verdict in verifier.grade(pairs)]
+        return correct, os.getpid(), pids()
+
+    def pids():
+        return {worker.process.pid for worker in verifier._pool.workers}
+
+    verifier.grade([(r"\sqrt{20}", r"2\sqrt{5}")])  # In a worker that children must not use.
+    ours = pids()
+    pairs = [(rf"\sqrt{{{n * n * 7}}}", rf"{n + n % 2}\sqrt{{7}}") for n in range(2, 6)]
+    loader = torch.utils.data.DataLoader(pairs, 1, collate_fn=grade, num_workers=2, multiprocessing_context="fork")
+    rows = list(loader)
+    assert [correct for correct, _, _ in rows] == [[True], [False]] * 2
+    processes, theirs = {process for _, process, _ in rows}, set().union(*(used for *_, used in rows))
+    assert len(processes) == len(theirs) == 2
+    assert not theirs & ours
+    assert os.getpid() not in processes
+    del loader
+    assert gone(theirs)
+    assert statuses(verifier.grade([(r"\sqrt{24}", r"2\sqrt{6}")])) == ["right"]
+    assert pids() == ours, "the parent's own are alive"
+
+
 SCRIPT = textwrap.dedent(
     r"""
-    import os, sys, threading, time
+    import multiprocessing, os, sys, threading
     from grail_lightning.answers import Verifier
-    verifier = Verifier(num_workers=1, timeout_seconds=float(sys.argv[2]))
-    verifier.grade([(r"\sqrt{44}", r"2\sqrt{11}")])
-    print(verifier._pool.workers[0].process.pid, flush=True)
-    if sys.argv[1] == "hang":
+
+    def hang():
+        idle, seconds = sys.argv[2:]
+        verifier = Verifier(num_workers=1 + int(idle), timeout_seconds=float(seconds))
+        verifier.grade([(r"\sqrt{44}", r"2\sqrt{11}"), (r"\sqrt{12}", r"2\sqrt{3}")])
+        print(os.getpid(), *[worker.process.pid for worker in verifier._pool.workers], flush=True)
         verifier.grade([("3", r"\sum_{m=1}^{\infty}\frac{\sin(m^{2})}{m}")])
-    if sys.argv[1] == "wait":
-        time.sleep(60)
+
+    if sys.argv[1] == "main":
+        hang()
+    # As a data loader's worker is, which leaves without the functions of `atexit`.
+    made = multiprocessing.get_context("fork").Process if sys.argv[1] == "process" else threading.Thread
+    made = made(target=hang, daemon=True)
+    made.start()
+    made.join()
     """
 )
-
-
-@pytest.mark.parametrize(
-    ("mode", "end"), [("end", None), ("hang", signal.SIGINT), ("wait", signal.SIGKILL), ("hang", signal.SIGKILL)]
-)
-def test_nothing_is_left_behind_however_the_program_ends(mode, end):
+ENDS = {  # Where it grades: the signal to its group as a terminal sends it, or to itself; idle workers; the time limit.
+    "main": (os.killpg, signal.SIGINT, 0, 60.0),
+    "thread": (os.killpg, signal.SIGINT, 0, 60.0),
+    "process": (os.killpg, signal.SIGINT, 0, 60.0),
     # An idle worker sees its pipe close; a busy one is ended by its own alarm, a second after the time limit.
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, mode, "2.0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    worker = int(process.stdout.readline())
-    if end is not None:
-        time.sleep(0.5)
-        process.send_signal(end)
-    process.communicate(timeout=30)
-    assert (process.returncode == 0) is (end is None)
-    assert gone([worker])
+    "killed": (os.kill, signal.SIGKILL, 1, 1.5),
+}
 
 
-def test_the_module_of_the_caller_is_not_imported_by_workers(tmp_path):
+def test_nothing_is_left_behind_however_the_program_ends():
+    programs = {}
+    for place, (_, _, idle, seconds) in ENDS.items():
+        arguments = [place.replace("killed", "main"), str(idle), str(seconds)]
+        command = [sys.executable, "-c", SCRIPT, *arguments]
+        programs[place] = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+    pids = {place: [int(pid) for pid in program.stdout.readline().split()] for place, program in programs.items()}
+    assert [len(of_program) for of_program in pids.values()] == [2, 2, 2, 3]
+    time.sleep(0.5)  # They hang in their workers by now.
+    for place, program in programs.items():
+        end, number, _, _ = ENDS[place]
+        end(program.pid, number)
+        program.communicate(timeout=30)
+        assert program.returncode != 0
+        assert gone(pids[place]), place
+
+
+def test_workers_import_neither_the_caller_s_module_nor_its_folder_and_no_layer_imports_torch(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "print('imported', flush=True)\n"
-        "from grail_lightning.answers import Verifier\n"
-        "with Verifier(num_workers=2) as verifier:\n"
-        r"    print(verifier.grade([(r'\sqrt{44}', r'2\sqrt{11}')])[0].status)" + "\n"
+        "import sys\n"
+        "from grail_lightning.answers import Verifier, pool, spans, values, verifier\n"
+        "with Verifier(num_workers=1) as opened:\n"
+        r"    print(opened.grade([(r'\sqrt{44}', r'2\sqrt{11}')])[0].status)" + "\n"
+        "assert 'sympy' not in sys.modules and 'mpmath' not in sys.modules\n"
+        "values.load_libraries()\n"
+        "assert 'torch' not in sys.modules and 'sympy' in sys.modules\n"
     )
     (tmp_path / "sympy.py").write_text("raise SystemExit('the current folder is not on the path of a worker')\n")
     (tmp_path / "numbers.py").write_text("raise SystemExit('nor this')\n")
@@ -196,17 +242,15 @@ def test_the_module_of_the_caller_is_not_imported_by_workers(tmp_path):
     done = subprocess.run(
         [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
     )
-    assert done.stdout == "imported\nright\n", done.stderr
+    assert (done.stdout, done.returncode) == ("imported\nright\n", 0), done.stderr
 
 
-def test_workers_and_their_layers_import_no_torch():
-    code = (
-        "import sys\nfrom grail_lightning.answers import pool, spans, values, verifier\n"
-        "assert 'sympy' not in sys.modules and 'mpmath' not in sys.modules\n"
-        "values.load_libraries()\n"
-        "assert 'torch' not in sys.modules and 'sympy' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+def test_a_copy_has_the_settings_and_workers_of_its_own(verifier):
+    """As the processes of a data loader get one that are not forks."""
+    with pickle.loads(pickle.dumps(verifier)) as copy:
+        assert copy._settings == verifier._settings
+        assert copy._pool.workers == []
+        assert statuses(copy.grade([NEEDS_WORKER])) == ["right"]
 
 
 def test_a_memory_limit_too_small_to_start_is_an_error_that_says_so():

@@ -42,10 +42,10 @@ def test_one_first_request_serves_all_environments_and_documents_of_other_forms_
         assert len(asked[-1][1]["queries"][0]) == 500
 
 
-@pytest.mark.parametrize("trouble", [(503, {}), (429, {}), ("silent", 1.0)])
-def test_a_request_is_repeated_when_the_server_is_busy_or_silent(trouble):
-    with serving((200, FOUND), trouble, trouble, (200, FOUND)) as (url, asked):
-        environment = Search(retriever=url, timeout_seconds=0.3)
+@pytest.mark.parametrize("troubles", [[(503, {}), (429, {})], [("silent", 0.4)] * 2])
+def test_a_request_is_repeated_when_the_server_is_busy_or_silent(troubles):
+    with serving((200, FOUND), *troubles, (200, FOUND)) as (url, asked):
+        environment = Search(retriever=url, timeout_seconds=0.2)
         assert environment.search("q").startswith("- ")
         assert [body["queries"] for _, body, _ in asked] == [["test"], ["q"], ["q"], ["q"]]
 
@@ -54,7 +54,6 @@ def test_a_request_is_repeated_when_the_server_is_busy_or_silent(trouble):
     ("answer", "message"),
     [
         ((404, {}), "answered with status 404"),
-        ((503, {}), "answered with status 503"),
         ((302, {}), "status 302"),
         ((200, b"<html>"), "<html>.*, but not with JSON"),
         ((200, b"[" * 200_000), "but not with JSON"),

@@ -49,7 +49,7 @@ TEXTS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(*[TEXTS.map("".join)] * 3)
 def test_no_text_passes_for_a_heading(text, name, result):
     made = transcript(Episode(turns=(Turn(text=text, calls=(Call(name=name, result=result),)),), end="turns"))

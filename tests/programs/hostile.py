@@ -66,6 +66,24 @@ read what others would read: raised failed | input() or x + 1
 raise a signal: raised crashed | [signal.raise_signal(signal.SIGKILL)] and x + 1
 alarm: failed raised | signal.alarm(1) or signal.pause()
 load into the interpreter of the grader: raised crashed | ctypes.pythonapi.Py_Exit(0)
+ignore the timer: raised timeout | [signal.signal(signal.SIGPROF, signal.SIG_IGN)] and max(itertools.count())
+memory in many pieces: memory timeout crashed | [str(n) + "x" * 100000 for n in itertools.count()]
+recursion without a limit: crashed raised memory timeout | [sys.setrecursionlimit(10**9)] and [f(x)]
+flood the output: output | any(print("x" * 1000) for _ in itertools.count())
+fork: raised | x + 1 if os.fork() else os._exit(0)
+fork bomb: raised | all(os.fork() >= 0 for _ in itertools.count())
+threads: raised | [threading.Thread(target=print).start()] and x + 1
+read by a link: raised | [os.symlink("/etc/passwd", "link")] and open("link").read() and x + 1
+make folders without end: raised | [os.mkdir("d") or os.chdir("d") for _ in range(10**6)] and x + 1
+secrets of the environment: raised failed | x + 1 if any(map(ctypes.CDLL(None).getenv, (b"HOME", b"PATH"))) else -1
+one byte at a time: output raised timeout | all(os.write(3, b"x") for _ in itertools.count())
+one byte at a time, slowly: timeout raised | all(os.write(3, b"x") and not time.sleep(0.05) for _ in itertools.count())
+close all and go on: timeout raised | [os.closerange(0, 64)] and max(itertools.count())
+exhaust descriptors: raised timeout crashed | all(os.dup(5) for _ in itertools.count())
+a watchdog of its own: raised | [faulthandler.dump_traceback_later(0.1, exit=True)] and max(itertools.count())
+trace nothing: failed | [sys.settrace(lambda *a: None)] and sys.settrace(None)
+result that holds itself: failed | (lambda held: [held.append(held)] and held)([])
+wait for a lock: timeout crashed | (lambda lock: lock.acquire() and lock.acquire())(threading.Lock()) and x + 1
 """
 _TEXT = """
 ## endless loop: timeout
@@ -79,28 +97,12 @@ def f(x):
         try:
             while True: pass
         except BaseException: pass
-## wait for a lock: timeout crashed
-import threading
-def f(x):
-    lock = threading.Lock()
-    lock.acquire()
-    lock.acquire()
-    return x + 1
 ## read the pipe dry: timeout refused crashed raised
 import os
 def f(x):
     for fd in range(3, 10):
         while os.read(fd, 1): pass
     return x + 1
-## ignore the timer: raised timeout
-import signal
-def f(x):
-    signal.signal(signal.SIGPROF, signal.SIG_IGN)
-    while True: pass
-## memory in many pieces: memory timeout crashed
-def f(x):
-    held = []
-    while True: held.append("x" * 100000 + str(len(held)))
 ## memory by recursion of lists: memory timeout
 def f(x):
     held = []
@@ -118,16 +120,9 @@ def f(x): return x + 2
 ## deep nesting: syntax memory timeout raised crashed
 x = {nested}
 def f(x): return x + 2
-## recursion without a limit: crashed raised memory timeout
-import sys
-sys.setrecursionlimit(10**9)
-def f(x): return [f(x)]
 ## broken byte code: crashed raised timeout memory
 def f(x): return x + 1
 f.__code__ = f.__code__.replace(co_code=bytes(range(64)) * 4)
-## flood the output: output
-def f(x):
-    while True: print("x" * 1000)
 ## flood the output under the counter: timeout raised crashed output
 import os
 def f(x):
@@ -156,48 +151,12 @@ def f(x):
         def __iter__(self):
             while True: yield 0
     return [Endless([0])]
-## result that holds itself: failed
-def f(x):
-    held = []
-    held.append(held)
-    return held
-## fork: raised
-import os
-def f(x):
-    if os.fork() == 0: os._exit(0)
-    return x + 1
-## fork bomb: raised
-import os
-def f(x):
-    while True: os.fork()
-## threads: raised
-import threading
-def f(x):
-    thread = threading.Thread(target=print)
-    thread.start()
-    thread.join()
-    return x + 1
-## read by a link: raised
-import os
-def f(x):
-    os.symlink("/etc/passwd", "link")
-    return open("link").read() and x + 1
 ## list the home folder: raised failed
 import os
 def f(x): return len(os.listdir("{home}")) and x + 1 if os.path.isdir("{home}/..") and open("{home}/.profile") else -1
-## make folders without end: raised
-import os
-def f(x):
-    for _ in range(10**6):
-        os.mkdir("d")
-        os.chdir("d")
-    return x + 1
 ## shared memory: raised
 from multiprocessing import shared_memory
 def f(x): return shared_memory.SharedMemory(create=True, size=100) and x + 1
-## secrets of the environment: raised failed
-import ctypes
-def f(x): return x + 1 if ctypes.CDLL(None).getenv(b"HOME") or ctypes.CDLL(None).getenv(b"PATH") else -1
 ## leave with success while loading: raised
 raise SystemExit(0)
 ## leave at the end: raised failed
@@ -287,10 +246,6 @@ def f(x, *rest): return rest
 def f(x): return "\\0"\0
 ## lone surrogate: syntax raised failed
 def f(x): return "\ud800"
-## trace nothing: failed
-import sys
-sys.settrace(lambda *a: None)
-def f(x): return sys.settrace(None)
 ## collector that never ends: timeout
 class Last:
     def __del__(self):
@@ -371,31 +326,9 @@ class Yes:
 def f(x): return {Yes(): Yes()}
 ## a name that looks alike: raised
 def \u0192(x): return x + 1
-## one byte at a time: output raised timeout
-import os
-def f(x):
-    while True: os.write(3, b"x")
-## one byte at a time, slowly: timeout raised
-import os, time
-def f(x):
-    while True: os.write(3, b"x") and time.sleep(0.05)
 ## send a file through the connection: raised
 import array, socket
 def f(x): return socket.socket(fileno=3).sendmsg([b"x"], [(1, 1, array.array("i", [3]))]) and x + 1
-## close all and go on: timeout raised
-import os
-def f(x):
-    os.closerange(0, 64)
-    while True: pass
-## exhaust descriptors: raised timeout crashed
-import os
-def f(x):
-    while True: os.dup(5)
-## a watchdog of its own: raised
-import faulthandler
-def f(x):
-    faulthandler.dump_traceback_later(0.1, exit=True)
-    while True: pass
 ## loop of events: raised timeout
 import asyncio
 async def endless():
