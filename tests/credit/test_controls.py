@@ -4,7 +4,6 @@ from functools import partial
 import pytest
 import torch
 
-from grail_lightning.batch import AnswerMasks
 from grail_lightning.credit import (
     GRAIL,
     RLSD,
@@ -77,21 +76,24 @@ def test_controls_of_weights_of_mean_one_have_the_mean_one(control, golden_polic
 def test_controls_of_composed_methods_scale_their_rows_as_these_do(control, golden_policy, golden_batch):
     mask, halfway = golden_batch.response_mask, _context(step=5)
 
-    def means(method):
-        weights = control(method(golden_policy, golden_batch, halfway), golden_batch, halfway)
-        return masked_mean(weights.values, mask, dim=1).tolist()
+    def before_and_after(method):
+        weights = method(golden_policy, golden_batch, halfway)
+        return weights.values, control(weights, golden_batch, halfway).values
+
+    def means(values):
+        return masked_mean(values, mask, dim=1).tolist()
 
     scaled = GRAIL(gate="all", normalise="mean_one")
-    assert means(WarmUp(scaled, steps=10)) == pytest.approx([1.0] * 6)
-    assert means(Product(scaled, Uniform())) == pytest.approx([1.0] * 6)
-    squared = Product(scaled, scaled)
-    before = masked_mean(squared(golden_policy, golden_batch, halfway).values, mask, dim=1)
-    assert means(squared) == pytest.approx(before.tolist())
-    assert before.max() > 1.05
-    # Without a scale the answer keeps the weights of the method as they are, faded.
-    faded = WarmUp(GRAIL(gate="all"), steps=10)(golden_policy, golden_batch, halfway)
-    free = _free(golden_batch)
-    assert torch.equal(control(faded, golden_batch, halfway).values[~free], faded.values[~free])
+    for method in (WarmUp(scaled, steps=10), Product(scaled, Uniform())):
+        assert means(before_and_after(method)[1]) == pytest.approx([1.0] * 6)
+    before, after = before_and_after(Product(scaled, scaled))
+    assert means(after) == pytest.approx(means(before))
+    assert max(means(before)) > 1.05
+    # Half of a `WarmUp` the weights are between scaled ones and 1, which is not what scaling again gives.
+    before, after = before_and_after(WarmUp(GRAIL(normalise="mean_one"), steps=10))
+    right = golden_batch.advantages > 0  # Outside of the gate: the answer's fixed weights alone.
+    assert torch.equal(after[right], before[right])
+    assert not torch.equal(after[~right], before[~right])
 
 
 def test_random_leaves_alone_what_a_method_credits_alike(golden_policy):
@@ -123,57 +125,34 @@ def test_random_weights_have_grails_clamps_and_no_memory_of_the_scores(treated, 
 def test_a_control_keeps_the_answer_that_the_method_saw(control, in_product, golden_policy, golden_batch, monkeypatch):
     """With the first box explained, it is the first box whose overwrite stays."""
     answer = golden_batch.answer
-    moved = AnswerMasks(
-        whole=answer.whole.roll(-8, 1),
-        content=answer.content.roll(-8, 1),
-        marker=answer.marker.roll(-8, 1),
-        after=answer.after,
-    )
+    moved = replace(answer, whole=answer.whole.roll(-8, 1))
     located = replace(GRAIL(gate="all")(golden_policy, golden_batch, _context()), answer=moved)
     monkeypatch.setattr(GRAIL, "weights_from", lambda *_: located)
     treated = (Product(Uniform(), GRAIL()) if in_product else GRAIL())(golden_policy, golden_batch, _context())
     kept = control(treated, golden_batch, _context()).values
     assert torch.equal(kept[moved.whole], treated.values[moved.whole])
-    assert not torch.equal(
-        kept[answer.whole & ~moved.whole & ~answer.after], treated.values[answer.whole & ~moved.whole & ~answer.after]
-    )
+    only_last = answer.whole & ~moved.whole & ~answer.after
+    assert not torch.equal(kept[only_last], treated.values[only_last])
 
 
 def test_the_same_magnitude_has_the_mean_absolute_advantage_of_uniform_credit(treated, golden_batch):
-    """Counted token by token in Python; one factor scales weights and additive stage alike."""
+    """One factor scales weights and additive stage alike."""
+    mask, advantages = golden_batch.response_mask, golden_batch.advantages[:, None]
     still = golden_batch.replace(advantages=torch.zeros_like(golden_batch.advantages))
     assert SameMagnitude()(treated, still, _context()) is treated, "nothing stays nothing"
-    added = replace(treated, additive=(0.5 - torch.rand(treated.values.shape)) * golden_batch.response_mask)
-    for weights in (treated, added):
-        scaled = SameMagnitude()(weights, golden_batch, _context())
-        total = uniform = 0.0
-        for row, advantage in enumerate(golden_batch.advantages.tolist()):
-            for place in golden_batch.response_mask[row].nonzero().flatten().tolist():
-                more = 0.0 if scaled.additive is None else scaled.additive[row, place].item()
-                total += abs(advantage * scaled.values[row, place].item() + more)
-                uniform += abs(advantage)
-        assert total == pytest.approx(uniform, rel=1e-5)
-        factors = (scaled.values / weights.values)[golden_batch.response_mask & (weights.values > 0)]
-        assert factors.min().item() == pytest.approx(factors.max().item(), rel=1e-5)
-        assert abs(factors.mean().item() - 1) > 0.01, "without the control the magnitude is another one"
-        if weights.additive is not None:
-            assert torch.allclose(scaled.additive, weights.additive * factors.mean())
-
-
-def test_controls_leave_rows_as_they_are_that_they_do_not_change(golden_policy, golden_batch):
-    """Half of a `WarmUp` the weights are between scaled ones and 1, which is not what scaling again gives."""
-    context = partial(_context, step=5)
-    faded = WarmUp(GRAIL(normalise="mean_one"), steps=10)(golden_policy, golden_batch, context())
-    for control in (AnswerOnly(), Random()):
-        found = control(faded, golden_batch, context()).values
-        right = golden_batch.advantages > 0  # Outside of the gate: the answer's fixed weights alone.
-        assert torch.equal(found[right], faded.values[right])
-        assert not torch.equal(found[~right], faded.values[~right])
+    weights = replace(treated, additive=(0.5 - torch.rand(treated.values.shape)) * mask)
+    scaled = SameMagnitude()(weights, golden_batch, _context())
+    total = (advantages * scaled.values + scaled.additive).abs().sum().item()
+    assert total == pytest.approx((advantages * mask).abs().sum().item(), rel=1e-5)
+    factors = (scaled.values / weights.values)[mask & (weights.values > 0)]
+    assert factors.min().item() == pytest.approx(factors.max().item(), rel=1e-5)
+    assert abs(factors.mean().item() - 1) > 0.01, "without the control the magnitude is another one"
+    assert torch.allclose(scaled.additive, weights.additive * factors.mean())
 
 
 def test_a_teacher_has_nothing_to_show_without_a_reference(golden_policy, golden_batch):
     prompts = [replace(p, reference="2" * (k % 2)) for k, p in enumerate(golden_batch.prompts)]
     weights = RLSD(refresh_steps=1)(golden_policy, golden_batch.replace(prompts=prompts), _context())
-    treated = golden_batch.advantages != 0
-    assert torch.equal(weights.fallback, treated & torch.tensor([k % 2 == 0 for k in range(len(prompts))]))
-    assert (weights.values[weights.fallback] == golden_batch.response_mask[weights.fallback]).all()
+    without = torch.arange(6) % 2 == 0
+    assert torch.equal(weights.fallback, without & (golden_batch.advantages != 0))
+    assert (weights.values[without] == golden_batch.response_mask[without]).all()

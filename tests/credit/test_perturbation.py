@@ -10,7 +10,7 @@ import torch
 from grail_lightning.batch import AnswerMasks
 from grail_lightning.credit import OARPerturbation
 from tests.conftest import GOLDEN
-from tests.credit.rollouts import assert_golden, context
+from tests.credit.rollouts import assert_golden, context, row_perturbation
 from tests.tolerance import near
 
 _context = partial(context, budget=2000)
@@ -37,33 +37,6 @@ def test_scores_and_weights_equal_the_golden_tensors(golden, golden_policy, exac
     assert weights.fallback.tolist() == [False, False, False, False, True, False]
 
 
-@torch.no_grad()
-def _by_hand(policy, batch, row, token, distribution):
-    """One score from the model's own logits: no padding, no batching, no cutting except where the method says so."""
-    width, length = int(batch.prompt_lengths[row]), int(batch.response_lengths[row])
-    ids = batch.input_ids[row][batch.attention_mask[row]]
-    answer = batch.answer.whole[row].nonzero().flatten().tolist()
-    changed = ids.clone()
-    changed[width + token] = policy.tokenizer.pad_token_id
-    assert len(ids) == width + length
-    log_p = []
-    for sequence in (ids, changed):
-        logits = policy.model(sequence[None], use_cache=False).logits[0].double()
-        if distribution == "answer_joint":
-            total = 0.0
-            for t in answer:
-                total += logits[width + t - 1].log_softmax(0)[ids[width + t]].item()
-            log_p.append(total / len(answer))
-        elif distribution == "last":
-            log_p.append(logits[width + answer[0] - 1].log_softmax(0))
-        else:
-            mean = sum(logits[width + t - 1] for t in answer) / len(answer)
-            log_p.append(mean.log_softmax(0))
-    if distribution == "answer_joint":
-        return log_p[0] - log_p[1]
-    return sum((log_p[0][v].exp() * (log_p[0][v] - log_p[1][v])).item() for v in range(len(log_p[0])))
-
-
 @pytest.mark.parametrize(("distribution", "share"), [("answer_mean", False), ("last", False), ("answer_joint", True)])
 def test_each_score_equals_that_of_a_separate_forward_pass(
     distribution, share, golden_policy, exact_batch, monkeypatch
@@ -75,7 +48,7 @@ def test_each_score_equals_that_of_a_separate_forward_pass(
     for row in (1, 2):
         first = exact_batch.answer.whole[row].nonzero()[0].item()
         for token in (0, 7, first - 1):
-            by_hand = _by_hand(golden_policy, exact_batch, row, token, distribution)
+            by_hand = row_perturbation(golden_policy, exact_batch, row, token, distribution)
             assert found[row, token].item() == near(by_hand, 1000, torch.float32, scale=1e-5)
         assert (found[row, first:] == 0).all()
     assert (found[[0, 3, 4, 5]] == 0).all()
