@@ -104,24 +104,24 @@ def test_the_forks_that_training_reports_are_those_of_the_table(truth, arithmeti
 
 
 def test_gains_under_greedy_decoding_are_those_of_decoding_by_hand(truth, arithmetic):
-    sound, slip = "9+9=18\n18-3=15\n\\boxed{15}", "9+9=14\n14-3=11\n\\boxed{11}"
-    cut = "9+9=1\n1-3=-2\n\\boxed{-2}"  # behind the "1" there could still come an "8"
-    batch = groups(arithmetic, ("9+9-3", [sound, slip, cut]))
+    sound = "9+9=18\n18-3=15\n15-2=13\n13-1=12\n\\boxed{12}"
+    cut = "9+9=1\n1-3=-2\n-2-2=-4\n-4-1=-5\n\\boxed{-5}"  # behind the "1" there could still come an "8"
+    batch = groups(arithmetic, ("9+9-3-2-1", [sound, cut]))
 
     def right(row, length):
         beginning = torch.cat([batch.input_ids[row, : batch.prompt_width], batch.response_ids[row, :length]])
-        out = arithmetic.model.generate(beginning[None], do_sample=False, max_new_tokens=40 - length)[0]
+        out = arithmetic.model.generate(beginning[None], do_sample=False, max_new_tokens=64 - length)[0]
         text = arithmetic.tokenizer.decode(out[batch.prompt_width :], skip_special_tokens=True)
-        return float(TASK.answer(text) == "15")
+        return float(TASK.answer(text) == "12")
 
     lines = truth.label_lines(batch, arithmetic)
-    with greedy_lab("chains", group_size=3) as lab:
-        gains = truth.gains_of_lines(lab, batch, lines, torch.arange(3), samples=2, seed=0)
+    with greedy_lab("chains", group_size=2) as lab:
+        gains = truth.gains_of_lines(lab, batch, lines, torch.arange(2), samples=2, seed=0)
     expected = torch.tensor(
-        [[right(b, lines.stop[b, s] + 1) - right(b, lines.begin[b, s]) for s in range(2)] for b in range(3)]
+        [[right(b, lines.stop[b, s] + 1) - right(b, lines.begin[b, s]) for s in range(4)] for b in range(2)]
     )
     assert torch.equal(gains, torch.stack([expected, expected]))
-    assert expected[:, 0].tolist() == [0, -1, -1], "greedily right before the slip, wrong after it"
+    assert expected[:, 0].tolist() == [0, -1], "greedily right before the slip, wrong after it"
 
 
 @pytest.fixture(scope="module")

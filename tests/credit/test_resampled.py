@@ -139,11 +139,10 @@ PLACES = [Place(1, 6), Place(2, 12), Place(5, 6), Place(7, 20)]
 def test_a_continuation_depends_on_no_other_place_and_on_no_order(source, batch):
     whole, _ = source().draw(batch, PLACES, 2, 10_000)
     assert {len(one) for one in whole} == {2}
-    assert [source().draw(batch, [place], 2, 10_000)[0][0] for place in PLACES[:2]] == whole[:2]
-    assert source(HFEngine(cache_tokens=200)).draw(batch, PLACES, 2, 10_000)[0] == whole
+    assert source().draw(batch, PLACES[:1], 2, 10_000)[0] == whole[:1]
     order = torch.tensor([7, 5, 2, 1, 0])
     moved = [Place(order.tolist().index(row), length) for row, length in PLACES[::-1]]
-    assert source().draw(batch.select(order), moved, 2, 10_000)[0] == whole[::-1]
+    assert source(HFEngine(cache_tokens=200)).draw(batch.select(order), moved, 2, 10_000)[0] == whole[::-1]
 
 
 def test_continuations_begin_with_the_kept_tokens_and_end_at_the_limit(policy, batch, source, monkeypatch):
