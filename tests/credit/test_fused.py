@@ -24,16 +24,16 @@ from tests.runs import Watch, batches, module, problems, sampled, trainer
 from tests.steps import backward, largest_gap, update_of
 from tests.tolerance import assert_near, roundings
 
-SAMPLING = Sampling(max_response_length=36)
+SAMPLING = Sampling(max_response_length=40)
 
 
 @pytest.fixture(scope="module")
 def batch():
-    """12 rollouts; most rewards are what they are not, so that gates have rows on either side."""
+    """16 rollouts; most rewards are what they are not, so that gates have rows on either side."""
     policy = load_policy("arithmetic")
-    made = sampled(policy, problems(3), 4, SAMPLING, seed=3)
+    made = sampled(policy, problems(4), 4, SAMPLING, seed=3)
     assert 0 < (~made.finished).sum() < 8
-    return rollouts(made, torch.tensor([1.0, 0.0, 0.0, 0.0] * 2 + [1.0, 1.0, 1.0, 0.0]), tokenizer=policy.tokenizer)
+    return rollouts(made, torch.tensor([1.0, 0.0, 0.0, 0.0] * 3 + [1.0] * 4), tokenizer=policy.tokenizer)
 
 
 def _context(**changes):
