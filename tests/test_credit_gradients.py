@@ -112,20 +112,13 @@ def test_the_kept_values_are_those_of_the_kept_rollouts(world, alike):
     assert np.corrcoef(value[known].T)[0, 1] > alike  # Of the two halves.
 
 
-def stored(world):
-    """The values of a world, and the first batch of their rollouts; their ids and rewards are asserted there."""
-    values = benchmark("credit_values")
-    arrays = values.read_values(BENCHMARKS / "values" / f"{world}.npz")
-    with values.open_lab(values.setting(world, 0, 16, 0)) as lab:
-        (batch,) = lab.stored_rollouts(arrays, 1)
-    if world == "code":
-        batch.prompts[0].task.executor.close()
-    return arrays, batch
-
-
 @pytest.mark.slow
 def test_stored_rollouts_of_several_turns_are_played_again_and_a_turn_has_the_change_of_value(gradients):
-    values, batch = stored("search")
+    """Their ids and rewards are asserted where they are played."""
+    module = benchmark("credit_values")
+    values = module.read_values(BENCHMARKS / "values" / "search.npz")
+    with module.open_lab(module.setting("search", 0, 16, 0)) as lab:
+        (batch,) = lab.stored_rollouts(values, 1)
     _, (_, found) = gradients.of_values(values, 0.25)(0, batch, None)
     value = values["value"][0, ..., 1]
     expected = torch.zeros_like(found)
@@ -134,25 +127,6 @@ def test_stored_rollouts_of_several_turns_are_played_again_and_a_turn_has_the_ch
         for t in batch.response_mask[row].nonzero().flatten().tolist():
             expected[row, t] = [*begun[1:], float(batch.rewards[row])][turns[t]] - 0.25 * begun[turns[t]]
     assert torch.equal(found, expected)
-
-
-@pytest.mark.slow
-def test_a_statement_has_the_change_of_value_over_its_tokens(programs_run):
-    values, batch = stored("code")
-    choices = [np.flatnonzero(~np.isnan(row)).tolist() for row in values["value"][0, ..., 0]]
-    rows = [row for row, columns in enumerate(choices) if len(columns) > 1]
-    begin, stop = torch.zeros(len(batch), 2, dtype=torch.long), torch.zeros(len(batch), 2, dtype=torch.long)
-    for row in rows:  # From the first choice to the last one, and from there to the end.
-        begin[row] = torch.tensor([choices[row][0], choices[row][-1]])
-        stop[row] = torch.tensor([choices[row][-1], int(batch.response_mask[row].sum())])
-    lines = benchmark("credit_truth").Lines(begin, stop, stop, {})
-    gains = benchmark("credit_truth").gains_of_file(values, batch, lines)
-    for half, row in ((half, row) for half in (0, 1) for row in rows):
-        first, last = (float(values["value"][0, row, choices[row][k], half]) for k in (0, -1))
-        expected = [last - first, float(batch.rewards[row]) - last]
-        assert gains[half, row].tolist() == near(expected, 100), row
-    assert len(rows) > 100
-    assert gains[:, [row for row in range(len(batch)) if row not in rows]].isnan().all()
 
 
 @pytest.mark.slow

@@ -105,9 +105,8 @@ def test_the_forks_that_training_reports_are_those_of_the_table(truth, arithmeti
 
 def test_gains_under_greedy_decoding_are_those_of_decoding_by_hand(truth, arithmetic):
     sound = "9+9=18\n18-3=15\n15-2=13\n13-1=12\n\\boxed{12}"
-    slip = "9+9=14\n14-3=11\n11-2=9\n9-1=8\n\\boxed{8}"
     cut = "9+9=1\n1-3=-2\n-2-2=-4\n-4-1=-5\n\\boxed{-5}"  # behind the "1" there could still come an "8"
-    batch = groups(arithmetic, ("9+9-3-2-1", [sound, slip, cut]))
+    batch = groups(arithmetic, ("9+9-3-2-1", [sound, cut]))
 
     def right(row, length):
         beginning = torch.cat([batch.input_ids[row, : batch.prompt_width], batch.response_ids[row, :length]])
@@ -116,13 +115,13 @@ def test_gains_under_greedy_decoding_are_those_of_decoding_by_hand(truth, arithm
         return float(TASK.answer(text) == "12")
 
     lines = truth.label_lines(batch, arithmetic)
-    with greedy_lab("chains", group_size=3) as lab:
-        gains = truth.gains_of_lines(lab, batch, lines, torch.arange(3), samples=2, seed=0)
+    with greedy_lab("chains", group_size=2) as lab:
+        gains = truth.gains_of_lines(lab, batch, lines, torch.arange(2), samples=2, seed=0)
     expected = torch.tensor(
-        [[right(b, lines.stop[b, s] + 1) - right(b, lines.begin[b, s]) for s in range(4)] for b in range(3)]
+        [[right(b, lines.stop[b, s] + 1) - right(b, lines.begin[b, s]) for s in range(4)] for b in range(2)]
     )
     assert torch.equal(gains, torch.stack([expected, expected]))
-    assert expected[:, 0].tolist() == [0, -1, -1], "greedily right before the slip, wrong after it"
+    assert expected[:, 0].tolist() == [0, -1], "greedily right before the slip, wrong after it"
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +154,7 @@ def test_a_turn_is_bad_if_its_search_brings_no_new_document_of_the_path(truth, s
 
 def test_gains_of_turns_under_greedy_decoding_are_those_of_a_loop_by_hand(truth, searched):
     policy, batch = searched
-    text, rows = policy.tokenizer.decode, torch.arange(len(batch))[batch.advantages != 0][:4]
+    text, rows = policy.tokenizer.decode, torch.arange(len(batch))[batch.advantages != 0][:2]
     most = {"stop_strings": ["</search>"], "tokenizer": policy.tokenizer, "max_new_tokens": 20, "do_sample": False}
 
     def right(b, turns):

@@ -1,4 +1,4 @@
-"""The golden rows as two groups of three with real prompts, and the model's own logits, one row at a time."""
+"""The golden rows as two groups of three with real prompts; and what methods compute, one row at a time."""
 
 import copy
 import json
@@ -92,12 +92,70 @@ def in_groups(batch):
     )
 
 
+# --- the whole model as Transformers calls it, on one row without padding ---------------------------------------------
+
+
+def row_ids(batch, row):
+    """A row's ids ``[1, n]`` and where its response begins."""
+    return batch.input_ids[row][batch.attention_mask[row]][None].long(), int(batch.prompt_lengths[row])
+
+
 @torch.no_grad()
 def row_logits(policy, batch, row):
-    """``[n, V]``: what the whole model, unpadded, says before each response token of a row."""
-    ids = batch.input_ids[row][batch.attention_mask[row]]
-    length = int(batch.response_mask[row].sum())
-    return policy.model(ids[None], use_cache=False).logits[0, -length - 1 : -1].double()
+    """``[n, V]``: what is said before each response token."""
+    ids, begun = row_ids(batch, row)
+    return policy.model(ids, use_cache=False).logits[0, begun - 1 : -1].double()
+
+
+def logits_and_leaf(policy, ids, number=0, noise=None):
+    """All logits ``[n, V]``; and the output ``[n, D]`` of the embedding (0) or of a block, noise added, as a leaf."""
+    stack, caught = policy.model.get_decoder(), []
+
+    def catch(module, inputs, output):
+        tensor = output[0] if isinstance(output, tuple) else output
+        caught.append((tensor if noise is None else tensor + noise.to(tensor)).detach().requires_grad_())
+        return (caught[0], *output[1:]) if isinstance(output, tuple) else caught[0]
+
+    hook = (stack.embed_tokens if number == 0 else stack.layers[number - 1]).register_forward_hook(catch)
+    try:
+        logits = policy.model(input_ids=ids, use_cache=False).logits[0]
+    finally:
+        hook.remove()
+    return logits, caught[0]
+
+
+def row_saliency(policy, batch, row, number=0, alignment="predictor", temperature=1.0):
+    """``[T]``: gradient times activation of the answer's likelihood at each sampled token."""
+    ids, begun = row_ids(batch, row)
+    logits, leaf = logits_and_leaf(policy, ids, number)
+    answer = begun + batch.answer.whole[row].nonzero().flatten()
+    phi = -(logits[answer - 1] / temperature).log_softmax(-1)[range(len(answer)), ids[0, answer]].sum()
+    (gradient,) = torch.autograd.grad(phi, leaf)
+    norms = (gradient * leaf)[0].detach().double().norm(dim=-1)
+    found = torch.zeros(batch.response_mask.shape[1], dtype=torch.float64)
+    sampled = batch.response_mask[row].nonzero().flatten()
+    found[sampled] = norms[begun + sampled - int(alignment == "predictor")]
+    return found
+
+
+@torch.no_grad()
+def row_perturbation(policy, batch, row, token, distribution="answer_mean"):
+    """The divergence of the answer's distribution that padding in the place of one token causes."""
+    ids, begun = row_ids(batch, row)
+    answer = begun + batch.answer.whole[row].nonzero().flatten()
+    changed, found = ids.clone(), []
+    changed[0, begun + token] = policy.tokenizer.pad_token_id
+    for sequence in (ids, changed):
+        before = policy.model(sequence, use_cache=False).logits[0, answer - 1].double()
+        if distribution == "answer_joint":
+            found.append(before.log_softmax(1)[range(len(answer)), ids[0, answer]].mean())
+        else:
+            found.append((before[0] if distribution == "last" else before.mean(0)).log_softmax(0))
+    gap = found[0] - found[1]
+    return (gap if distribution == "answer_joint" else (found[0].exp() * gap).sum()).item()
+
+
+# --- golden tensors ---------------------------------------------------------------------------------------------------
 
 
 def golden_error(found, golden, mask):

@@ -1,18 +1,29 @@
+"""Schedules, products and permuted rewards of methods, and controls of their weights."""
+
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
-from grail_lightning.batch import AnswerMasks
 from grail_lightning.credit import (
+    DGPO,
     GRAIL,
+    PRIME,
     RLSD,
+    UCAS,
+    AdvantageReweighting,
     AnswerOnly,
+    Needs,
+    OptimalBaseline,
+    PermutedRewards,
     Product,
     Random,
+    Resampled,
+    SaliencyOptions,
     SameMagnitude,
     Shuffled,
+    TokenCredit,
     TurnRewards,
     Uniform,
     WarmUp,
@@ -20,6 +31,81 @@ from grail_lightning.credit import (
 from grail_lightning.functional import masked_mean, mean_one
 from tests.credit.episodes import Row, played
 from tests.credit.rollouts import context
+from tests.tolerance import assert_near
+
+
+def test_warming_up_goes_from_uniform_to_full_strength(golden_policy, batch):
+    inner = UCAS()(golden_policy, batch, context())
+    for step, strength in ((0, 0.0), (3, 0.3), (10, 1.0), (99, 1.0)):
+        found = WarmUp(UCAS(), steps=10)(golden_policy, batch, context(step=step))
+        assert_near(found.values, batch.response_mask * (1 + strength * (inner.values - 1)), 100)
+        assert_near(found.additive, strength * inner.additive, 100)
+
+
+class _Seen(TokenCredit):
+    """Uniform, and what it was given."""
+
+    def __call__(self, policy, batch, context):
+        self.rewards, self.correct = batch.rewards, batch.correct
+        return Uniform()(policy, batch, context)
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_permuted_rewards_are_those_of_the_group_in_another_order(mirrored, golden_policy, batch):
+    batch = batch.replace(rewards=torch.arange(6.0), correct=torch.arange(6) % 3 == 0)
+    orders, sides = set(), set()
+    for seed in range(20):
+        inner = _Seen()
+        PermutedRewards(inner, mirrored)(golden_policy, batch, context(seed=seed))
+        orders.add(tuple(inner.rewards.tolist()))
+        for rows, ends in ((slice(0, 3), 0 + 2), (slice(3, 6), 3 + 5)):
+            as_given = _pairs(batch.rewards[rows], batch.correct[rows])
+            exchanged = _pairs(ends - batch.rewards[rows], ~batch.correct[rows])
+            found = _pairs(inner.rewards[rows], inner.correct[rows])
+            assert found in (as_given, exchanged), "a reward and its verdict stay together, in their group"
+            sides.add(found == as_given)
+    assert len(orders) > 5
+    assert sides == ({True, False} if mirrored else {True})
+    assert torch.equal(batch.rewards, torch.arange(6.0)), "the batch itself stays as it is"
+
+
+def _pairs(rewards, correct):
+    return sorted(zip(rewards.tolist(), correct.tolist(), strict=True))
+
+
+def test_composed_methods_need_what_their_parts_need():
+    anew, prime = GRAIL(saliency=SaliencyOptions(refresh="update")), PRIME()
+    for composed in (WarmUp, PermutedRewards, lambda inner: Product(inner, UCAS()), lambda i: Product(Uniform(), i)):
+        assert composed(GRAIL()).needs().refresh == "rollout"
+        assert composed(DGPO()).needs().reference
+        assert composed(Resampled()).needs().continuations
+        assert composed(prime).needs().training is prime.needs().training
+        assert (composed(GRAIL()).needs().saliency is None) == (composed is not WarmUp)
+    for composed in (WarmUp, PermutedRewards, lambda inner: Product(inner, inner)):
+        assert composed(anew).needs().refresh == "update"
+    assert Product(Uniform(), Uniform()).needs() == Needs()
+
+
+def test_a_product_multiplies_weights_and_adds_what_is_additive(golden_policy, batch):
+    grail, reweighted, ucas = GRAIL(gate="all"), AdvantageReweighting(), UCAS()
+    one, two, three = (credit(golden_policy, batch, context()) for credit in (grail, reweighted, ucas))
+    found = Product(Product(grail, reweighted), ucas)(golden_policy, batch, context())
+    assert_near(found.values, one.values * two.values * three.values, 100)
+    assert torch.equal(found.additive, three.additive)
+    doubled = Product(ucas, ucas)(golden_policy, batch, context())
+    torch.testing.assert_close(doubled.additive, 2 * three.additive)
+    assert Product(grail, reweighted)(golden_policy, batch, context()).additive is None
+    assert torch.equal(found.fallback, one.fallback)
+    assert found.fallback.any()
+    assert found.metrics["first/first/eligible"] == one.metrics["eligible"]
+    with pytest.warns(UserWarning, match=r"those of `OptimalBaseline` are all 0, .* the other method has no effect"):
+        Product(grail, OptimalBaseline())(golden_policy, batch, context())
+
+
+def test_a_method_whose_whole_advantage_is_made_of_rewards_has_no_permuted_control(golden_policy, batch):
+    with pytest.warns(UserWarning, match="`PermutedRewards` permutes the whole advantage of `OptimalBaseline`"):
+        PermutedRewards(OptimalBaseline())(golden_policy, batch, context())
+
 
 _context = partial(context, seed=3)
 
@@ -77,21 +163,24 @@ def test_controls_of_weights_of_mean_one_have_the_mean_one(control, golden_polic
 def test_controls_of_composed_methods_scale_their_rows_as_these_do(control, golden_policy, golden_batch):
     mask, halfway = golden_batch.response_mask, _context(step=5)
 
-    def means(method):
-        weights = control(method(golden_policy, golden_batch, halfway), golden_batch, halfway)
-        return masked_mean(weights.values, mask, dim=1).tolist()
+    def before_and_after(method):
+        weights = method(golden_policy, golden_batch, halfway)
+        return weights.values, control(weights, golden_batch, halfway).values
+
+    def means(values):
+        return masked_mean(values, mask, dim=1).tolist()
 
     scaled = GRAIL(gate="all", normalise="mean_one")
-    assert means(WarmUp(scaled, steps=10)) == pytest.approx([1.0] * 6)
-    assert means(Product(scaled, Uniform())) == pytest.approx([1.0] * 6)
-    squared = Product(scaled, scaled)
-    before = masked_mean(squared(golden_policy, golden_batch, halfway).values, mask, dim=1)
-    assert means(squared) == pytest.approx(before.tolist())
-    assert before.max() > 1.05
-    # Without a scale the answer keeps the weights of the method as they are, faded.
-    faded = WarmUp(GRAIL(gate="all"), steps=10)(golden_policy, golden_batch, halfway)
-    free = _free(golden_batch)
-    assert torch.equal(control(faded, golden_batch, halfway).values[~free], faded.values[~free])
+    for method in (WarmUp(scaled, steps=10), Product(scaled, Uniform())):
+        assert means(before_and_after(method)[1]) == pytest.approx([1.0] * 6)
+    before, after = before_and_after(Product(scaled, scaled))
+    assert means(after) == pytest.approx(means(before))
+    assert max(means(before)) > 1.05
+    # Half of a `WarmUp` the weights are between scaled ones and 1, which is not what scaling again gives.
+    before, after = before_and_after(WarmUp(GRAIL(normalise="mean_one"), steps=10))
+    right = golden_batch.advantages > 0  # Outside of the gate: the answer's fixed weights alone.
+    assert torch.equal(after[right], before[right])
+    assert not torch.equal(after[~right], before[~right])
 
 
 def test_random_leaves_alone_what_a_method_credits_alike(golden_policy):
@@ -123,57 +212,34 @@ def test_random_weights_have_grails_clamps_and_no_memory_of_the_scores(treated, 
 def test_a_control_keeps_the_answer_that_the_method_saw(control, in_product, golden_policy, golden_batch, monkeypatch):
     """With the first box explained, it is the first box whose overwrite stays."""
     answer = golden_batch.answer
-    moved = AnswerMasks(
-        whole=answer.whole.roll(-8, 1),
-        content=answer.content.roll(-8, 1),
-        marker=answer.marker.roll(-8, 1),
-        after=answer.after,
-    )
+    moved = replace(answer, whole=answer.whole.roll(-8, 1))
     located = replace(GRAIL(gate="all")(golden_policy, golden_batch, _context()), answer=moved)
     monkeypatch.setattr(GRAIL, "weights_from", lambda *_: located)
     treated = (Product(Uniform(), GRAIL()) if in_product else GRAIL())(golden_policy, golden_batch, _context())
     kept = control(treated, golden_batch, _context()).values
     assert torch.equal(kept[moved.whole], treated.values[moved.whole])
-    assert not torch.equal(
-        kept[answer.whole & ~moved.whole & ~answer.after], treated.values[answer.whole & ~moved.whole & ~answer.after]
-    )
+    only_last = answer.whole & ~moved.whole & ~answer.after
+    assert not torch.equal(kept[only_last], treated.values[only_last])
 
 
 def test_the_same_magnitude_has_the_mean_absolute_advantage_of_uniform_credit(treated, golden_batch):
-    """Counted token by token in Python; one factor scales weights and additive stage alike."""
+    """One factor scales weights and additive stage alike."""
+    mask, advantages = golden_batch.response_mask, golden_batch.advantages[:, None]
     still = golden_batch.replace(advantages=torch.zeros_like(golden_batch.advantages))
     assert SameMagnitude()(treated, still, _context()) is treated, "nothing stays nothing"
-    added = replace(treated, additive=(0.5 - torch.rand(treated.values.shape)) * golden_batch.response_mask)
-    for weights in (treated, added):
-        scaled = SameMagnitude()(weights, golden_batch, _context())
-        total = uniform = 0.0
-        for row, advantage in enumerate(golden_batch.advantages.tolist()):
-            for place in golden_batch.response_mask[row].nonzero().flatten().tolist():
-                more = 0.0 if scaled.additive is None else scaled.additive[row, place].item()
-                total += abs(advantage * scaled.values[row, place].item() + more)
-                uniform += abs(advantage)
-        assert total == pytest.approx(uniform, rel=1e-5)
-        factors = (scaled.values / weights.values)[golden_batch.response_mask & (weights.values > 0)]
-        assert factors.min().item() == pytest.approx(factors.max().item(), rel=1e-5)
-        assert abs(factors.mean().item() - 1) > 0.01, "without the control the magnitude is another one"
-        if weights.additive is not None:
-            assert torch.allclose(scaled.additive, weights.additive * factors.mean())
-
-
-def test_controls_leave_rows_as_they_are_that_they_do_not_change(golden_policy, golden_batch):
-    """Half of a `WarmUp` the weights are between scaled ones and 1, which is not what scaling again gives."""
-    context = partial(_context, step=5)
-    faded = WarmUp(GRAIL(normalise="mean_one"), steps=10)(golden_policy, golden_batch, context())
-    for control in (AnswerOnly(), Random()):
-        found = control(faded, golden_batch, context()).values
-        right = golden_batch.advantages > 0  # Outside of the gate: the answer's fixed weights alone.
-        assert torch.equal(found[right], faded.values[right])
-        assert not torch.equal(found[~right], faded.values[~right])
+    weights = replace(treated, additive=(0.5 - torch.rand(treated.values.shape)) * mask)
+    scaled = SameMagnitude()(weights, golden_batch, _context())
+    total = (advantages * scaled.values + scaled.additive).abs().sum().item()
+    assert total == pytest.approx((advantages * mask).abs().sum().item(), rel=1e-5)
+    factors = (scaled.values / weights.values)[mask & (weights.values > 0)]
+    assert factors.min().item() == pytest.approx(factors.max().item(), rel=1e-5)
+    assert abs(factors.mean().item() - 1) > 0.01, "without the control the magnitude is another one"
+    assert torch.allclose(scaled.additive, weights.additive * factors.mean())
 
 
 def test_a_teacher_has_nothing_to_show_without_a_reference(golden_policy, golden_batch):
     prompts = [replace(p, reference="2" * (k % 2)) for k, p in enumerate(golden_batch.prompts)]
     weights = RLSD(refresh_steps=1)(golden_policy, golden_batch.replace(prompts=prompts), _context())
-    treated = golden_batch.advantages != 0
-    assert torch.equal(weights.fallback, treated & torch.tensor([k % 2 == 0 for k in range(len(prompts))]))
-    assert (weights.values[weights.fallback] == golden_batch.response_mask[weights.fallback]).all()
+    without = torch.arange(6) % 2 == 0
+    assert torch.equal(weights.fallback, without & (golden_batch.advantages != 0))
+    assert (weights.values[without] == golden_batch.response_mask[without]).all()

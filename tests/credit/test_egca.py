@@ -5,22 +5,22 @@ import textwrap
 import pytest
 import torch
 
-from grail_lightning.credit import EGCA, GRAIL, ExecutedMask
+from grail_lightning.credit import EGCA, ExecutedMask
 from grail_lightning.credit.base import check_weights, token_advantages
 from grail_lightning.engines import build_batch
-from grail_lightning.grading import align_rows, answer_masks
+from grail_lightning.programs.outcome import Limits
 from grail_lightning.tasks import CodeTask
 from tests.batches import in_turns, rollouts
 from tests.credit.rollouts import context
-from tests.programs.traced import REFERENCE, changed
+from tests.programs.traced import REFERENCE, Trusted, changed
 
-TESTS = [[[[], 3], 0], [[[1, 5], 9], 6], [[[1, 5, 2, 3], 3], 6]]
 ROW = {
     "problem": "Add the values up to a limit.",
     "entry": "total",
-    "tests": TESTS,
+    "tests": [[[[], 3], 0], [[[1, 5], 9], 6], [[[1, 5, 2, 3], 3], 6]],
     "reference": textwrap.dedent(REFERENCE),
 }
+TASK = Trusted()
 
 
 def text_of(program):
@@ -35,29 +35,16 @@ OTHER_SHAPE = "def total(values, limit):\n    return sum(values)"
 
 
 @pytest.fixture(scope="module")
-def task():
-    try:
-        made = CodeTask(instruction="")
-    except RuntimeError as error:  # Nothing isolates programs on this machine.
-        pytest.skip(str(error))
-    yield made
-    made.executor.close()
-
-
-@pytest.fixture(scope="module")
-def grouped(golden_policy, task):
+def grouped(golden_policy):
     """A batch of groups of programs, each a list of responses to a row; a response is right if its program passes."""
 
-    def made(*groups, rewards=None, row=ROW):
+    def made(*groups, rewards=None, row=ROW, task=TASK):
         texts = [text_of(text) if "def" in text else text for group in groups for text in group]
         ids = [[*golden_policy.tokenizer(text)["input_ids"], golden_policy.end_token_ids[0]] for text in texts]
-        prompts = [task.prompt(row)] * len(groups)
-        batch = build_batch(golden_policy, prompts, len(groups[0]), ids, [True] * len(ids))
+        batch = build_batch(golden_policy, [task.prompt(row)] * len(groups), len(groups[0]), ids, [True] * len(ids))
         if rewards is None:
             rewards = [verdict.correct for verdict in task.verdicts(batch.texts, batch.prompts)]
-        return rollouts(
-            batch, torch.tensor(rewards).float(), group_size=len(groups[0]), tokenizer=golden_policy.tokenizer
-        )
+        return rollouts(batch, torch.tensor(rewards).float(), group_size=len(groups[0]))
 
     return made
 
@@ -73,7 +60,7 @@ def is_uniform(batch, weights, row):
     return torch.equal(weights.values[row], batch.response_mask[row].float())
 
 
-def test_each_mode_blames_its_statement(golden_policy, grouped):
+def test_each_mode_blames_its_statement_on_all_of_its_tokens_alike(golden_policy, grouped):
     nothing = "I cannot."
     batch = grouped([REFERENCE, SLIP, LATE, NO_SYNTAX, RAISES, OTHER_SHAPE, REFERENCE, nothing])
     weights = EGCA()(golden_policy, batch, context())
@@ -88,54 +75,21 @@ def test_each_mode_blames_its_statement(golden_policy, grouped):
     assert weights.fallback.tolist() == [False] * 5 + [True, False, True]
     shares = {name: (mean.total, mean.size) for name, mean in weights.metrics.items()}
     assert shares == {"syntax": (2, 6), "constraint": (2, 6), "correct": (0, 6), "logic": (2, 6)}
+    assert [len(weights.values[row].unique()) for row in (1, 2, 3, 4)] == [2] * 4
+    for w_max in (1.0, 3.0, 0.25):
+        capped = EGCA(w_max=w_max)(golden_policy, batch, context()).values
+        assert torch.equal(capped[1:5], weights.values[1:5].clamp(max=w_max))
+        assert is_uniform(batch, EGCA(w_max=w_max)(golden_policy, batch, context()), 0)
 
 
-def test_an_endless_loop_has_a_trace_and_a_statement(golden_policy, grouped):
+def test_an_endless_loop_has_a_trace_and_a_statement(golden_policy, grouped, programs_run):
     counted = "def total(values, limit):\n    k = 0\n    while k < len(values):\n        k += 1\n    return k"
     row = {**ROW, "tests": [[[[1, 2], 0], 2]], "reference": counted}
-    batch = grouped([counted, counted.replace("k += 1", "k += 0")], row=row, rewards=[1, 0])
+    task = CodeTask(limits=Limits(seconds=0.5))
+    batch = grouped([counted, counted.replace("k += 1", "k += 0")], row=row, rewards=[1, 0], task=task)
     weights = EGCA()(golden_policy, batch, context())
+    task.executor.close()
     assert weighted(golden_policy, batch, weights, 1) == ("k += 0", 1.0)
-
-
-def test_grail_explains_the_last_return_or_the_whole_program(golden_policy, grouped, task):
-    early = changed("result += value", "return value")
-    batch = grouped([REFERENCE, early, OTHER_SHAPE, NO_SYNTAX])
-
-    def told(mask):
-        return [golden_policy.tokenizer.decode(i[m]).strip() for i, m in zip(batch.response_ids, mask, strict=True)]
-
-    blocks = [text[text.index("```") :] for text in batch.texts]
-    assert told(batch.answer.content) == ["return result", "return result", "return sum(values)", "return result"]
-    weights = GRAIL(gate="all", normalise="mean_one", answer_overwrite="never")(golden_policy, batch, context())
-    assert not weights.fallback.any()
-    task.explained = "program"
-    try:
-        whole = answer_masks(batch, align_rows(batch, golden_policy.tokenizer)).whole
-    finally:
-        task.explained = "return"
-    assert told(whole) == blocks
-
-
-def test_weights_are_those_of_a_loop(golden_policy, grouped):
-    batch = grouped([REFERENCE, SLIP, LATE, RAISES], [SLIP, SLIP, REFERENCE, LATE])
-    statements = {SLIP: "if value < limit:", LATE: "return result + 1", RAISES: "result += values[9]"}
-    for w_max in (None, 1.0, 3.0, 0.25):
-        weights = EGCA(w_max=w_max)(golden_policy, batch, context())
-        for row, program in enumerate([REFERENCE, SLIP, LATE, RAISES, SLIP, SLIP, REFERENCE, LATE]):
-            ids = batch.response_ids[row][batch.response_mask[row]].tolist()
-            ends = [
-                len(golden_policy.tokenizer.decode(ids[: k + 1], skip_special_tokens=True)) for k in range(len(ids))
-            ]
-            if program in statements:
-                start = batch.texts[row].index(statements[program])
-                stop = start + len(statements[program])
-                inside = [start < end <= stop and end > ([0, *ends])[k] for k, end in enumerate(ends)]
-                expected = [min(len(ids) / sum(inside), w_max or 1e9) * one for one in inside]
-            else:
-                expected = [1.0] * len(ids)
-            assert weights.values[row, : len(ids)].tolist() == pytest.approx(expected)
-            assert (weights.values[row, len(ids) :] == 0).all()
 
 
 def test_only_a_negative_advantage_is_treated(golden_policy, grouped):
@@ -178,16 +132,13 @@ def test_controls_blame_other_statements_of_the_same_rollouts(golden_policy, gro
     assert permuted in ([5, 4, 3, 3], [4, 3, 3, 5], [3, 3, 5, 4])
     # One that is alone has a random one: its own would be no control.
     alone = grouped([REFERENCE, SLIP])
-    ones = [EGCA(blamed="permuted")(golden_policy, alone, context(seed=seed)) for seed in range(8)]
+    ones = [EGCA(blamed="permuted")(golden_policy, alone, context(seed=seed)) for seed in range(5)]
     assert len({weighted(golden_policy, alone, one, 1)[0] for one in ones}) > 1
     draws = [EGCA(blamed="random")(golden_policy, batch, context(seed=seed)) for seed in range(40)]
-    drawn = {weighted(golden_policy, batch, one, 1)[0] for one in draws}
-    assert drawn == set(lines[0])
+    assert {weighted(golden_policy, batch, one, 1)[0] for one in draws} == set(lines[0])
     for name, weights in found.items():
         assert torch.equal(weights.fallback, found["divergent"].fallback), name
-        assert {n: m.total for n, m in weights.metrics.items()} == {
-            n: m.total for n, m in found["divergent"].metrics.items()
-        }
+        assert weights.metrics == found["divergent"].metrics
         assert all(weighted(golden_policy, batch, weights, row)[1] == 1 for row in range(6))
 
 
@@ -222,11 +173,10 @@ def test_statements_that_no_test_executes_get_no_weight(golden_policy, grouped):
     assert torch.equal(silent.values, batch.response_mask.float())
 
 
-def test_the_program_of_several_turns_is_that_of_the_last(golden_policy, task):
+def test_the_program_of_several_turns_is_that_of_the_last(golden_policy):
     """What an environment answers is in none of the weights, and counts for no length."""
-    prompt = task.prompt(ROW)
     rows = [[text_of(SLIP), "told: 3 failed", text_of(LATE)], [text_of(LATE), "told", text_of(REFERENCE)]]
-    sampled = in_turns(golden_policy, [prompt] * 2, rows).replace(group=torch.tensor([0, 0]))
+    sampled = in_turns(golden_policy, [TASK.prompt(ROW)] * 2, rows).replace(group=torch.tensor([0, 0]))
     batch = rollouts(sampled, torch.tensor([0.0, 1.0]), group_size=2)
     weights = EGCA(right="balanced")(golden_policy, batch, context())
     check_weights(EGCA(), weights, batch)
@@ -249,9 +199,7 @@ def test_nothing_divides_by_zero_where_nothing_is_to_blame(golden_policy, groupe
     check_weights(EGCA(), EGCA(right="balanced")(golden_policy, empty, context()), empty)
 
 
-def test_a_task_without_programs_is_refused(golden_policy, batch):
-    for method in (EGCA(), ExecutedMask()):
-        with pytest.raises(
-            ValueError, match=f"`{type(method).__name__}` needs a task whose responses are programs.*got"
-        ):
-            method(golden_policy, batch, context())
+@pytest.mark.parametrize("method", [EGCA(), ExecutedMask()])
+def test_a_task_without_programs_is_refused(method, golden_policy, batch):
+    with pytest.raises(ValueError, match=f"`{type(method).__name__}` needs a task whose responses are programs"):
+        method(golden_policy, batch, context())

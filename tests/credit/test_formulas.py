@@ -1,6 +1,7 @@
 """Methods that read the policy's distribution, each against loops over the model's own logits, one row at a time."""
 
 import copy
+import itertools
 import math
 
 import pytest
@@ -9,7 +10,6 @@ import torch
 from grail_lightning.credit import DGPO, RLSD, UCAS, AdvantageReweighting, HighEntropy, OptimalBaseline
 from grail_lightning.credit.base import token_advantages
 from grail_lightning.credit.distillation import with_sentence
-from grail_lightning.functional.certainty import quantile_of_all
 from tests.credit.rollouts import context, no_pass, row_logits
 from tests.tolerance import near
 
@@ -29,16 +29,13 @@ def _assert_rows(found, expected, number, scale=0.0):
         assert (found[row, len(values) :] == 0).all()
 
 
-def _entropies(policy, batch):
-    return [
-        [-sum(p * math.log(p) for p in torch.softmax(z, -1).tolist() if p) for z, _ in _scaled(policy, batch, row)]
-        for row in range(len(batch))
-    ]
+def _entropy(logits):
+    return -sum(p * math.log(p) for p in torch.softmax(logits, -1).tolist() if p)
 
 
 def test_high_entropy_keeps_the_top_fifth_of_the_batch(golden_policy, batch):
     weights = HighEntropy()(golden_policy, batch, context(temperature=TEMPERATURE))
-    rows = _entropies(golden_policy, batch)
+    rows = [[_entropy(z) for z, _ in _scaled(golden_policy, batch, row)] for row in range(6)]
     everything = sorted(h for row in rows for h in row)
     place = 0.8 * (len(everything) - 1)
     below = everything[int(place)]
@@ -48,13 +45,6 @@ def test_high_entropy_keeps_the_top_fifth_of_the_batch(golden_policy, batch):
     assert weights.values.sum().item() / len(everything) == pytest.approx(0.2, abs=2 / len(everything))
     everywhere = HighEntropy(share=1.0)(golden_policy, batch, context()).values
     assert torch.equal(everywhere.bool(), batch.response_mask)
-
-
-def test_the_quantile_is_that_of_torch():
-    values = torch.rand(37)
-    for q in (0.0, 0.3, 0.8, 1.0):
-        assert quantile_of_all(values, q).item() == near(torch.quantile(values.double(), q).item(), 1000)
-    assert quantile_of_all(values[:0], 0.5) == 0
 
 
 def test_reweighting_grows_with_the_tokens_probability(golden_policy, batch):
@@ -70,15 +60,10 @@ def test_reweighting_grows_with_the_tokens_probability(golden_policy, batch):
 
 def test_the_optimal_baseline_weighs_rows_by_the_energy_of_their_gradient(golden_policy, batch):
     batch = batch.replace(rewards=REWARDS)
-    sums = []
-    for row in range(len(batch)):
-        total, own = 0.0, []
-        for z, token in _scaled(golden_policy, batch, row):
-            p = torch.softmax(z, -1)
-            total += (1 - 2 * p[token] + (p * p).sum()).item()
-            own.append(total)
-        sums.append(own)
-    expected = []
+    sums, expected = [], []
+    for row in range(6):
+        probabilities = [(torch.softmax(z, -1), token) for z, token in _scaled(golden_policy, batch, row)]
+        sums.append([*itertools.accumulate((1 - 2 * p[token] + (p * p).sum()).item() for p, token in probabilities)])
     for row, own in enumerate(sums):
         line = []
         for t in range(len(own)):
@@ -88,7 +73,7 @@ def test_the_optimal_baseline_weighs_rows_by_the_energy_of_their_gradient(golden
         expected.append(line)
     weights = OptimalBaseline()(golden_policy, batch, context(temperature=TEMPERATURE))
     _assert_rows(token_advantages(batch.advantages, weights), expected, 1000, 1.0)
-    assert any(value == REWARDS[row].item() != 0 for row, line in enumerate(expected) for value in line[-1:])
+    assert any(line[-1] == REWARDS[row].item() != 0 for row, line in enumerate(expected)), "one row alone at the end"
     dead = batch.replace(advantages=batch.advantages * torch.tensor([0, 0, 0, 1, 1, 1]))
     found = OptimalBaseline()(golden_policy, dead, context(temperature=TEMPERATURE)).additive
     assert (found[:3] == 0).all(), "a group without an advantage has none"
@@ -128,9 +113,7 @@ def test_ucas_lowers_advantages_by_certainty(golden_policy, batch):
     _assert_rows(found, _ucas(golden_policy, batch, standardise=True), 100, 0.01)
     first = found[0][batch.response_mask[0]]
     assert 0 < (first == 0).sum() < len(first), "the floor is exact, and not everywhere"
-    assert first.min() == 0
-    assert found[5][batch.response_mask[5]].max() <= 0, "no advantage: the second stage alone"
-    assert found[5].min() < 0
+    assert found[5].min() < 0, "no advantage: the second stage alone"
 
 
 def test_only_the_centred_certainty_of_ucas_is_clamped_in_the_exponent(golden_policy, batch):
@@ -152,7 +135,7 @@ def test_only_the_centred_certainty_of_ucas_is_clamped_in_the_exponent(golden_po
 # --- DGPO -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("power", [1.0, 0.0, 2.0])
+@pytest.mark.parametrize("power", [1.0, 0.0])
 def test_dgpo_is_a_softmax_of_distance_times_entropy(power, golden_policy, reference, batch):
     given = context(temperature=TEMPERATURE, reference=reference)
     expected = []
@@ -161,9 +144,8 @@ def test_dgpo_is_a_softmax_of_distance_times_entropy(power, golden_policy, refer
         for (own, _), (other, _) in zip(
             _scaled(golden_policy, batch, row), _scaled(reference, batch, row), strict=True
         ):
-            p, q = (torch.softmax(z, -1).tolist() for z in (own, other))
-            overlap = sum(math.sqrt(a * b) for a, b in zip(p, q, strict=True))
-            entropy = -sum(a * math.log(a) for a in p) / math.log(len(p))
+            overlap = (torch.softmax(own, -1) * torch.softmax(other, -1)).sqrt().sum().item()
+            entropy = _entropy(own) / math.log(len(own))
             powers.append(math.exp((1 - overlap) * entropy**power / 0.1))
         expected.append([len(powers) * x / sum(powers) for x in powers])
         assert max(expected[-1]) > 1.05
@@ -201,11 +183,8 @@ def test_rlsd_compares_the_policy_with_itself_when_it_is_shown_the_answer(senten
     expected = [_rlsd(golden_policy, golden_policy, batch, row, 0.3, TEMPERATURE, sentence) for row in range(5)]
     _assert_rows(found, [*expected, [1.0] * int(batch.response_lengths[5])], 100)
     assert found[:5][batch.response_mask[:5]].unique().numel() > 20, "not all of them are clipped"
-
-
-def test_after_the_decay_the_weights_of_rlsd_are_one_and_cost_nothing(golden_policy, batch):
-    with no_pass(golden_policy):
-        weights = RLSD()(golden_policy, batch, context(step=50))
+    with no_pass(golden_policy):  # The decay is over.
+        weights = RLSD(sentence=sentence)(golden_policy, batch, context(step=50))
     assert torch.equal(weights.values, batch.response_mask.float())
 
 
@@ -223,10 +202,8 @@ def test_the_teacher_of_rlsd_lags_until_it_is_refreshed(golden_policy, batch):
     assert lagging.values[1, : len(expected)].tolist() == near(expected, 100, torch.float32)
     assert all(torch.equal(after[name], p) for name, p in policy.named_parameters()), "the policy itself is untouched"
     refreshed = credit(policy, batch, context(step=4)).scores
-    current = RLSD(refresh_steps=1)(policy, batch, context(step=4)).scores
-    torch.testing.assert_close(refreshed, current)
-    assert (refreshed - lagging.scores).abs().max() > 1e-3
-    assert (refreshed - first).abs().max() > 1e-3
+    torch.testing.assert_close(refreshed, RLSD(refresh_steps=1)(policy, batch, context(step=4)).scores)
+    assert min((refreshed - old).abs().max() for old in (lagging.scores, first)) > 1e-3
 
 
 def test_the_sentence_is_appended_to_the_last_user_turn():

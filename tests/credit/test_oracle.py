@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from grail_lightning.credit import Oracle
-from tests.credit.groups import groups
+from tests.credit.groups import SOUND, groups
 from tests.credit.rollouts import context
 
-SOUND = "7+5=12\n12-3=9\n9+8=17\n\\boxed{17}"
 LATE = "7+5=12\nThen\n12-3=9\n9+8=16\n\\boxed{16}"
 EARLY = "7+5=2\n2-3=-1\n-1+8=6\n\\boxed{6}"  # misconception, inherited, slip
 COPIED = "7+5=12\n12-3=9\n9+8=17\n\\boxed{1}"
@@ -50,17 +49,12 @@ def test_right_responses_are_moved_to_the_places_of_the_errors_on_request(arithm
     assert weights.fallback.tolist() == [True, False]
 
 
-def test_weights_are_capped_on_request(arithmetic):
-    _, whole = _weights(arithmetic, SOUND, EARLY, LATE)
-    _, capped = _weights(arithmetic, SOUND, EARLY, LATE, w_max=5.0)
-    assert torch.equal(capped.values, whole.values.clamp(max=5))
+def test_weights_are_capped_on_request_and_a_response_without_a_flawed_step_is_uniform_and_counted(arithmetic):
+    batch, whole = _weights(arithmetic, SOUND, EARLY, LATE, "7+5=12\n")
     assert whole.values.max() > 5
-    _, low = _weights(arithmetic, SOUND, EARLY, LATE, w_max=0.5)
-    assert low.values[0].max() == 1, "uniform rows are not its concern"
-
-
-def test_a_response_without_a_flawed_step_is_uniform_and_counted(arithmetic):
-    for w_max in (None, 0.5):
-        batch, weights = _weights(arithmetic, SOUND, "7+5=12\n", EARLY, w_max=w_max)
-        assert weights.fallback.tolist() == [False, True, False]
-        assert torch.equal(weights.values[1], batch.response_mask[1].float())
+    for w_max in (5.0, 0.5):
+        _, capped = _weights(arithmetic, SOUND, EARLY, LATE, "7+5=12\n", w_max=w_max)
+        assert torch.equal(capped.values[1:3], whole.values[1:3].clamp(max=w_max))
+        for row in (0, 3):
+            assert torch.equal(capped.values[row], batch.response_mask[row].float())
+        assert capped.fallback.tolist() == [False, False, False, True]

@@ -4,9 +4,9 @@ import runpy
 from functools import partial
 from pathlib import Path
 
-import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 
 from grail_lightning.credit import PRIME, RLSD, Product, Resampled, Uniform, WarmUp
 from grail_lightning.data import ArithmeticData
@@ -16,31 +16,20 @@ from tests.credit.rollouts import context
 from tests.runs import module, trainer, weights
 
 RememberedValues = runpy.run_path(str(Path(__file__).parents[2] / "docs/examples/my_memory.py"))["RememberedValues"]
-
-
-class _Save(pl.Callback):
-    def __init__(self, path, step):
-        self.path, self.step = path, step
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if trainer.global_step == self.step:
-            trainer.save_checkpoint(self.path)
-
-
 _adam = partial(torch.optim.AdamW, lr=1e-3)
 _warm_up = partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.2)
 CASES = [
     # Between two refreshes of a teacher inside of other methods.
-    pytest.param(lambda: Product(Uniform(), WarmUp(RLSD(refresh_steps=4), 2)), 64, "float32", id="teacher"),
+    pytest.param(lambda: Product(Uniform(), WarmUp(RLSD(refresh_steps=2), 2)), 32, "float32", id="teacher"),
     # Values of prompts that come again, of the example in the documentation.
-    pytest.param(RememberedValues, 8, "float32", id="values", marks=pytest.mark.slow),
+    pytest.param(RememberedValues, 4, "float32", id="values", marks=pytest.mark.slow),
     # With its optimiser and its schedule.
-    pytest.param(lambda: PRIME(optimizer=_adam, scheduler=_warm_up), 64, "float32", id="reward model"),
+    pytest.param(lambda: PRIME(optimizer=_adam, scheduler=_warm_up), 32, "float32", id="reward model"),
     pytest.param(
-        lambda: PRIME(optimizer=_adam), 64, "bfloat16", id="reward model with master weights", marks=pytest.mark.slow
+        lambda: PRIME(optimizer=_adam), 32, "bfloat16", id="reward model with master weights", marks=pytest.mark.slow
     ),
     # Their random numbers belong to the step, the row and the place.
-    pytest.param(lambda: Resampled(2), 64, "float32", id="continuations", marks=pytest.mark.slow),
+    pytest.param(lambda: Resampled(2), 32, "float32", id="continuations", marks=pytest.mark.slow),
 ]
 
 
@@ -48,23 +37,25 @@ CASES = [
 def test_a_resumed_run_ends_with_the_same_weights_to_the_bit(credit, num_train, dtype, monkeypatch, tmp_path):
     monkeypatch.setenv("PL_GLOBAL_SEED", "5")
 
-    def run(path=None, *callbacks):
+    def save(trainer, *_):
+        trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
+
+    def run(path=None):
         it = module(credit=credit(), loading=Loading(dtype=dtype))
-        trainer(4, *callbacks).fit(it, ArithmeticData(num_train=num_train, prompts_per_batch=4), ckpt_path=path)
+        data = ArithmeticData(num_train=num_train, prompts_per_batch=4)
+        trainer(2, LambdaCallback(on_train_batch_end=save), limit_val_batches=0).fit(it, data, ckpt_path=path)
         # The second model, too, which a run trains for its method.
         second = it.second.state_dict()["weights"] if it.second else {}
         return weights(it) | {f"second.{name}": weight.clone() for name, weight in second.items()}
 
-    path = tmp_path / "some.ckpt"
-    whole = run(None, _Save(path, 2))
-    resumed = run(path)
+    whole, resumed = run(), run(tmp_path / "1.ckpt")
     assert all(torch.equal(p, resumed[name]) for name, p in whole.items())
     if isinstance(credit(), Resampled):  # It has no state.
         return
-    saved = torch.load(path, weights_only=False)
+    saved = torch.load(tmp_path / "1.ckpt", weights_only=False)
     del saved["second" if saved.get("second") else "credit"]
-    torch.save(saved, tmp_path / "forgot.ckpt")
-    forgot = run(tmp_path / "forgot.ckpt")
+    torch.save(saved, tmp_path / "1.ckpt")
+    forgot = run(tmp_path / "1.ckpt")
     assert any(not torch.equal(p, forgot[name]) for name, p in whole.items()), "the state matters"
 
 

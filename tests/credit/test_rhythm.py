@@ -49,45 +49,35 @@ def _top(scores):
     return {t for t in sorted(range(len(scores)), key=lambda t: (-scores[t], t))[:number] if scores[t] > 0}
 
 
-@pytest.mark.parametrize("rhythm", ["pre_plan", "anchor"])
+def _passed_on(expected, anchors, looks, change):
+    """Weights after a local anchor has passed half of its bonus to the token that introduced it."""
+    middle = sorted(looks[:-1])[(len(looks) - 2) // 2]  # The lower of the two; the last token is no query.
+    found = list(expected)
+    for t in sorted(anchors):
+        before = range(max(0, t - 3), t)
+        if looks[t] < middle and before:
+            giver = max(before, key=lambda k: (change[k], -k))
+            found[t] -= 0.25
+            found[giver] += 0.25
+    return found
+
+
+@pytest.mark.parametrize("rhythm", ["pre_plan", "anchor", "coupled"])
 def test_scores_and_weights_are_those_of_the_maps(rhythm, golden_policy, batch):
     weights = AttentionRhythm(rhythm, attention=OPTIONS)(golden_policy, batch, context())
     for row in (0, 4):
-        _, felt, change = _by_hand(golden_policy, batch, row)
-        expected = change if rhythm == "pre_plan" else felt
-        assert weights.scores[row, : len(expected)].tolist() == near(expected, 1000, torch.float32, scale=4.0)
-        marked = _top(expected)
-        assert weights.values[row, : len(expected)].tolist() == [
-            1.5 if t in marked else 1.0 for t in range(len(expected))
-        ]
-
-
-def test_a_local_anchor_passes_half_of_its_bonus_to_the_token_that_introduced_it(golden_policy, batch):
-    weights = AttentionRhythm("coupled", attention=OPTIONS)(golden_policy, batch, context())
-    moved = 0
-    for row in (0, 4):
         looks, felt, change = _by_hand(golden_policy, batch, row)
-        anchors = _top(felt)
-        # torch takes the lower of the two middle values.
-        middle = sorted(looks[:-1])[(len(looks) - 2) // 2]  # The last token is no query.
-        expected = [1.5 if t in anchors else 1.0 for t in range(len(felt))]
-        for t in sorted(anchors):
-            before = range(max(0, t - 3), t)
-            if looks[t] < middle and before:
-                giver = max(before, key=lambda k: (change[k], -k))
-                expected[t] -= 0.25
-                expected[giver] += 0.25
-                moved += 1
-        assert weights.values[row, : len(felt)].tolist() == near(expected, 10, torch.float32, scale=2.0)
-        assert weights.values[row].sum().item() == pytest.approx(len(felt) + 0.5 * len(anchors))
-    assert moved > 3
-
-
-def test_rollouts_without_a_positive_advantage_keep_weight_one(golden_policy, batch):
-    weights = AttentionRhythm(attention=OPTIONS)(golden_policy, batch, context())
+        scores = change if rhythm == "pre_plan" else felt
+        assert weights.scores[row, : len(scores)].tolist() == near(scores, 1000, torch.float32, scale=4.0)
+        marked = _top(scores)
+        expected = [1.5 if t in marked else 1.0 for t in range(len(scores))]
+        if rhythm == "coupled":
+            plain, expected = expected, _passed_on(expected, marked, looks, change)
+            assert sum(a != b for a, b in zip(plain, expected, strict=True)) > 3
+        assert weights.values[row, : len(scores)].tolist() == near(expected, 10, torch.float32, scale=2.0)
     others = batch.advantages <= 0
     assert torch.equal(weights.values[others], batch.response_mask[others].to(weights.values.dtype))
-    every = AttentionRhythm(attention=OPTIONS, gate="all")(golden_policy, batch, context()).values
+    every = AttentionRhythm(rhythm, attention=OPTIONS, gate="all")(golden_policy, batch, context()).values
     changed = (every != batch.response_mask).any(1)
     assert changed.tolist() == [True] * 5 + [False], "the last row has no advantage"
 

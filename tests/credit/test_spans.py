@@ -12,17 +12,9 @@ from grail_lightning.environments.python import Python
 from grail_lightning.environments.search import Search
 from grail_lightning.tasks import EnvironmentTask
 from tests.credit.episodes import Row, by_turn, played
-from tests.credit.groups import groups
+from tests.credit.groups import FLAWED, SOUND, groups
 from tests.credit.rollouts import context
-from tests.credit.test_critic import served
-
-# Turns of 2, 1 and 2 tokens | 1 and 1 | 1, 1 and 1; answers have no score.
-GROUP = [
-    Row(1.0, [[11, 12], [13], [14, 15]], [[9], [8]], scores=[1.0, 0.0, None]),
-    Row(0.0, [[16], [17]], [[9]], scores=[-1.0]),
-    Row(0.0, [[11], [18], [19]], [[9, 7], [8]], scores=[0.5, 2.0]),
-]
-SOUND, WRONG = "7+5=12\n12-3=9\n9+8=17\n\\boxed{17}", "7+5=2\n2-3=-1\n-1+8=7\n\\boxed{7}"
+from tests.credit.test_critic import GROUP, served
 
 
 def test_good_turns_of_right_rollouts_gain_and_bad_ones_of_wrong_rollouts_lose(golden_policy):
@@ -34,22 +26,14 @@ def test_good_turns_of_right_rollouts_gain_and_bad_ones_of_wrong_rollouts_lose(g
     assert found[1] == [1.0, 1.0]  # A single score says nothing.
     assert found[2] == pytest.approx([1.5, 0.5, 1.0], abs=1e-6)  # Its advantage is negative.
     assert not weights.fallback.any()
-    assert weights.metrics["clipped"] == (0.0, 6.0)
-    assert weights.metrics["span_tokens"] == (6.0, 10.0)
+    assert weights.metrics == {"clipped": (0.0, 6.0), "span_tokens": (6.0, 10.0)}
     # The advantage of each rollout is moved, not made.
     credit = token_advantages(batch.advantages, weights)
     assert credit.sum(1).tolist() == pytest.approx((batch.advantages * batch.response_mask.sum(1)).tolist())
-
-
-def test_the_clip_keeps_signs_and_its_change_is_a_figure(golden_policy):
-    batch = played(GROUP)
-    weights = SpanScores(alpha=2.0, beta=1.5)(golden_policy, batch, context())
-    found = by_turn(batch, weights.values)
-    assert found[0] == [1.5, 0.0, 1.0]
-    assert found[2] == [1.5, 0.0, 1.0]
-    # Before it: 3, 3 and −3 in row 0, 3 and −1 in row 2.
-    total, size = weights.metrics["clipped"]
-    assert (total, size) == (pytest.approx(2 * 1.5 + 3 + 1.5 + 1), 6)
+    # The clip keeps signs, and its change is a figure: before it 3, 3 and −3 in row 0, 3 and −1 in row 2.
+    clipped = SpanScores(alpha=2.0, beta=1.5)(golden_policy, batch, context())
+    assert by_turn(batch, clipped.values) == [[1.5, 0.0, 1.0], [1.0, 1.0], [1.5, 0.0, 1.0]]
+    assert clipped.metrics["clipped"] == (pytest.approx(2 * 1.5 + 3 + 1.5 + 1), 6)
 
 
 @pytest.mark.parametrize("score", [0.1, 1e6 + 0.1, 123456789.1])
@@ -59,12 +43,12 @@ def test_equal_scores_say_nothing_however_large_they_are(score, golden_policy):
 
 
 def test_labelled_steps_are_spans_where_there_are_no_turns(arithmetic):
-    batch = groups(arithmetic, ("7+5-3+8", [SOUND, WRONG, "no step at all"]))
+    batch = groups(arithmetic, ("7+5-3+8", [SOUND, FLAWED, "no step at all"]))
     weights = SpanScores()(arithmetic, batch, context())
     assert torch.equal(weights.values[0], batch.response_mask[0].float())  # All steps are sound.
-    values, flaw = weights.values[1].tolist(), WRONG.index("2")
+    values, flaw = weights.values[1].tolist(), FLAWED.index("2")
     assert values[flaw] == 2.0  # `clip(1 + …, 0, 2)`: the slip is blamed, and what was inherited from it is not.
-    assert values[WRONG.index("-1")] == pytest.approx(0, abs=1e-6)
+    assert values[FLAWED.index("-1")] == pytest.approx(0, abs=1e-6)
     assert weights.fallback.tolist() == [False, False, True]
 
 
@@ -75,35 +59,34 @@ def _halves(text, prompt):
 
 
 def test_a_function_scores_ranges_of_characters(arithmetic):
-    batch = groups(arithmetic, ("7+5-3+8", [SOUND, WRONG]))
+    batch = groups(arithmetic, ("7+5-3+8", [SOUND, FLAWED]))
     weights = SpanScores(scorer=_halves, alpha=0.5)(arithmetic, batch, context())
     middle = len(SOUND) // 2  # A token a character up to there.
     begin, end = weights.values[0, middle - 1].item(), weights.values[0, middle].item()
     assert begin > 1 > end
     assert weights.values[0].sum().item() == pytest.approx(batch.response_mask[0].sum().item())
-    assert (weights.values[1, : len(WRONG) // 2] < 1).all()
+    assert (weights.values[1, : len(FLAWED) // 2] < 1).all()
 
 
 @pytest.mark.parametrize(
     "spans", [None, [1], [(0, 4, "x")], [(0, 4, 1.0), (2, 6, 0.0)], [(0, 400, 1.0)], [(0, 4, math.nan)]]
 )
 def test_spans_that_cannot_be_are_refused(spans, arithmetic):
-    batch = groups(arithmetic, ("7+5-3+8", [SOUND, WRONG]))
+    batch = groups(arithmetic, ("7+5-3+8", [SOUND, FLAWED]))
     with pytest.raises(ValueError, match=r"`credit.scorer` must return `ScoredSpan\(start, stop, score\)`"):
         SpanScores(scorer=lambda text, prompt: spans)(arithmetic, batch, context())
-
-
-def _scores_of(method, policy, batch):
-    """The scores in use, row by row, through a rule that returns them: Δ over the largest one."""
-    return [[span.score for span in row] for row in method._rescored(method._spans(policy, batch), batch, context())]
 
 
 def test_controls_keep_places_and_take_the_scores_of_the_rollout_or_group(golden_policy):
     many = [Row(float(k % 2), [[11]] * 7, [[9]] * 6, scores=[float(10 * k + j) for j in range(6)]) for k in range(4)]
     batch = played(many)
-    given = _scores_of(SpanScores(), golden_policy, batch)
-    permuted = _scores_of(SpanScores(scores="permuted"), golden_policy, batch)
-    drawn = _scores_of(SpanScores(scores="random"), golden_policy, batch)
+
+    def scores_of(kind):
+        method = SpanScores(scores=kind)
+        rescored = method._rescored(method._spans(golden_policy, batch), batch, context())
+        return [[span.score for span in row] for row in rescored]
+
+    given, permuted, drawn = map(scores_of, ("given", "permuted", "random"))
     assert [sorted(row) for row in permuted] == given
     assert permuted != given
     pool = {score for row in given for score in row}
@@ -141,9 +124,9 @@ def test_a_rank_without_rollouts_has_no_spans(golden_policy):
 
 
 def test_labels_of_a_judge_are_scores_and_rollouts_that_have_none_are_uniform(golden_policy):
-    """A rollout that calls no tool is not asked about; of another one the request fails."""
+    """A rollout or a turn that calls no tool is not asked about; of another rollout the request fails."""
     played_by = [GROUP[0], GROUP[2], Row(0.0, [[16]])]
-    replies = [(200, {"choices": [{"message": {"content": "1: good\n2: bad\n9: bad"}}]}), (400, b"")]
+    replies = [(200, {"choices": [{"message": {"content": "1: good\n2: bad\n3: bad\n9: bad"}}]}), (400, b"")]
     with served(lambda question, n: replies["turn [18]" in question]) as (url, asked):
         method = SpanScores(judge=Judge(url=url, model="m", retries=0))
         weights = method(golden_policy, played(played_by), context())
@@ -155,31 +138,23 @@ def test_labels_of_a_judge_are_scores_and_rollouts_that_have_none_are_uniform(go
 
 
 def test_a_judge_needs_turns(arithmetic):
-    batch = groups(arithmetic, ("7+5-3+8", [SOUND, WRONG]))
+    batch = groups(arithmetic, ("7+5-3+8", [SOUND, FLAWED]))
     method = SpanScores(judge=Judge(url="http://127.0.0.1:1", model="m", retries=0))
     with pytest.raises(ValueError, match="needs rollouts of several turns"):
         method(arithmetic, batch, context())
 
 
-def test_a_judge_labels_turns_that_call_alone(golden_policy, monkeypatch):
-    said = {0: {0: True, 1: False, 2: True}, 2: {0: True, 2: False}}
-    judge = Judge(url="http://127.0.0.1:1", model="small")
-    monkeypatch.setattr(Judge, "labels", lambda *_: said)
-    found = by_turn(batch := played(GROUP), SpanScores(judge=judge)(golden_policy, batch, context()).values)
-    assert (found[0][2], found[2]) == (1.0, [1.0, 1.0, 1.0])
-    assert found[0][0] > 1 > found[0][1]
+UNSCORED = EnvironmentTask(Python).prompt({"problem": "1+1", "answer": "2"})
 
 
 @pytest.mark.parametrize("method", [TurnRewards(), GiGPO(scores=True)])
 def test_a_method_that_adds_scores_of_turns_tells_that_there_are_none(method):
-    unscored = EnvironmentTask(Python).prompt({"problem": "1+1", "answer": "2"})
-    assert "adds the scores of the environment's method `score_turn`" in method.check_prompts([[unscored]])
-    assert GiGPO().check_prompts([[unscored]]) == ""
+    assert "adds the scores of the environment's method `score_turn`" in method.check_prompts([[UNSCORED]])
+    assert GiGPO().check_prompts([[UNSCORED]]) == ""
 
 
 @pytest.mark.parametrize("method", [CriticSearch(), SpanScores(), WarmUp(CriticSearch())])
 def test_a_method_that_needs_scores_of_turns_says_so_before_a_model_is_loaded(method):
-    unscored = EnvironmentTask(Python).prompt({"problem": "1+1", "answer": "2"})
     with pytest.raises(ValueError, match=r"needs an environment with the method `score_turn`, but that of `Env"):
-        method.check_prompts([[unscored]])
+        method.check_prompts([[UNSCORED]])
     method.check_prompts([[EnvironmentTask(Search).prompt({"problem": "?", "answer": "Rome"})]])

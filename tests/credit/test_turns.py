@@ -9,7 +9,7 @@ import torch
 from grail_lightning.credit import IGPO, CriticSearch, GiGPO, OptimalBaseline, TreeAdvantage, TurnRewards
 from grail_lightning.credit.base import token_advantages
 from tests.credit.episodes import Row, by_turn, played
-from tests.credit.rollouts import context, no_pass
+from tests.credit.rollouts import context, no_pass, row_logits
 from tests.tolerance import near
 
 # Returns at a discount of 1/2, and the states in which turns begin; row 2 comes back to A.
@@ -31,11 +31,6 @@ MIXED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def policy(golden_policy):
-    return golden_policy
-
-
 def _flat(values):
     return [value for row in values for value in row]
 
@@ -43,9 +38,9 @@ def _flat(values):
 # --- GiGPO ------------------------------------------------------------------------------------------------------------
 
 
-def test_gigpo_compares_the_returns_of_turns_that_began_in_one_state(policy):
+def test_gigpo_compares_the_returns_of_turns_that_began_in_one_state(golden_policy):
     batch = played(GROUP, OTHER)
-    weights = GiGPO(omega=2.0, discount=0.5)(policy, batch, context())
+    weights = GiGPO(omega=2.0, discount=0.5)(golden_policy, batch, context())
     expected = [
         [2 * (0.5 - 0.4375), 2 * (1 - 0.5)],
         [2 * (0 - 0.4375), 0.0, 2 * (0 - 0.5)],
@@ -59,22 +54,22 @@ def test_gigpo_compares_the_returns_of_turns_that_began_in_one_state(policy):
     assert weights.metrics["shared_states"] == (13, 14)
 
 
-def test_gigpo_divides_by_the_deviation_of_the_state_and_adds_scores_where_asked(policy):
+def test_gigpo_divides_by_the_deviation_of_the_state_and_adds_scores_where_asked(golden_policy):
     batch = played(GROUP)
     std = {"A": torch.tensor([0.5, 0.0, 0.25, 1.0]).std().item(), "B": torch.tensor([1.0, 0.0, 0.5]).std().item()}
-    found = by_turn(batch, GiGPO(discount=0.5, standardise=True)(policy, batch, context()).additive)
+    found = by_turn(batch, GiGPO(discount=0.5, standardise=True)(golden_policy, batch, context()).additive)
     assert found[0] == near([0.0625 / (std["A"] + 1e-4), 0.5 / (std["B"] + 1e-4)], 16, torch.float32)
     assert found[1][1] == 0, "C has no deviation"
     # Scores 0.5 and none of row 1 make its returns A 0.5, C 0, B 0; the mean of A is then (0.5 + 0.5 + 0.25 + 1) / 4.
     scored = played([GROUP[0], GROUP[1]._replace(scores=[0.5]), GROUP[2]])
-    found = by_turn(scored, GiGPO(discount=0.5, scores=True)(policy, scored, context()).additive)
+    found = by_turn(scored, GiGPO(discount=0.5, scores=True)(golden_policy, scored, context()).additive)
     assert found[1] == near([0.5 - 0.5625, 0.0, -0.5], 8, torch.float32)
 
 
-def test_without_keys_the_ids_so_far_are_the_state(policy):
+def test_without_keys_the_ids_so_far_are_the_state(golden_policy):
     rows = [row._replace(states=[]) for row in GROUP]
     batch = played(rows)
-    weights = GiGPO(omega=1.0, discount=1.0)(policy, batch, context())
+    weights = GiGPO(omega=1.0, discount=1.0)(golden_policy, batch, context())
     # Rows 0 and 2 have 1 2 | 9 before their second turns, row 1 has 1 | 9 9. All begin in one state.
     # Returns are the rewards 1, 0, 1: their mean is 2/3 in the first state, and 1 in that of rows 0 and 2.
     expected = [[1 / 3, 0.0], [-2 / 3, 0.0, 0.0], [1 / 3, 0.0, 0.0]]
@@ -85,23 +80,23 @@ def test_without_keys_the_ids_so_far_are_the_state(policy):
 # --- scores of turns --------------------------------------------------------------------------------------------------
 
 
-def test_turn_rewards_are_returns_beside_those_of_the_group(policy):
+def test_turn_rewards_are_returns_beside_those_of_the_group(golden_policy):
     batch = played(MIXED)
-    weights = TurnRewards(discount=0.5, baseline="group")(policy, batch, context())
+    weights = TurnRewards(discount=0.5, baseline="group")(golden_policy, batch, context())
     # Rewards 1, −0.5, 1 | 0.5, 0 | 0.5; returns 1 − 0.25 + 0.25 = 1, −0.5 + 0.5 = 0, 1 | 0.5, 0 | 0.5; their mean 0.5.
     assert by_turn(batch, weights.additive) == [[0.5, -0.5, 0.5], [0.0, -0.5], [0.0]]
     assert (weights.values == 0).all()
     assert weights.metrics == {"scored_turns": (3, 6), "turn_score": (1, 3)}
     # By number of the turn: 1, 0.5, 0.5 | 0, 0 | 1.
-    found = by_turn(batch, TurnRewards(discount=0.5)(policy, batch, context()).additive)
+    found = by_turn(batch, TurnRewards(discount=0.5)(golden_policy, batch, context()).additive)
     assert _flat(found) == near([1 / 3, 0, 0, -1 / 6, 0, -1 / 6], 8, torch.float32)
 
 
 @pytest.mark.parametrize("method", [TurnRewards, CriticSearch, lambda: GiGPO(scores=True)])
-def test_scores_need_episodes(method, policy):
+def test_scores_need_episodes(method, golden_policy):
     batch = played(MIXED).replace(episodes=None)
     with pytest.raises(ValueError, match=r"` needs rollouts of several turns .* a batch without episodes"):
-        method()(policy, batch, context())
+        method()(golden_policy, batch, context())
 
 
 # --- IGPO -------------------------------------------------------------------------------------------------------------
@@ -125,12 +120,12 @@ def _beliefs(policy, batch, row, reference):
 
 
 @pytest.mark.parametrize("normalise", ["joint", "separate"])
-def test_igpo_rewards_the_rise_of_the_probability_of_the_answer(normalise, policy):
+def test_igpo_rewards_the_rise_of_the_probability_of_the_answer(normalise, golden_policy):
     batch, references = played(MIXED, GROUP, references=["12", "345"]), ["12"] * 3 + ["345"] * 3
-    found = IGPO(discount=0.5, normalise=normalise)(policy, batch, context())
+    found = IGPO(discount=0.5, normalise=normalise)(golden_policy, batch, context())
     rewards, outcomes = [], []
     for row, reference in enumerate(references):
-        levels = [math.exp(level) for level in _beliefs(policy, batch, row, reference)]
+        levels = [math.exp(level) for level in _beliefs(golden_policy, batch, row, reference)]
         gains = [after - before for before, after in pairwise(levels)]
         rewards.append([*gains, batch.rewards[row].item()])
         outcomes.append([False] * len(gains) + [True])
@@ -151,19 +146,19 @@ def test_igpo_rewards_the_rise_of_the_probability_of_the_answer(normalise, polic
     assert not found.fallback.any()
 
 
-def test_igpo_of_equal_rewards_still_tells_turns_apart_and_of_one_turn_takes_no_pass(policy):
+def test_igpo_of_equal_rewards_still_tells_turns_apart_and_of_one_turn_takes_no_pass(golden_policy):
     equal = played([row._replace(reward=1.0) for row in MIXED])
-    assert by_turn(equal, IGPO()(policy, equal, context()).additive)[0][0] != 0
+    assert by_turn(equal, IGPO()(golden_policy, equal, context()).additive)[0][0] != 0
     single = played(MIXED).replace(turn=None, episodes=None)
-    with no_pass(policy):
-        weights = IGPO()(policy, single, context())
+    with no_pass(golden_policy):
+        weights = IGPO()(golden_policy, single, context())
     # Rewards 1, 0, 0.5: centred 0.5, −0.5, 0 over a deviation of 0.5.
     assert weights.additive[:, 0].tolist() == near([0.5 / 0.5001, -0.5 / 0.5001, 0.0], 8, torch.float32)
 
 
-def test_rollouts_without_a_reference_answer_keep_their_advantage_under_igpo(policy):
+def test_rollouts_without_a_reference_answer_keep_their_advantage_under_igpo(golden_policy):
     batch = played(MIXED, MIXED, references=["", "12"])
-    weights = IGPO()(policy, batch, context())
+    weights = IGPO()(golden_policy, batch, context())
     assert weights.fallback.tolist() == [True, True, False, False, False, False], "one turn needs no answer"
     kept = token_advantages(batch.advantages, weights)[:2]
     assert torch.equal(kept, batch.advantages[:2, None] * batch.response_mask[:2])
@@ -172,30 +167,27 @@ def test_rollouts_without_a_reference_answer_keep_their_advantage_under_igpo(pol
 # --- trees and baselines over turns -----------------------------------------------------------------------------------
 
 
-def test_the_tree_over_turns_adds_the_change_of_value_of_each_turn(policy):
+def test_the_tree_over_turns_adds_the_change_of_value_of_each_turn(golden_policy):
     batch = played(GROUP)
-    weights = TreeAdvantage(state="turns")(policy, batch, context())
+    weights = TreeAdvantage(state="turns")(golden_policy, batch, context())
     # V(A) = (1 + 0 + 1) / 3, V(B) = 2/3, V(C) = 0; a row counts once in a state.
     a, b, c = 2 / 3, 2 / 3, 0.0
     expected = [[b - a, 1 - b], [c - a, b - c, 0 - b], [b - a, a - b, 1 - a]]
     assert _flat(by_turn(batch, weights.additive)) == near(_flat(expected), 8, torch.float32, 1.0)
     assert weights.metrics["in_tree"] == (7, 8)
     stays = played([GROUP[0]._replace(states=["A", "A"]), *GROUP[1:]])
-    found = by_turn(stays, TreeAdvantage(state="turns")(policy, stays, context()).additive)
+    found = by_turn(stays, TreeAdvantage(state="turns")(golden_policy, stays, context()).additive)
     assert found[0] == near([0, 1 - 2 / 3], 8, torch.float32, 1.0), "a turn that changes nothing has no change"
 
 
-def test_the_optimal_baseline_of_a_turn_weighs_rows_by_their_energy_up_to_its_end(policy):
+def test_the_optimal_baseline_of_a_turn_weighs_rows_by_their_energy_up_to_its_end(golden_policy):
     batch = played(MIXED)
-    one = OptimalBaseline(unit="turn")(policy, batch, context())
+    one = OptimalBaseline(unit="turn")(golden_policy, batch, context())
     energy = torch.zeros(3, 3, dtype=torch.float64)
     for row in range(3):
-        ids = batch.input_ids[row][batch.attention_mask[row]].long()
-        with torch.no_grad():
-            pi = policy.model(ids[None], use_cache=False).logits[0].double().softmax(-1)
+        pi = row_logits(golden_policy, batch, row).softmax(-1)
         for t in batch.response_mask[row].nonzero().flatten().tolist():
-            p = pi[2 + t]
-            energy[row, batch.turn[row, t]] += 1 - 2 * p[ids[3 + t]] + p.square().sum()
+            energy[row, batch.turn[row, t]] += 1 - 2 * pi[t, batch.response_ids[row, t]] + pi[t].square().sum()
     total = energy.cumsum(1)
     first = (total[:, 0] * batch.rewards).sum() / total[:, 0].sum()
     second = total[0, 1] / (total[0, 1] + total[1, 1])  # Rewards 1 and 0.

@@ -51,12 +51,12 @@ def test_rows_may_part_at_their_first_token():
     assert torch.stack(found).T.tolist() == [[0, 1, 0]]
 
 
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.07, 0.1, 0.2, 0.29, 0.3, 0.4, 0.7, 1 / 3, 1e-05, 0.999, 1.0, 1])
+@pytest.mark.parametrize("share", [0.0, 0.07, 0.29, 0.3, 1 / 3, 1e-05, 0.999, 1.0, 1])
 def test_a_share_of_the_tokens_is_that_of_the_number_as_written(share):
     """A third of ten tokens is four, but 0.3 of them is three: as fractions, at every length."""
-    lengths = torch.arange(2000 + 1)
-    mask = torch.arange(2000) < lengths[:, None]
-    expected = [math.ceil(Fraction(str(share)) * n) for n in range(2000 + 1)]
+    lengths = torch.arange(300 + 1)
+    mask = torch.arange(300) < lengths[:, None]
+    expected = [math.ceil(Fraction(str(share)) * n) for n in range(300 + 1)]
     assert top_share(torch.zeros(mask.shape), mask, share).sum(1).tolist() == expected
     if expected[-1]:  # Of equal credits the mass is the number of tokens.
         mass = top_mass(torch.ones(mask.shape), mask, share)[1:] * lengths[1:]

@@ -10,7 +10,7 @@ from grail_lightning.functional.policy_gradient import sampler_correction
 from tests.tolerance import assert_near, near
 
 
-@pytest.mark.parametrize("ratio", [0.3, 0.9, 1.1, 2.0, 2.9, 3.1, 50.0])
+@pytest.mark.parametrize("ratio", [0.3, 0.9, 1.1, 2.0, 3.1, 50.0])
 @pytest.mark.parametrize("advantage", [-1.5, 0.7])
 @pytest.mark.parametrize("cap", [None, 3.0])
 def test_the_surrogate_clips_and_its_cap_is_the_constant_of_dual_clip(cap, ratio, advantage):
@@ -42,15 +42,6 @@ def test_the_correction_for_the_sampler_is_a_ratio_with_a_ceiling():
     found = sampler_correction(trainer, sampler, cap=2.0)
     assert found.tolist()[0] == pytest.approx([1.0, math.exp(-0.5), 2.0])
     assert not found.requires_grad
-
-
-def test_an_infinite_upper_clip_range_clips_nothing():
-    ratio = torch.tensor([[0.5, 1.0, 9.0]])
-    for advantage in (-1.0, 1.0):
-        losses = clipped_surrogate(
-            ratio.log(), 0 * ratio, torch.full((1, 3), advantage), clip_low=1.0, clip_high=math.inf
-        )
-        assert_near(losses, -advantage * ratio, 16)
 
 
 def test_the_sequence_level_ratio_is_the_geometric_mean_and_its_gradient_each_tokens_own():
@@ -92,12 +83,6 @@ def test_the_corrected_kl_gradient_is_that_of_the_exact_kl(estimator, moved):
         assert (biased - exact).abs().max() > 0.01, "the test must see the bias that the correction takes away"
 
 
-def _losses():
-    losses = torch.tensor([[1.0, 2.0, 3.0], [4.0, 100.0, 100.0]], dtype=torch.float64)
-    mask = torch.tensor([[True, True, True], [True, False, False]])
-    return losses, mask
-
-
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
@@ -107,7 +92,8 @@ def _losses():
     ],
 )
 def test_aggregations_by_hand(how, expected):
-    losses, mask = _losses()
+    losses = torch.tensor([[1.0, 2.0, 3.0], [4.0, 100.0, 100.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, True], [True, False, False]])
     found = aggregate(losses, mask, how, num_rollouts=2, num_tokens=4, max_response_length=8)
     assert found.item() == near(expected, 1000)
 

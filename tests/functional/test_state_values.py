@@ -54,10 +54,9 @@ def _by_hand(rows, outcomes, own_row, shrinkage):
     return values, changes
 
 
-@pytest.mark.parametrize("shrinkage", [0.0, 1.0, 2.5])
+@pytest.mark.parametrize("shrinkage", [0.0, 2.5])
 @pytest.mark.parametrize("own_row", [True, False])
-@pytest.mark.parametrize("merge", [True, False])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "merge"), [(0, True), (1, False), (2, True)])
 def test_values_and_changes_are_those_of_loops(seed, merge, own_row, shrinkage):
     rows, outcomes = _random_paths(seed, merge)
     path, given = _tensors(rows, outcomes)

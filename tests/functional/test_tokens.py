@@ -7,61 +7,64 @@ from grail_lightning.functional.tokens import HeadGradient
 from tests.tolerance import assert_near
 
 
-def _case(dtype=torch.float64):
+def _case(dtype=torch.float64, bias=True):
     torch.manual_seed(0)
     hidden = torch.randn(3, 7, 16, dtype=dtype, requires_grad=True)
-    head = torch.nn.Linear(16, 50, dtype=dtype)
+    head = torch.nn.Linear(16, 50, dtype=dtype, bias=bias)
     return hidden, head, torch.randint(50, (3, 7))
 
 
-@pytest.mark.parametrize("chunk_tokens", [1, 4, 21, 100])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("written_out", [False, True])
-@pytest.mark.parametrize("cap", [None, 0.7])
-def test_chunked_log_probabilities_and_gradients_equal_cross_entropy(chunk_tokens, temperature, written_out, cap):
-    hidden, linear, ids = _case()
+@pytest.mark.parametrize(
+    ("form", "chunk_tokens", "temperature", "cap", "cached"),
+    [
+        ("whole", 4, 0.6, 0.7, None),
+        ("whole", 100, 1.0, None, None),
+        ("written out", 1, 1.0, None, None),
+        ("written out", 4, 0.6, 0.7, None),
+        ("written out", 100, 0.6, None, None),
+        # Blocks of 1, of 2 and of all rows of 50 logits.
+        ("one product", 5, 0.6, None, 1),
+        ("one product", 5, 1.0, None, 120),
+        ("one product", 100, 0.6, None, 10**6),
+    ],
+)
+def test_log_probabilities_and_gradients_equal_cross_entropy(form, chunk_tokens, temperature, cap, cached, monkeypatch):
+    hidden, linear, ids = _case(bias=form != "one product")
+    if cached is not None:
+        monkeypatch.setattr("grail_lightning.functional.tokens.CACHED", cached)
 
     def head(states):
         return linear(states) if cap is None else torch.tanh(linear(states) / cap) * cap
 
     logits = head(hidden) / temperature
     expected = -F.cross_entropy(logits.reshape(-1, 50), ids.reshape(-1), reduction="none").reshape(3, 7)
-    inputs = [hidden, linear.weight, linear.bias]
+    inputs = [hidden, *linear.parameters()]
     expected_grads = torch.autograd.grad(expected.square().sum(), inputs)
+    weight = linear.weight if form == "one product" else None
+    trained = None if form == "whole" else HeadGradient(inputs[1:], weight)
     options = {"temperature": temperature, "chunk_tokens": chunk_tokens, "with_entropy": True}
-    trained = HeadGradient(inputs[1:]) if written_out else None
     found = token_logprobs(hidden, head, ids, head_gradient=trained, **options)
     assert_near(found.logprobs, expected, 1000)
-    grads = torch.autograd.grad(found.logprobs.square().sum(), inputs)
-    for ours, theirs in zip(grads, expected_grads, strict=True):
+    for ours, theirs in zip(torch.autograd.grad(found.logprobs.square().sum(), inputs), expected_grads, strict=True):
         assert_near(ours, theirs, 1000)
-    entropy = torch.distributions.Categorical(logits=logits).entropy()
-    assert_near(found.entropy, entropy, 1000)
+    assert_near(found.entropy, torch.distributions.Categorical(logits=logits).entropy(), 1000)
     assert not found.entropy.requires_grad
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("chunk_tokens", [4, 100])
-def test_a_head_that_is_one_product_gives_the_same_gradients(chunk_tokens, temperature, frozen, dtype):
-    hidden, _, ids = _case(dtype)
-    head = torch.nn.Linear(16, 50, bias=False, dtype=dtype)
+@pytest.mark.parametrize(("frozen", "chunk_tokens"), [(False, 4), (True, 100)])
+def test_a_head_in_half_precision_that_is_one_product_gives_the_same(frozen, chunk_tokens):
+    hidden, head, ids = _case(torch.bfloat16, bias=False)
     head.weight.requires_grad_(not frozen)
     inputs = [hidden] if frozen else [hidden, head.weight]
-    options = {"temperature": temperature, "chunk_tokens": chunk_tokens}
-    expected = token_logprobs(hidden, head, ids, **options).logprobs
-    trained = HeadGradient([head.weight], head.weight)
-    found = token_logprobs(hidden, head, ids, head_gradient=trained, **options).logprobs
-    assert torch.equal(found, expected) or dtype == torch.float64
-    assert_near(found, expected, 1000)
-    for ours, theirs in zip(
-        torch.autograd.grad(found.square().sum(), inputs),
-        torch.autograd.grad(expected.square().sum(), inputs),
-        strict=True,
-    ):
-        assert ours.dtype == dtype
-        assert_near(ours, theirs, 1000 if dtype == torch.float64 else 8)
+    results = []
+    for trained in (None, HeadGradient([head.weight], head.weight)):
+        options = {"temperature": 0.6, "chunk_tokens": chunk_tokens, "head_gradient": trained}
+        found = token_logprobs(hidden, head, ids, **options).logprobs
+        results.append((found, *torch.autograd.grad(found.square().sum(), inputs)))
+    assert torch.equal(results[0][0], results[1][0])
+    for theirs, ours in zip(*results, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert_near(ours, theirs, 8)
 
 
 @pytest.mark.parametrize("written_out", [False, True])
@@ -111,24 +114,30 @@ def test_the_backward_pass_repeats_the_precision_of_the_forward_pass():
 
 
 @pytest.mark.parametrize("written_out", [False, True])
-def test_no_logits_of_all_tokens_are_ever_made(written_out):
+def test_no_logits_of_all_tokens_are_made_and_backwards_only_those_that_a_loss_asks_for(written_out):
     hidden, head, ids = _case()
-    trained = HeadGradient([head.weight]) if written_out else None
+    asked = torch.zeros(3, 7, dtype=torch.bool)
+    asked[0, 2] = asked[2, 4] = asked[2, 5] = True
     seen = []
 
     def watched(states):
         seen.append(len(states))
         return head(states)
 
-    token_logprobs(hidden, watched, ids, chunk_tokens=4, head_gradient=trained).logprobs.sum().backward()
+    trained = HeadGradient([head.weight]) if written_out else None
+    found = token_logprobs(hidden, watched, ids, chunk_tokens=4, head_gradient=trained)
+    found.logprobs[asked].square().sum().backward()
     assert max(seen) == 4
-    assert sum(seen) == 2 * 21  # 21 positions forward, and once more in the backward pass
+    assert sum(seen) == (21 + 3 if written_out else 2 * 21)
+    expected = head(hidden).log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)[asked]
+    of_hidden, of_weight = torch.autograd.grad(expected.square().sum(), [hidden, head.weight])
+    assert_near(hidden.grad, of_hidden, 1000)
+    assert_near(head.weight.grad, of_weight, 1000)
 
 
 @pytest.mark.parametrize("chunk_tokens", [4, 100])
 def test_a_head_adds_its_gradient_to_what_is_there_only_when_it_is_told_to(chunk_tokens):
-    hidden, _, ids = _case()
-    head = torch.nn.Linear(16, 50, bias=False, dtype=hidden.dtype)
+    hidden, head, ids = _case(bias=False)
 
     def loss(in_place):
         gradient = HeadGradient([head.weight], head.weight, in_place)
@@ -142,43 +151,6 @@ def test_a_head_adds_its_gradient_to_what_is_there_only_when_it_is_told_to(chunk
     loss(in_place=True).backward()
     assert head.weight.grad is held
     assert_near(held, 2 * expected, 1000)
-
-
-@pytest.mark.parametrize("cached", [1, 120, 10**6])
-def test_the_size_of_logit_blocks_changes_nothing(cached, monkeypatch):
-    """Blocks of 1, of 2 and of all rows of 50 logits."""
-    hidden, _, ids = _case()
-    head = torch.nn.Linear(16, 50, bias=False, dtype=hidden.dtype)
-    trained = HeadGradient([head.weight], head.weight)
-    options = {"chunk_tokens": 5, "head_gradient": trained, "with_entropy": True}
-    expected = token_logprobs(hidden, head, ids, **options)
-    wanted = torch.autograd.grad(expected.logprobs.square().sum(), [hidden, head.weight])
-    monkeypatch.setattr("grail_lightning.functional.tokens.CACHED", cached)
-    found = token_logprobs(hidden, head, ids, **options)
-    grads = torch.autograd.grad(found.logprobs.square().sum(), [hidden, head.weight])
-    assert [part is None for part in found] == [part is None for part in expected]
-    for ours, theirs in zip([*found, *grads], [*expected, *wanted], strict=True):
-        if theirs is not None:
-            assert_near(ours, theirs, 1000)
-
-
-def test_tokens_that_no_loss_asks_for_are_left_out_of_the_backward_pass():
-    hidden, head, ids = _case()
-    asked = torch.zeros(3, 7, dtype=torch.bool)
-    asked[0, 2] = asked[2, 4] = asked[2, 5] = True
-    seen = []
-
-    def watched(states):
-        seen.append(len(states))
-        return head(states)
-
-    found = token_logprobs(hidden, watched, ids, chunk_tokens=4, head_gradient=HeadGradient([head.weight]))
-    found.logprobs[asked].square().sum().backward()
-    assert sum(seen) == 21 + 3
-    expected = head(hidden).log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)[asked]
-    of_hidden, of_weight = torch.autograd.grad(expected.square().sum(), [hidden, head.weight])
-    assert_near(hidden.grad, of_hidden, 1000)
-    assert_near(head.weight.grad, of_weight, 1000)
 
 
 def test_masked_statistics_do_not_see_what_is_masked():
