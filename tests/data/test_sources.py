@@ -76,7 +76,6 @@ def test_filters_take_values_lists_and_ranges(tmp_path):
         ({"problem": "p", "answer": " "}, "`answer` must be text that is not empty"),
         ({"problem": None, "answer": "2"}, "`problem` must be text that is not empty"),
         ({"problem": ["p"], "answer": "2"}, r"`problem` must be text or a number, but got \['p'\]"),
-        ({"problem": "p", "answer": []}, "`answer` must be text that is not empty"),
         ({"problem": "p", "answer": ["1", ""]}, "`answer` must be text that is not empty"),
         ({"problem": "p", "answer": [["1"]]}, "`answer` must be text or a number"),
         ('{"problem": "p", "answer": NaN}', "`answer` must be .* a finite number, but got nan"),
@@ -88,7 +87,7 @@ def test_filters_take_values_lists_and_ranges(tmp_path):
         # JSON can write half of a surrogate pair; the tokenizer of a run would stop at it, hours later perhaps.
         ({"problem": "p", "answer": "1", "source": "a\ud83d"}, "`source` must be valid Unicode, but holds"),
     ],
-    ids=range(14),
+    ids=range(13),
 )
 def test_a_bad_row_is_named_by_file_and_line(tmp_path, row, message):
     path = write(tmp_path, [{"problem": "p", "answer": "1"}, "\n", row])  # the empty line counts
@@ -104,7 +103,6 @@ LATIN = '{"problem": "é", "answer": "1"}'.encode("latin-1")
     [
         (b'[\n{"problem": "p", "answer": "1"},\n{"problem": "p" "answer": 1}]', "a.json", "a.json, line 3: malformed"),
         (b"", "a.jsonl", "a.jsonl must hold at least one row, but it is empty"),
-        (b"[]", "a.json", "must hold at least one row, but it is empty"),
         ({"problem": [], "answer": []}, "a.parquet", "must hold at least one row, but it is empty"),
         (LATIN, "a.jsonl", r"a.jsonl, line 1: malformed JSON .*can.t decode byte 0xe9.*must be UTF-8"),
         ({"problem": ["p", "q"], "answer": [2.5, math.inf]}, "a.parquet", "row 2: `answer`"),
@@ -112,7 +110,7 @@ LATIN = '{"problem": "é", "answer": "1"}'.encode("latin-1")
         (b"PAR1", "a.parquet", r"Cannot load the dataset '.*a\.parquet': Arrow"),
         (b"a", "a.csv", r"must be a file of type .jsonl, .json, .parquet or a folder, but got .*a\.csv"),
     ],
-    ids=range(9),
+    ids=range(8),
 )
 def test_a_bad_file_is_named(content, name, message, tmp_path):
     path = tmp_path / name
@@ -128,7 +126,6 @@ def test_a_bad_file_is_named(content, name, message, tmp_path):
     ("make", "message"),
     [
         (lambda path: DatasetSpec(path, limit=0), r"`limit` must lie in \[1, inf\), but got 0"),
-        (lambda path: DatasetSpec("a", weight=-1.0), r"`weight of a` must lie in \(0, inf\), but got -1.0"),
         (lambda path: DatasetSpec("a", weight=math.nan), r"`weight of a` must lie in \(0, inf\), but got nan"),
         (lambda path: DatasetSpec("a", where={"level": {"minimum": 3}}), "`where` of .* must give for `level` a value"),
         (lambda path: load(val=DatasetSpec(path, where={"level": [7]})), r"fits `where` .*\{'level': \['0', '1'\]\}"),
@@ -148,7 +145,7 @@ def test_a_bad_file_is_named(content, name, message, tmp_path):
         # A name that may be on the hub is not looked for before it is needed.
         (lambda path: MathData(train="nobody/no-such-set").prepare_data(), "Cannot load .* 'nobody/no-such-set': "),
     ],
-    ids=range(18),
+    ids=range(17),
 )
 def test_options_that_make_no_sense_are_refused(make, message, tmp_path):
     path = write(tmp_path, rows(2))
@@ -254,7 +251,6 @@ def test_rows_become_prompts_as_those_of_a_file_do_and_stay_unchanged(form, tmp_
     ("given", "said"),
     [
         ([{"problem": "1+1"}], "1 rows given in Python, row 1: there is no column `answer`"),
-        ([ROWS[0], "2+2"], r"row 2: expected an object with named columns, but got '2\+2'"),
         ([{"problem": "\ud83d", "answer": "1"}], "row 1: `problem` must be valid Unicode"),
         (pandas.DataFrame(ROWS), r"list of dicts or a `datasets.Dataset`, but got DataFrame. Give `df.to_dict"),
         (datasets.DatasetDict(train=FORMS["Dataset"]), "but got DatasetDict. .*one split"),

@@ -291,6 +291,7 @@ def test_no_name_steers_a_terminal_or_breaks_a_table_of_markdown_html_or_csv(hos
     assert all(c.isprintable() or c == "\n" for c in text)
     assert r"\u202eright to left \x1b[31m | pipe" in text
     assert HOSTILE[0] in text
+    assert "evaluated the same weights." in text
     for ending in ("md", "csv", "html"):
         _said(capsys, *hostile, "--output", tmp_path / "deep" / f"report.{ending}")
     markdown = (tmp_path / "deep" / "report.md").read_text()
@@ -303,25 +304,13 @@ def test_no_name_steers_a_terminal_or_breaks_a_table_of_markdown_html_or_csv(hos
     assert {row["task"] for row in rows} == {"'=HYPERLINK(1)"}, "a spreadsheet must not compute a name"
 
 
-def test_tasks_are_sections_of_their_own_and_a_reader_is_told_of_equal_weights(tmp_path, capsys):
-    for task, number in (("sums", 20), ("words", 30)):
-        for rate, method in enumerate("AB"):
-            sweep = {"method": method, "task": task, "seed": 0, "point": {"model.optimizer.lr": rate}}
-            run = make_run(tmp_path / f"{task}{method}", sweep=sweep)
-            keep_samples(run / "test" / "samples", {task: answers(chances(number, 0.5))})
-    text = _said(capsys, *sorted(tmp_path.iterdir()), "--baseline=B")
-    assert len(re.findall("^acc@3 ", text, re.M)) == 2
-    assert text.index("\nTrained on task words: 30 problems") > text.index("Trained on task sums: 20 problems")
-    assert re.search(r"sumsA and \S*sumsB evaluated the same weights\.", text)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["absent"], r"A run must be a folder, but got absent\. Give one"),
         (["empty"], r"empty must hold the samples of an evaluation .* Run `grail-lightning test`"),
         (["good", "--baseline=GRIAL"], r"`--baseline` must be one of 'good', but got 'GRIAL'\."),
-        (["good", "--output=o.pdf"], r"`--output` must end in \.md or \.csv or \.html, but got o\.pdf"),
+        (["good", "--output=o.pdf"], r"`--output` must end in \.md or \.csv or \.html"),
         (["good", "uncurved"], r"All runs of a report must have samples, or none, but uncurved have none"),
         (["cut"], r"cut/samples must hold all 9 problems of A with 3 samples each, but it holds 8\."),
         (["broken"], r"broken/samples must be a folder of samples .*, but got JSONDecodeError"),

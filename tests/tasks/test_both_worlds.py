@@ -15,7 +15,6 @@ import grail_lightning
 from grail_lightning.batch import Sampling
 from grail_lightning.data import ArithmeticData, ChartsData, CodeData, SearchData, WordProblemData
 from grail_lightning.engines import HFEngine
-from grail_lightning.environments.search import fact_graph
 from grail_lightning.grading import TaskVerifiers, grade_answers
 from grail_lightning.picture import Picture
 from grail_lightning.policy import load_policy, load_tokenizer
@@ -202,19 +201,3 @@ def test_any_text_survives_the_tokenizer():
     pieces = tokenizer.tokenize("Compute 12-3.12-3=-9\n\\boxed{-9}")
     assert pieces == ["ComputeĠ", *"12-3.12-3=-9", "Ċ", "\\boxed", *"{-9}"]
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
-
-
-def test_the_texts_of_a_world_survive_its_tokenizer_and_names_are_the_same_tokens_everywhere():
-    (searched,) = SearchSpace().draw(1, "train")
-    turns = search_demonstration(searched, random.Random(0))
-    texts = {
-        "code": [f"{problem.text}\n{problem.program}" for problem in FunctionSpace().draw(20, "test")],
-        "search": [searched.text, *(part for turn in turns for part in turn)],
-    }
-    for world, said in texts.items():
-        tokenizer = load_tokenizer(world)
-        for text in said:
-            assert tokenizer.decode(tokenizer(text)["input_ids"], clean_up_tokenization_spaces=False) == text
-    names = {name for fact in fact_graph(searched.seed).facts for name in f"{fact.subject} {fact.object}".split()}
-    tokens = [*(f" {name}" for name in names), "<search>", "</search>", "<result>", "</result>"]
-    assert {len(tokenizer(token)["input_ids"]) for token in tokens} == {1}

@@ -1,7 +1,6 @@
 """Programs as a task: what rows of three forms say, and what becomes of programs; which statements are labelled."""
 
 import json
-import math
 import time
 from pathlib import Path
 
@@ -116,17 +115,13 @@ def test_rows_of_three_forms_are_read(row, tests):
     ("row", "message"),
     [
         ({"answer": "3"}, "A row must have `problem` and `tests`"),
-        ({"problem": None, "tests": [[[1], 2]]}, "A row must have `problem`"),
         ({"tests": []}, "`tests` must be a list that is not empty"),
         ({"tests": [[[1], 2]]}, "`entry` must name the function that `tests` call, but got None"),
         ({"entry": "def", "tests": [[[1], 2]]}, "`entry` must name the function .*, but got 'def'"),
-        ({"tests": ["assert f(1)", 5]}, "`entry` must name the function"),
         ({"entry": "f", "tests": [[1, 2]]}, r"A test must be \[arguments, result\].* but got \[1, 2\]"),
         ({"entry": "f", "tests": [[[1], open]]}, "A test must hold literals of Python"),
         ({"entry": "f", "tests": "[([1], f(2))]"}, "`tests` must be literals of Python"),
-        ({"entry": "f", "tests": math.nan}, "`tests` must be a list that is not empty, but got nan"),
         ({"tests": ["assert f("]}, r"`an assertion` must be Python, but got 'assert f\('"),
-        ({"tests": ["a = 1; assert f(a)"]}, "Tests must be assertions"),
         ({"tests": ["assert f(1)", "f(1) == 2"]}, r"Tests must be assertions, .* but got 'f\(1\) == 2'"),
         ({"tests": ["assert (f(1) == 2, 'no')"]}, "Tests must be assertions"),
         ({"tests": ["near(f(1), 2)"], "setup": "def near(a, b): return a == b"}, "Tests must be assertions"),

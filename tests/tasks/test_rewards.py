@@ -10,10 +10,6 @@ from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.rewards import RewardSpec, boxed_format, correctness, overlong
 
 
-def brevity(responses, references):
-    return [1.0 / (1 + len(text)) for text in responses]
-
-
 def by_level(responses, references, level, factor=1):
     return [None if here is None else factor * here for here in level]
 
@@ -22,22 +18,15 @@ def verdict(correct):
     return Verdict(correct=correct, status="right" if correct else "wrong", layer="number", gold="2", prediction="")
 
 
-def reward(specs, texts, correct=None, rows=None, lengths=None):
-    task = MathTask(rewards=[RewardSpec(**spec) for spec in specs])
+def reward(function, texts, correct=None, rows=None, lengths=None):
+    task = MathTask(rewards=[RewardSpec(function=function)])
     prompts = [task.prompt({"problem": "1+1", "answer": "2"} | row) for row in rows or [{}] * len(texts)]
     verdicts = [verdict(right) for right in correct or [False] * len(texts)]
     return task.reward(texts, prompts, verdicts, lengths)
 
 
-def test_several_rewards_add_up_with_their_weights_and_without_any_a_right_answer_earns_one():
-    specs = [{"function": "correctness", "weight": 2.0}, {"function": brevity, "weight": -0.5}]
-    # 2*1 - 0.5/(1+1) and 2*0 - 0.5/(1+3)
-    assert reward(specs, ["a", "abc"], [True, False]) == [1.75, -0.125]
-    assert reward([], ["", ""], [True, False]) == [1.0, 0.0]
-
-
 @pytest.mark.parametrize(("task", "row"), [(MathTask, {"answer": "2"}), (ArithmeticTask, {})])
-def test_the_values_before_weighting_have_the_names_of_the_rewards(task, row):
+def test_rewards_add_up_with_their_weights_and_their_values_have_their_names(task, row):
     hard = RewardSpec(function=by_level, weight=0.5, arguments={"factor": 10}, name="hard")
     made = task(rewards=[RewardSpec(function="correctness", weight=7.0), hard])
     prompts = [made.prompt({"problem": "1+1", "level": level} | row) for level in (3, None)]
@@ -54,7 +43,7 @@ def test_a_function_sees_the_columns_of_all_rows_and_the_verdicts():
         return [0.0] * len(responses)
 
     rows = [{"level": 1, "lengths": "not ours"}, {"source": "x", "references": "not ours"}]
-    reward([{"function": sees}], [r"\boxed{2}", "no"], [True, False], rows, lengths=[5, 6])
+    reward(sees, [r"\boxed{2}", "no"], [True, False], rows, lengths=[5, 6])
     expected = {
         "responses": [r"\boxed{2}", "no"],
         "references": ["2", "2"],
@@ -74,7 +63,7 @@ def test_a_function_that_changes_what_it_is_given_changes_neither_the_data_nor_t
         return [case.pop() for case in cases]
 
     row = {"cases": [1.0, 2.0]}
-    assert reward([{"function": takes_out}], ["", ""], rows=[row, row]) == [2.0, 2.0]
+    assert reward(takes_out, ["", ""], rows=[row, row]) == [2.0, 2.0]
     assert row == {"cases": [1.0, 2.0]}
 
 
@@ -87,17 +76,6 @@ def test_the_built_in_rewards():
     # limit 100, buffer 20: free up to 80, then 1/20 a token, -1 at 100 and behind
     values = overlong([""] * 6, [""] * 6, lengths=[1, 80, 81, 90, 100, 150], limit=100, buffer=20)
     assert values == pytest.approx([0.0, 0.0, -0.05, -0.5, -1.0, -1.0])
-
-
-def test_the_overlong_penalty_counts_tokens_and_must_be_within_reach():
-    spec = {"function": "overlong", "arguments": {"limit": 10, "buffer": 4}, "name": "long"}
-    assert reward([spec], ["a", "b"], lengths=[6, 8]) == [0.0, -0.5]
-    with pytest.raises(ValueError, match=r"`overlong` raised TypeError: .*'lengths'"):
-        reward([spec], ["a", "b"])
-    task = MathTask(rewards=[RewardSpec(**spec)])
-    task.check_length(7)
-    with pytest.raises(ValueError, match=r"`long` must begin below .* 6, but got .* = 6\. Set `limit` to 6"):
-        task.check_length(6)
 
 
 OVERLONG = "`overlong` must get `arguments` that it can use, .*"
@@ -147,7 +125,7 @@ def test_a_reward_that_fails_is_named(values, message):
         return values(responses)
 
     with pytest.raises(ValueError, match=f"The reward `mine given in Python` .*{message}"):
-        reward([{"function": mine}], ["a", "b", ""])
+        reward(mine, ["a", "b", ""])
 
 
 class Lenient(ArithmeticTask):
