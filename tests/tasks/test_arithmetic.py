@@ -77,12 +77,10 @@ def test_steps_are_lines_and_boxes_and_words_are_filler():
         # What is miscopied is a slip where it stands: a total, a term, a sign.
         (P, "7+5=12\n11-3=8\n8+8=16\n\\boxed{16}", ["sound 12", "slip 11", "inherited 16"]),
         (P, "7+5=12\n12-4=8", ["sound 12", "slip -4"]),
-        (P, "7+5=12\n12+3=15", ["sound 12", "slip +3"]),
         # A skipped term is one slip: the due total behind +8 is 17, so 12+8 = 20 is wrong; the box copies it.
         (P, "7+5=12\n12+8=20\n\\boxed{20}", ["sound 12", "slip +8"]),
         # 12+5 = 17 without a carry, and 17-5 = 12 is no addition: a result ten too small is a slip.
         ("12+5-5", "12+5=7\n7-5=2", ["slip 7", "inherited 2"]),
-        ("12+5-5", "12+5=17\n17-5=2", ["sound 17", "slip 2"]),
         # An error on an inherited total: 13-3 = 10; and 15+8 carries (5+8 = 13): 23 without the carry is 13.
         (P, "7+5=13\n13-3=11\n11+8=19", ["slip 13", "slip 11", "inherited 19"]),
         (P, "7+5=18\n18-3=15\n15+8=13", ["slip 18", "inherited 15", "misconception 13"]),
@@ -96,7 +94,6 @@ def test_steps_are_lines_and_boxes_and_words_are_filler():
         (P, "7+5=13\n13-3=9\n9+8=17\n\\boxed{17}", ["slip 13", "slip 9", "sound 17"]),
         # A box in front of the end must hold what the rest leads to; from the wrong 13 the rest -3+8 leads to 18.
         (P, "7+5=12\n\\boxed{12}", ["sound 12", "slip 12"]),
-        (P, "7+5=12\n\\boxed{17}", ["sound 12"]),
         (P, "7+5=13\n\\boxed{18}", ["slip 13"]),
         (P, "\\boxed{ 17 }", []),
         # A box with the right answer is never flawed.

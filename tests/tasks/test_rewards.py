@@ -85,7 +85,6 @@ MODULE = "grail_lightning.tasks.rewards"
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"function": "brevity"}, r"one of \['answer_format', 'boxed_format', .*\] or an import path.*'brevity'"),
         ({"function": f"{MODULE}.nothing"}, r"has no 'nothing'\). Correct the name"),
         ({"function": f"{MODULE}.overlng"}, r"Did you mean overlong\?"),
         ({"function": "nowhere.at_all"}, r"No module named 'nowhere'\). Is its folder on PYTHONPATH\?"),
