@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import sys
-from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
@@ -46,11 +44,11 @@ def problems(loader):
 class Recorder(pl.LightningModule):
     """Trains one number and writes down the prompts that it gets."""
 
-    def __init__(self, manual=False, path=None):
+    def __init__(self, manual=False):
         super().__init__()
         self.automatic_optimization = not manual
         self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.train_prompts, self.val_prompts, self.path = [], [], path
+        self.train_prompts = []
 
     def training_step(self, prompts, batch_idx):
         self.train_prompts.append([prompt.columns["problem"] for prompt in prompts])
@@ -64,14 +62,10 @@ class Recorder(pl.LightningModule):
         return None
 
     def validation_step(self, prompts, batch_idx, dataloader_idx=0):
-        self.val_prompts.append([prompt.columns["problem"] for prompt in prompts])
+        pass
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    def on_fit_end(self):
-        if self.path:
-            Path(self.path, f"{self.global_rank}.json").write_text(json.dumps([self.train_prompts, self.val_prompts]))
 
 
 class SaveEveryBatch(Callback):
@@ -94,7 +88,3 @@ def fit(module, data, checkpoint=None, **options):
 def ten(**options):
     """Ten problems in batches of 4, 4, 2."""
     return ArithmeticData(num_train=10, num_val=6, prompts_per_batch=4, eval_prompts_per_batch=4, **options)
-
-
-if __name__ == "__main__":
-    fit(Recorder(path=sys.argv[1]), ten(), max_epochs=2, strategy="ddp", devices=2)

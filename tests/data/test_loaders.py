@@ -16,43 +16,32 @@ def _loader(num_prompts=10, prompts_per_batch=4, **options):
     return TrainingLoader([PromptSet("a", prompts(num_prompts))], prompts_per_batch, **options)
 
 
-def test_an_epoch_shows_every_prompt_once_and_keeps_the_incomplete_last_batch():
-    loader = _loader(10, 4)
-    batches = names(loader)
-    assert [len(batch) for batch in batches] == [4, 4, 2]
-    assert len(loader) == 3
-    assert sorted(flat(batches)) == sorted(str(n) for n in range(10))
-
-    assert [sorted(batch) for batch in names(_loader(3, 8))] == [["0", "1", "2"]]
-
-
 def test_the_order_is_a_function_of_seed_and_epoch_wherever_a_pass_stops():
     first, parts, other = _loader(seed=1), _loader(seed=1), _loader(seed=2)
     epochs = [names(first) for _ in range(2)]
+    assert [len(batch) for batch in epochs[0]] == [4, 4, 2], "the incomplete last batch is kept"
+    assert len(first) == 3
     seen = []
     for stop in (2, 3, 1):  # crosses the border between the epochs, as `limit_train_batches` makes it
         seen += names(itertools.islice(parts, stop))
     assert seen == epochs[0] + epochs[1]
     assert epochs[0] != epochs[1]
     assert epochs[0] != names(other)
+    assert sorted(flat(epochs[1])) == sorted(flat(names(other))) == sorted(str(n) for n in range(10))
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("consumed", range(7))
+@pytest.mark.parametrize("consumed", [0, 1, 2, 3, 4])
 def test_a_restored_loader_continues_with_the_next_batch(consumed, mixed):
     def made():
         sets = [PromptSet("a", prompts(7, "a"), 2.0), PromptSet("b", prompts(5, "b"), 1.0)]
         return TrainingLoader(sets, 4) if mixed else _loader()
 
-    whole, resumed = made(), made()
+    whole, begun, resumed = made(), made(), made()
     expected = names(whole) + names(whole) + names(whole)
-    stream = iter(whole := made())
-    for _ in range(consumed):
-        try:
-            next(stream)
-        except StopIteration:
-            next(stream := iter(whole))
-    resumed.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    stream = itertools.chain.from_iterable(iter(begun) for _ in range(2))
+    assert names(itertools.islice(stream, consumed)) == expected[:consumed]
+    resumed.load_state_dict(json.loads(json.dumps(begun.state_dict())))
     assert names(resumed) == expected[consumed : consumed + 3]
 
 
@@ -103,34 +92,23 @@ def test_too_few_prompts_for_the_ranks_or_a_weight_that_never_counts_is_an_error
         _loader(100, 4, world_size=8)
     with pytest.raises(ValueError, match=r"The training data must hold at least one .* 4 ranks, but got 3"):
         _loader(3, 4, world_size=4)
-    sets = [PromptSet("a", prompts(9)), PromptSet("tiny", prompts(1), weight=0.01)]
     with pytest.raises(ValueError, match="`weight` of tiny must give it at least one of the 10 draws"):
-        TrainingLoader(sets, 2)
-    with pytest.raises(ValueError, match=r"`weight of never` must lie in \(0, inf\), but got 0"):
-        PromptSet("never", prompts(1), weight=0)
+        TrainingLoader([PromptSet("a", prompts(9)), PromptSet("tiny", prompts(1), weight=0.01)], 2)
 
 
-def test_a_mixture_draws_in_proportion_to_weights():
+def test_a_mixture_draws_in_proportion_to_weights_and_no_prompt_comes_back_before_the_others_of_its_set():
     sets = [PromptSet("a", prompts(30, "a"), weight=3.0), PromptSet("b", prompts(10, "b"), weight=1.0)]
     assert draws_per_epoch(sets) == [30, 10]
-    even = [PromptSet(s.name, s.prompts) for s in sets]
-    drawn = Counter(name[0] for batch in names(TrainingLoader(even, 8)) for name in batch)
-    assert drawn == {"a": 20, "b": 20}  # 40 draws, half and half
     thirds = [PromptSet(name, prompts(5)) for name in "abc"]
     assert sum(draws_per_epoch([*thirds, PromptSet("d", prompts(2))])) == 17  # 4.25 each: one gets the fifth
-
-
-def test_no_prompt_of_a_mixture_comes_back_before_the_others_of_its_set():
-    sets = [PromptSet("a", prompts(12, "a")), PromptSet("b", prompts(4, "b"))]
-    loader = TrainingLoader(sets, 4)
+    loader = TrainingLoader([PromptSet("a", prompts(12, "a")), PromptSet("b", prompts(4, "b"))], 4)
     epochs = [flat(names(loader)) for _ in range(3)]  # 16 draws, 8 of each set: 24 are two rounds of a, six of b
-    times = Counter(flat(epochs))
-    assert {name: n for name, n in times.items() if name[0] == "a"} == {f"a{n}": 2 for n in range(12)}
-    assert {name: n for name, n in times.items() if name[0] == "b"} == {f"b{n}": 6 for n in range(4)}
-    assert max(Counter(epochs[0][k] for k in range(16) if epochs[0][k][0] == "a").values()) == 1
+    assert max(times for name, times in Counter(epochs[0]).items() if name[0] == "a") == 1
+    rounds = {f"a{n}": 2 for n in range(12)} | {f"b{n}": 6 for n in range(4)}
+    assert Counter(flat(epochs)) == rounds
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("world_size", [1, 2, 5])
 def test_evaluation_shows_every_problem_once_with_ranks_in_step(world_size):
     loaders = [EvaluationLoader(prompts(9), 4, rank, world_size) for rank in range(world_size)]
     assert {len(loader) for loader in loaders} == {len(list(loader)) for loader in loaders} == {3}  # 4 + 4 + 1
@@ -156,31 +134,27 @@ def test_further_prompts_are_the_next_ones_also_beyond_an_epoch_and_batches_stay
     assert place == 5 * 14
 
 
+def given(name, group=None):
+    """A prompt with a response."""
+    columns = {"response": "1", "response_group": group}
+    return Prompt(messages=name, reference="1", task=TASK, columns=columns)
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_given_responses_of_one_group_stay_in_one_batch_on_one_rank(world_size):
     """Those of one prompt, unless a column says which; prompts without a response are groups of one."""
-
-    def given(name, group=None):
-        columns = {"response": "1"} | ({} if group is None else {"response_group": group})
-        return Prompt(messages=name, reference="1", task=TASK, columns=columns)
-
     rows = [given("a")] * 3 + [given("b")] * 2 + [given("c", 0)] * 2 + [given("c", 1)] * 2 + [given("d")]
     loaders = [GivenLoader(rows, 5, rank, world_size) for rank in range(world_size)]
     whole = [["a", "a", "a", "b", "b"], ["c", "c", "c", "c", "d"]]
     parts = [[["a", "a", "a"], ["c", "c", "d"]], [["b", "b"], ["c", "c"]]]
-    found = [[[prompt.messages for prompt in batch] for batch in loader] for loader in loaders]
-    assert found == ([whole] if world_size == 1 else parts)
+    assert [names(loader) for loader in loaders] == ([whole] if world_size == 1 else parts)
     assert {len(loader) for loader in loaders} == {2}
     assert [len(batch) for batch in GivenLoader(prompts(9), 4)] == [4, 4, 1]
 
 
-def test_groups_that_prompts_imply_are_at_most_a_batch_and_the_same_on_any_number_of_ranks(arithmetic):
-    def given(name):
-        return Prompt(messages=name, reference="1", task=TASK, columns={"response": "1", "response_group": None})
-
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_groups_that_prompts_imply_are_at_most_a_batch_and_the_same_on_any_number_of_ranks(world_size, arithmetic):
     assert [len(batch) for batch in GivenLoader([given("a")] * 10, 4)] == [4, 4, 2]
-    turns = [given(name) for name in "ABABABAB"]
-    for world_size in (1, 2):
-        for rank in range(world_size):
-            (batch,) = GivenLoader(turns, 8, rank, world_size)
-            assert len(set(given_batch(arithmetic, batch).group.tolist())) == len(batch)
+    for rank in range(world_size):
+        (batch,) = GivenLoader([given(name) for name in "ABABABAB"], 8, rank, world_size)
+        assert len(set(given_batch(arithmetic, batch).group.tolist())) == len(batch)

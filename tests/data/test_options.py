@@ -73,11 +73,10 @@ UNANSWERED, WRONG = ([SOLVED[0] | {"solution": solution}, *SOLVED] for solution 
     [
         (SOLVED, {"number": 7}, "`few_shot.number` must not exceed the 6 rows"),
         (SOLVED, {"number": 6}, "All rows of .* serve as worked examples"),
-        (SOLVED, {"solution": "proof"}, r"row 1: the column `proof` \(`few_shot.solution`\) must be a text .* 'None'"),
+        (SOLVED, {"solution": "proof"}, r"row 1: the column `proof` \(`few_shot.solution`\) must be a text"),
         (UNANSWERED, {}, r"row 1: .* that ends with the answer '0'.*got the answer None in 'It is 0.'"),
         (WRONG, {}, r"ends with the answer '0'.*got the answer '3'"),
-        (SOLVED, {"number": 0}, "`few_shot.number` must lie in"),
-        (SOLVED, {"style": "poem"}, "`few_shot.style` must be one of turns, text, but got 'poem'"),
+        (SOLVED, {"style": "poem"}, "`few_shot.style` must be one of turns, text"),
         (SOLVED, {"template": "{solution}{problem}"}, r"must contain \{problem\} and after it \{solution\}"),
         (SOLVED, {"dataset": "nowhere.jsonl"}, "nowhere.jsonl"),
         (None, {}, "`few_shot.dataset` must name the dataset"),
@@ -88,13 +87,10 @@ def test_examples_that_cannot_be_are_an_error_before_training(rows, options, mes
         load("train" if rows else "val", rows=rows, val=SOLVED, **options)
 
 
-def test_an_answer_that_is_text_is_compared_as_text():
+def test_an_answer_that_is_text_is_compared_as_text_and_prompts_that_are_text_take_no_turns():
     rows = [{"problem": f"Capital {k}?", "answer": "Paris", "solution": "#### PARIS"} for k in range(3)]
     task = MathTask(answer=Marker(), instruction="", compare="text")
     assert load(rows=rows, task=task, number=1)[0].reference == "Paris"
-
-
-def test_prompts_that_are_text_take_no_turns():
     prompt = ArithmeticData(num_train=1).load("train")[0].prompts[0]
     with pytest.raises(ValueError, match=r"`few_shot.style: turns` needs prompts that are conversations"):
         with_examples(prompt, [Example("Compute 1+1.", "1+1=2")], FewShot())
@@ -151,38 +147,27 @@ def test_the_order_of_a_curriculum():
 
 
 @pytest.mark.parametrize("stop", [3, 10, 12])
-def test_a_resumed_curriculum_continues_at_its_position(stop):
-    whole, resumed = loader(), loader()
+def test_a_resumed_curriculum_continues_at_its_position_on_any_number_of_ranks(stop):
+    whole, *halves = loader(), loader(), loader()
     batches = stream(whole)
-    head = list(itertools.islice(batches, stop))
-    resumed.load_state_dict(whole.state_dict())
-    again = stream(resumed)
-    assert head
-    assert [levels(next(again)) for _ in range(6)] == [levels(next(batches)) for _ in range(6)]
+    assert len(list(itertools.islice(batches, stop))) == stop
+    for rank, half in enumerate(halves):
+        half.rank, half.world_size = rank, 2
+        half.load_state_dict(whole.state_dict())
+    shares = zip(*map(stream, halves), strict=True)
+    for together, (left, right) in itertools.islice(zip(batches, shares, strict=False), 6):
+        assert sorted(levels(together)) == sorted(levels(left) + levels(right))
 
 
 def test_a_changed_curriculum_starts_anew_with_a_warning():
     first = loader()
     next(iter(first))
-    changed = loader(batches=20)
+    changed, plain = loader(batches=20), TrainingLoader(first.sets, 4, first.seed)
     with pytest.warns(UserWarning, match=r"curriculum .* became .*The curriculum starts anew"):
         changed.load_state_dict(first.state_dict())
-    assert (changed.epoch, changed.offset) == (-1, 0)
-    data = MathData(train=LEVELS, prompts_per_batch=4)
-    data.setup("fit")
-    plain = data.train_dataloader()
     with pytest.warns(UserWarning, match=r"Epoch 0 starts anew"):
         plain.load_state_dict(first.state_dict())
-    assert (plain.epoch, plain.offset) == (0, 0)
-
-
-def test_ranks_share_the_batches_of_a_curriculum():
-    sets = [PromptSet("a", [f"prompt {k}" for k in range(20)], 1.0, [float(k) for k in range(20)])]
-    one, *two = (
-        TrainingLoader(sets, 4, 0, rank, ranks, Curriculum("x", 3)) for rank, ranks in ((0, 1), (0, 2), (1, 2))
-    )
-    for together, left, right in itertools.islice(zip(one, *two, strict=True), 3):
-        assert sorted(together) == sorted(left + right)
+    assert [(made.epoch, made.offset) for made in (changed, plain)] == [(-1, 0), (0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +176,6 @@ def test_ranks_share_the_batches_of_a_curriculum():
         (LEVELS, {"column": "hard"}, r"row 1: `hard` must be a finite number.*The columns are: problem, answer, level"),
         ([*LEVELS, LEVELS[0] | {"level": "hard"}], {}, r"row 51: `level` must be a finite number.*but got 'hard'"),
         ([*LEVELS, LEVELS[0] | {"level": True}], {}, r"but got True"),
-        (LEVELS, {"batches": 0}, r"`curriculum.batches` must lie in \[1, inf\), but got 0"),
         (LEVELS, {"start": 20}, r"`curriculum.start` must lie in \(0, 1\], but got 20"),
     ],
 )
@@ -202,11 +186,6 @@ def test_a_curriculum_that_cannot_be_is_an_error_before_training(rows, options, 
 
 def test_overfitted_batches_are_those_of_all_datasets_together():
     for weights, number in (((3, 1), [6, 2]), ((1, 1, 1), [3, 2, 3]), ((1, 30), [8])):
-        sets = [PromptSet(str(k), [*"abcdefgh"], float(weight)) for k, weight in enumerate(weights)]
+        sets = [PromptSet(str(k), [*"abcdefgh"], float(weight), range(8)) for k, weight in enumerate(weights)]
         kept = _overfitted(sets, SimpleNamespace(overfit_batches=2), 4)
-        assert [len(part.prompts) for part in kept] == number
-
-
-def test_overfitting_keeps_the_difficulty_of_the_prompts_it_keeps():
-    prompts = PromptSet("a", ["x", "y", "z"], 1.0, [1.0, 2.0, 3.0]).first(2)
-    assert (list(prompts.prompts), list(prompts.difficulty)) == (["x", "y"], [1.0, 2.0])
+        assert [len(part.prompts) for part in kept] == [len(part.difficulty) for part in kept] == number

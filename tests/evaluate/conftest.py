@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.draws import without_ties
 from tests.evaluate.tested import run_test
 
 
@@ -9,7 +10,7 @@ from tests.evaluate.tested import run_test
 def undisturbed(tmp_path_factory):
     """A test that nothing interrupts: its folder, its figures, and the table that it printed."""
     folder, said = tmp_path_factory.mktemp("undisturbed"), []
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, without_ties():
         patch.setattr("builtins.print", lambda *words, **how: said.append(" ".join(map(str, words))))
         figures = run_test(folder)
     return folder, figures, said[-1]

@@ -9,6 +9,7 @@ from torch.utils.tensorboard import SummaryWriter
 from grail_lightning.evaluate.records import Sample, append_samples, set_digest, write_evaluation
 
 SAMPLING = {"max_response_length": 64, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "stop": []}
+DATASETS = "part 0", "part 1"
 HOSTILE = [
     "</style><script>document.title='owned'</script>",
     "<img src=x onerror=alert(1)>",
@@ -104,19 +105,16 @@ def make_run(folder, curve=None, sweep=None, **options):
     return folder
 
 
-def study(folder, methods, seeds=4, problems=(30, 60), num_samples=3):
-    """A sweep with samples: one run for each method and seed; `methods` holds how much better each is, by name."""
-    names = [f"part {k}" for k in range(len(problems))]
+def study(folder, methods):
+    """A sweep with samples of two datasets: three runs of each method, of which `methods` says how good it is."""
     for method, better in methods.items():
-        for seed in range(seeds):
-            draw = np.random.default_rng([seed, len(method)])
-            effect = better + 0.02 * draw.standard_normal()
-            curve = {step: float(np.clip(0.3 + (0.3 + effect) * step / 100, 0, 1)) for step in (0, 20, 40, 60, 80, 100)}
+        for seed in range(3):
+            effect = better + 0.02 * np.random.default_rng([seed, len(method)]).standard_normal()
             place = folder / f"{len(list(folder.glob('*'))):03d}"
-            make_run(place, curve, {"method": method, "task": "", "seed": seed}, seed=seed, name=str(place))
+            make_run(place, None, {"method": method, "task": "", "seed": seed}, seed=seed, name=str(place))
             right = {
-                name: answers((chances(number, 0.5, k) + effect).clip(0, 1), num_samples, seed * 10 + k)
-                for k, (name, number) in enumerate(zip(names, problems, strict=True))
+                name: answers((chances(12 + 8 * k, 0.5, k) + effect).clip(0, 1), 3, seed * 10 + k)
+                for k, name in enumerate(DATASETS)
             }
             keep_samples(place / "test" / "samples", right)
     return sorted(map(str, folder.glob("*")))

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,26 +26,22 @@ from tests.evaluate.tested import rows_of, run_test
 from tests.processes import run_script
 from tests.programs.traced import Trusted
 from tests.runs import module, problems
-from tests.shell import SHORT, main
 
 SAMPLES = Path("test/samples")
-TEST = ["test", *SHORT, "--data.eval_prompts_per_batch=4", "--trainer.callbacks+=tests.evaluate.tested.Interrupts"]
 
 
 class Sampled(Callback):
-    """Counts the batches that were sampled; interrupts the test after `stop` of them."""
+    """Counts the batches that were sampled; Ctrl-C before the batch `stop`."""
 
     def __init__(self, stop=None):
         self.stop, self.batches = stop, 0
 
+    def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        if batch_idx == self.stop:
+            raise KeyboardInterrupt
+
     def on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
         self.batches += outputs is not None
-        if self.batches == self.stop:
-            raise InterruptedTestError
-
-
-class InterruptedTestError(Exception):
-    """What a test raises in the place of a kill."""
 
 
 @pytest.fixture
@@ -61,16 +56,15 @@ def interrupted(undisturbed, tmp_path):
 def test_each_sample_is_a_line_with_its_verdict_and_seed_and_the_folder_says_what_was_evaluated(undisturbed):
     folder, figures, _ = undisturbed
     samples = list(read_samples(folder / SAMPLES))
-    assert [(s.index, s.sample) for s in samples] == [(i, k) for i in range(7) for k in range(3)]
-    asked = {problem_id(prompt): prompt for prompt in problems(7, "test")}
+    assert [(s.index, s.sample) for s in samples] == [(i, k) for i in range(4) for k in range(3)]
+    asked = {problem_id(prompt): prompt for prompt in problems(4, "test")}
     for sample in samples:
         prompt = asked[sample.problem]
         assert (sample.prompt, sample.reference) == (prompt.messages, prompt.reference)
         assert sample.seed == sample_seed(sample.problem, sample.sample)
         assert sample.prediction == prompt.task.answer(sample.response)
-        assert sample.correct == (sample.status == "right")
-        assert sample.correct == (sample.prediction == sample.reference)
-    assert figures["test/accuracy"] == pytest.approx(sum(s.correct for s in samples) / 21)
+        assert sample.correct == (sample.status == "right") == (sample.prediction == sample.reference)
+    assert figures["test/accuracy"] == pytest.approx(sum(s.correct for s in samples) / 12)
     lengths = [s.num_tokens for s in samples if s.correct]
     assert figures["test/completions/mean_length_right"] == pytest.approx(sum(lengths) / len(lengths))
     facts = read_evaluation(folder / SAMPLES)
@@ -78,7 +72,7 @@ def test_each_sample_is_a_line_with_its_verdict_and_seed_and_the_folder_says_wha
     assert re.fullmatch("[0-9a-f]{64}", facts["model"]["digest"])
     assert (facts["num_samples"], facts["seed"], facts["sampling"]["max_response_length"]) == (3, 0, 40)
     (found,) = facts["datasets"].values()
-    assert (found["problems"], found["source"], found["first"]) == (7, "arithmetic", None)
+    assert (found["problems"], found["source"], found["first"]) == (4, "arithmetic", None)
     assert facts["finished"]
 
 
@@ -97,15 +91,13 @@ class Game:
         return "empty"
 
 
-def test_what_a_task_reads_beside_the_question_tells_problems_apart(tmp_path):
+def test_what_a_task_reads_beside_the_question_tells_problems_apart():
     code = Trusted()
     tested = [{"problem": "p", "entry": "f", "tests": [[[1], k]]} for k in (1, 2, 1)]
     one, two, again = (problem_id(code.prompt(row)) for row in tested)
     assert one == again != two
     # Rows that are equal are games of their own, in one order whatever the batches are.
-    file = tmp_path / "games.jsonl"
-    file.write_text("{}\n{}\n" + '{"level": 1}\n{"level": 2}\n')
-    data = MathData(test=str(file), task=EnvironmentTask(environment=Game))
+    data = MathData(test=[{}, {}, {"level": 1}, {"level": 2}], task=EnvironmentTask(environment=Game))
     data.setup("test")
     prompts = [prompt for batch in data.test_dataloader()[0] for prompt in batch]
     assert len({problem_id(prompt) for prompt in prompts}) == 4
@@ -115,50 +107,43 @@ def test_what_a_task_reads_beside_the_question_tells_problems_apart(tmp_path):
     assert problem_id(rewarded) == problem_id(prompts[2])
 
 
-@pytest.mark.parametrize("cut", [0, 137, -1, "batch", "line"])
+@pytest.mark.parametrize("cut", ["inside a line", "behind a line", "behind a batch", "inside the last line"])
 def test_a_test_that_was_killed_anywhere_goes_on_to_the_same_table(cut, undisturbed, interrupted, capsys, caplog):
-    """The file ends where a kill left it: nowhere, inside a line, behind a line of a batch, behind a batch."""
     file = interrupted / SAMPLES / "rank_00000.jsonl"
     whole = file.read_bytes()
-    lines = whole.splitlines(keepends=True)
-    there = {"batch": sum(map(len, lines[:9])), "line": sum(map(len, lines[:13]))}.get(cut, cut)
-    there = len(whole) + there if there < 0 else there
+    ends = [0, *(place for place, byte in enumerate(whole, 1) if byte == ord("\n"))]
+    there = {"inside a line": 137, "behind a line": ends[5], "behind a batch": ends[9]}.get(cut, ends[12] - 1)
     file.write_bytes(whole[:there])
     capsys.readouterr()
     sampled = Sampled()
     with caplog.at_level("INFO"):
         assert run_test(interrupted, sampled) == undisturbed[1]
     assert capsys.readouterr().out.strip() == undisturbed[2].strip()
-    done = whole[:there].count(b"\n") // 9
-    assert sampled.batches == 3 - done
-    assert f"{3 * done} of 7 problems are done" in caplog.text
+    done = there >= ends[9]
+    assert sampled.batches == 2 - done
+    assert f"{3 * done} of 4 problems are done" in caplog.text
     assert rows_of(interrupted / SAMPLES) == rows_of(undisturbed[0] / SAMPLES)
     assert read_evaluation(interrupted / SAMPLES)["finished"]
     assert not (interrupted / "test" / "samples.1").exists()
 
 
-def test_a_test_that_raised_goes_on_behind_its_last_batch(undisturbed, tmp_path):
-    with pytest.raises(InterruptedTestError):
-        run_test(tmp_path, Sampled(stop=2))
-    assert len(rows_of(tmp_path / SAMPLES)) == 18
+def test_an_interrupted_test_says_that_its_samples_are_kept_and_goes_on_behind_its_last_batch(
+    undisturbed, tmp_path, caplog
+):
     sampled = Sampled()
+    with caplog.at_level("INFO"), pytest.raises((KeyboardInterrupt, SystemExit)):
+        run_test(tmp_path, Sampled(stop=1))
+    assert f"are kept in {tmp_path / SAMPLES}; the same command goes on with them." in caplog.text
+    assert len(rows_of(tmp_path / SAMPLES)) == 9
     assert run_test(tmp_path, sampled) == undisturbed[1]
     assert sampled.batches == 1
 
 
-def test_a_test_whose_table_could_not_be_printed_is_not_over(tmp_path, monkeypatch):
+def test_a_test_whose_table_could_not_be_printed_is_not_over(interrupted, monkeypatch):
     monkeypatch.setattr(callbacks.evaluation, "evaluation_table", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        run_test(tmp_path)
-    assert read_evaluation(tmp_path / SAMPLES)["finished"] is None
-
-
-def test_a_complete_test_is_done_anew_and_the_earlier_one_is_kept(undisturbed, tmp_path):
-    shutil.copytree(undisturbed[0], tmp_path, dirs_exist_ok=True)
-    sampled = Sampled()
-    assert run_test(tmp_path, sampled) == undisturbed[1]
-    assert sampled.batches == 3
-    assert rows_of(tmp_path / "test" / "samples.1") == rows_of(tmp_path / SAMPLES)
+        run_test(interrupted)
+    assert read_evaluation(interrupted / SAMPLES)["finished"] is None
 
 
 def _other_weights():
@@ -177,21 +162,25 @@ def _other_weights():
 
 
 @pytest.mark.parametrize(
-    ("changed", "name"),
+    ("changed", "why"),
     [
-        (_other_weights, "model.digest"),
-        (lambda: {"sampling": Sampling(max_response_length=40, temperature=0.9)}, "sampling.temperature"),
-        (lambda: {"num_problems": 6}, "datasets.arithmetic.digest, datasets.arithmetic.problems"),
-        (lambda: seed_everything(5, verbose=False) and {}, "seed"),
+        (dict, "an earlier evaluation"),  # It is complete, and done anew.
+        (_other_weights, "an interrupted evaluation, which differs in model.digest"),
+        (lambda: {"sampling": Sampling(max_response_length=40, temperature=0.9)}, "differs in sampling.temperature"),
+        (lambda: {"num_problems": 3}, "differs in datasets.arithmetic.digest, datasets.arithmetic.problems"),
+        (lambda: seed_everything(5, verbose=False) and {}, "differs in seed"),
     ],
 )
-def test_an_interrupted_test_of_something_else_is_never_continued(changed, name, interrupted, caplog):
+def test_a_test_that_is_complete_or_of_something_else_is_kept_and_never_continued(
+    changed, why, undisturbed, interrupted, caplog
+):
+    if changed is dict:
+        shutil.copytree(undisturbed[0], interrupted, dirs_exist_ok=True)
     before = (interrupted / SAMPLES / "rank_00000.jsonl").read_bytes()
-    sampled = Sampled()
-    with caplog.at_level("INFO"):
-        run_test(interrupted, sampled, **changed())
-    assert f"held an interrupted evaluation, which differs in {name}; it is now in" in caplog.text
-    assert sampled.batches == len({s.index // 3 for s in read_samples(interrupted / SAMPLES)})
+    with caplog.at_level("INFO"), pytest.raises((KeyboardInterrupt, SystemExit)):
+        run_test(interrupted, Sampled(stop=0), **changed())
+    assert re.search(f"held .*{re.escape(why)}; it is now in", caplog.text)
+    assert rows_of(interrupted / SAMPLES) == []
     assert (interrupted / "test" / "samples.1" / "rank_00000.jsonl").read_bytes() == before
 
 
@@ -217,7 +206,7 @@ def test_the_same_weights_and_problems_in_other_places_are_continued(undisturbed
 
 def test_two_evaluations_do_not_write_into_one_folder(tmp_path):
     class Second(Callback):
-        def on_test_batch_end(self, trainer, pl_module, *rest):
+        def on_test_batch_start(self, trainer, pl_module, *rest):
             run_test(tmp_path)
 
     with pytest.raises(ValueError, match=r"test is in use by another evaluation .* Wait for it"):
@@ -232,43 +221,27 @@ def test_samples_that_stand_twice_are_removed(undisturbed, interrupted):
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
-def test_two_ranks_sample_and_report_what_one_does(strategy, tmp_path):
-    """Seven problems in batches of three: the ranks have five and two, and one batch of the second rank is empty."""
-    program = Path(__file__).with_name("tested.py")
-    (alone,) = run_script(program, tmp_path / "one", 1)
-    first, second = run_script(program, tmp_path / "two", 2, strategy, ranks=2)
-    figures = [json.loads(run.stdout.splitlines()[-1]) for run in (alone, first, second)]
-    assert figures[0] == figures[1] == figures[2]
-    assert 0 < figures[0]["test/accuracy"] < 1
-    assert rows_of(tmp_path / "two" / SAMPLES) == rows_of(tmp_path / "one" / SAMPLES)
-    assert len(list((tmp_path / "two" / SAMPLES).glob("rank_*.jsonl"))) == 2
-    models = [read_evaluation(tmp_path / name / SAMPLES)["model"] for name in ("one", "two")]
+def test_two_ranks_sample_and_report_what_one_does(strategy, undisturbed, tmp_path):
+    """The ranks have three problems and one, and one batch of the second rank is empty."""
+    ranks = run_script(Path(__file__).with_name("tested.py"), tmp_path, 2, strategy, ranks=2)
+    for run in ranks:
+        assert json.loads(run.stdout.splitlines()[-1]) == undisturbed[1]
+    assert 0 < undisturbed[1]["test/accuracy"] < 1
+    assert rows_of(tmp_path / SAMPLES) == rows_of(undisturbed[0] / SAMPLES)
+    assert len(list((tmp_path / SAMPLES).glob("rank_*.jsonl"))) == 2
+    models = [read_evaluation(folder / SAMPLES)["model"] for folder in (undisturbed[0], tmp_path)]
     assert models[0] == models[1], "the digest of sharded weights is that of whole ones"
-    tables = [run.stdout[: run.stdout.rindex("\n{")].strip() for run in (alone, first)]
-    assert tables[0] == tables[1]
-    assert "maj@3" in tables[0]
+    assert ranks[0].stdout[: ranks[0].stdout.rindex("\n{")].strip() == undisturbed[2].strip()
+    assert "maj@3" in undisturbed[2]
 
 
 def test_a_test_of_two_ranks_is_continued_by_one(undisturbed, interrupted):
     folder = interrupted / SAMPLES
     lines = (folder / "rank_00000.jsonl").read_bytes().splitlines(keepends=True)
-    # The first rank has problems 0, 2, 3, 5, the second 1, 4: it was killed before its share of the third batch.
-    for rank, indices in ((0, (0, 2, 3, 5, 6)), (1, (1,))):
-        mine = [line for line in lines if json.loads(line)["index"] in indices]
-        (folder / f"rank_{rank:05d}.jsonl").write_bytes(b"".join(mine))
+    # The first rank has problems 0, 2 and 3; the second, which has 1, was killed before the end of the first batch.
+    (folder / "rank_00000.jsonl").write_bytes(b"".join(line for line in lines if json.loads(line)["index"] != 1))
+    (folder / "rank_00001.jsonl").write_bytes(lines[3])
     sampled = Sampled()
     assert run_test(interrupted, sampled) == undisturbed[1]
-    assert sampled.batches == 1  # The second batch lacks problem 4; it is sampled again as a whole.
+    assert sampled.batches == 1  # The first one is sampled again as a whole.
     assert rows_of(folder) == rows_of(undisturbed[0] / SAMPLES)
-
-
-def test_an_interrupted_test_says_that_its_samples_are_kept(caplog, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    handler = signal.getsignal(signal.SIGINT)  # Lightning ignores the signal from then on.
-    with pytest.raises(SystemExit) as stop:
-        main(TEST)
-    signal.signal(signal.SIGINT, handler)
-    assert stop.value.code == 130
-    folder = Path("runs/quickstart/test/samples")
-    assert f"are kept in {folder}; the same command goes on with them." in caplog.text
-    assert len(list(read_samples(folder))) == 4

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
-import torch
 
 from grail_lightning.evaluate.statistics import (
     average_interval,
@@ -20,75 +19,43 @@ from grail_lightning.evaluate.statistics import (
     seeds_difference,
     sign_flip_p,
 )
-from grail_lightning.functional import pass_at_k, pass_at_k_variance
 
 RNG = np.random.default_rng
 
 
-def _interval(correct, k=1):
-    """The interval of pass@k of `[N, n]` right and wrong samples."""
-    n, c = correct.shape[1], torch.as_tensor(correct).sum(1)
-    return mean_interval(pass_at_k(n, c, k), pass_at_k_variance(n, c, k))
-
-
 def _wilson(p, n):
-    return tuple(scipy.stats.binomtest(round(p * n), n).proportion_ci(method="wilson"))
+    """Wilson's interval of a share `p` of `n` samples, which need not be whole numbers."""
+    z = scipy.stats.norm.ppf(0.975)
+    half = z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    middle = p + z**2 / (2 * n)
+    return max(0, (middle - half) / (1 + z**2 / n)), min(1, (middle + half) / (1 + z**2 / n))
 
 
 # The interval of one run.
 
 
-@pytest.mark.parametrize(
-    ("number", "samples", "rate", "spread"),
-    [(30, 1, 0.1, "none"), (30, 3, 0.5, "even"), (200, 3, 0.9, "none"), (500, 3, 0.1, "all or nothing")],
-)
-def test_the_interval_covers_the_truth(number, samples, rate, spread):
-    """Difficulties are the same, evenly drawn, or all or nothing; the benchmark measures all pairs, more closely."""
-    draw, covered = RNG(0), 0
-    for _ in range(300):
-        chances = rate + (min(rate, 1 - rate) if spread == "even" else 0) * (2 * draw.random((number, 1)) - 1)
-        if spread == "all or nothing":
-            chances = (draw.random((number, 1)) < rate).astype(float)
-        low, high = _interval(draw.random((number, samples)) < chances)
-        covered += low <= rate <= high
-    assert covered / 300 >= 0.912, "three standard errors of 300 repetitions below 0.95"
-
-
-@pytest.mark.parametrize("k", [1, 2])
-def test_problems_that_are_all_solved_alike_are_not_certainty(k):
-    low, high = _interval(np.tile([True, False, False], (30, 1)), k)
-    mean = {1: 1 / 3, 2: 2 / 3}[k]
-    assert low < mean < high
-    # No narrower than 90 independent samples would tell, no wider than 30 problems of yes and no.
-    least, most = (edges[1] - edges[0] for edges in (_wilson(mean, n) for n in (90, 30)))
-    assert most > high - low > (least if k == 1 else 0.1)
-
-
-def test_with_many_problems_the_intervals_are_means_and_standard_errors():
-    draw = RNG(0)
-    shares = (draw.random((20_000, 4)) < 0.8 * draw.random((20_000, 1))).mean(1)
-    known = scipy.stats.norm.interval(0.95, shares.mean(), scipy.stats.sem(shares))
-    # Wilson's correction is of the order of 1/N, one percent of the half width here.
-    assert mean_interval(shares, shares * 0) == pytest.approx(known, abs=0.005 * (known[1] - known[0]))
-    d = RNG(0).choice([-2 / 3, -1 / 3, 0, 1 / 3, 2 / 3], 50_000)
-    known = scipy.stats.ttest_1samp(d, 0).confidence_interval()
-    assert difference_interval(d, d * 0) == pytest.approx(tuple(known), abs=0.001 * (known[1] - known[0]))
-
-
 def test_where_each_problem_is_a_yes_or_a_no_the_interval_is_wilsons():
-    correct = np.tile([True, False, False, False], 10)[:, None]
-    assert _interval(correct) == pytest.approx(_wilson(0.25, 40), rel=1e-6)
-    assert _interval(correct.repeat(4, 1)) == pytest.approx(_wilson(0.25, 40), rel=1e-6)
-    assert _interval(np.array([[True]])) == pytest.approx(_wilson(1, 1), rel=1e-6)
-    assert _interval(np.zeros((30, 1), dtype=bool)) == pytest.approx(_wilson(0, 30), abs=1e-9), "no certainty"
+    known = scipy.stats.binomtest(10, 40).proportion_ci(method="wilson")
+    assert (known.low, known.high) == pytest.approx(_wilson(0.25, 40))
+    for shares, p, n in (([1, 0, 0, 0] * 10, 0.25, 40), ([1], 1, 1), ([0] * 30, 0, 30)):
+        assert mean_interval(shares, np.zeros(len(shares))) == pytest.approx(_wilson(p, n), abs=1e-9)
     assert all(math.isnan(limit) for limit in (*mean_interval([], []), *difference_interval([], [])))
 
 
-@pytest.mark.parametrize(("one", "two"), [(0.5, 0.5), (0.75, 0.25)])
-def test_the_interval_of_an_average_adds_weighted_half_widths_in_quadrature(one, two):
-    low, high = average_interval([0.4, 0.6], [(0.1, 0.43), (0.2, 0.64)], [one, two])
-    assert low == pytest.approx(one * 0.4 + two * 0.6 - math.hypot(one * 0.3, two * 0.4))
-    assert high == pytest.approx(one * 0.4 + two * 0.6 + math.hypot(one * 0.03, two * 0.04))
+@pytest.mark.parametrize("noise", [0.0, 0.18, 0.9])
+def test_the_interval_of_shares_is_wilsons_of_the_effective_number_of_problems(noise):
+    shares = RNG(0).integers(0, 4, 12) / 3
+    mean, variance = shares.mean(), max(shares.var(ddof=1), noise)  # Other samples may vary more than these do.
+    quantiles = scipy.stats.norm.ppf(0.975) / scipy.stats.t.ppf(0.975, 11)
+    effective = max(12, 12 * mean * (1 - mean) / variance * quantiles**2)
+    assert mean_interval(shares, np.full(12, noise)) == pytest.approx(_wilson(mean, effective))
+    assert (effective == 12) == (noise == 0.9)
+
+
+def test_the_interval_of_an_average_adds_weighted_half_widths_in_quadrature():
+    low, high = average_interval([0.4, 0.6], [(0.1, 0.43), (0.2, 0.64)], [0.75, 0.25])
+    assert low == pytest.approx(0.45 - math.hypot(0.75 * 0.3, 0.25 * 0.4))
+    assert high == pytest.approx(0.45 + math.hypot(0.75 * 0.03, 0.25 * 0.04))
 
 
 # The interval of a difference of two runs.
@@ -108,15 +75,17 @@ def test_problems_that_differ_alike_or_not_at_all_are_not_certainty():
     low, high = difference_interval(np.zeros(30), np.zeros(30))
     assert -high == low
     assert 0.05 < high < 0.1, "of 30 problems none differs: at most 3/30 do, by the rule of three"
-    low, high = difference_interval(np.full(30, 1 / 3), np.full(30, 2 / 9 / 3))
-    assert low < 1 / 3 < high
-    assert high - low > 2 * 1.96 * math.sqrt(2 / 9 / 3 / 30), "the noise of its samples"
+    # With the weight f = 2/3 of a pseudo-problem, since d² is 2/3 of |d|; without noise the variance is theirs.
+    low, high = difference_interval(np.full(30, 2 / 3), np.zeros(30))
+    mean, variance = 20 / (30 + 4 / 3), (30 * 4 / 9 + 4 / 3) / (30 + 4 / 3)
+    half = scipy.stats.t.ppf(0.975, 29) * math.sqrt((variance - mean**2) / (30 + 4 / 3))
+    assert (low, high) == pytest.approx((mean - half, mean + half))
     # With more noise than differences the pseudo-problems weigh 1 each, and the noise is the variance.
     half = scipy.stats.t.ppf(0.975, 29) * math.sqrt(0.2 / 32)
     assert difference_interval(np.full(30, 0.01), np.full(30, 0.2)) == pytest.approx((0.3 / 32 - half, 0.3 / 32 + half))
 
 
-@pytest.mark.parametrize("number", [2, 5, 9])
+@pytest.mark.parametrize("number", [2, 9])
 def test_signs_are_enumerated_as_scipy_does(number):
     draw = RNG(number)
     for _ in range(20):
@@ -126,7 +95,7 @@ def test_signs_are_enumerated_as_scipy_does(number):
         assert sign_flip_p(np.append(d, [0.0, 0.0])) == pytest.approx(known)
 
 
-@pytest.mark.parametrize(("better", "worse"), [(0, 0), (5, 0), (7, 3), (10, 10), (20, 0), (21, 0)])
+@pytest.mark.parametrize(("better", "worse"), [(0, 0), (7, 3), (20, 0), (21, 0)])
 def test_for_yes_and_no_the_sign_flip_test_is_mcnemars_of_up_to_twenty_problems(better, worse):
     known = scipy.stats.binomtest(better, better + worse, 0.5).pvalue if better + worse else 1.0
     found = sign_flip_p([1.0] * better + [-1.0] * worse + [0.0] * 1000)
@@ -205,12 +174,10 @@ def test_the_difference_of_two_runs_pairs_their_problems():
     ours[:30] = 1.0
     found, d = _compared(ours, theirs), (ours - theirs)[:, 0]
     assert (found.value, found.low, found.high) == pytest.approx((d.mean(), *difference_interval(d, np.zeros(200))))
-    assert d.sum() <= 20
     assert found.p_value == pytest.approx(2 / 2 ** int(d.sum())), "only problems that differ count, exactly"
     same = _compared(theirs, theirs)
     assert (same.value, same.p_value) == (0.0, 1.0)
     assert same.low < 0 < same.high
-    assert same.detectable() > 0
 
 
 def test_where_many_problems_differ_the_p_value_is_below_the_level_if_the_interval_leaves_0_out():
@@ -246,8 +213,7 @@ def test_one_seed_of_a_method_says_nothing_about_others():
     assert (found.low, found.high) == pytest.approx(known)
 
 
-@pytest.mark.parametrize("comparisons", [1, 7])
-@pytest.mark.parametrize("seeds", [1, 5])
+@pytest.mark.parametrize(("seeds", "comparisons"), [(1, 7), (5, 1)])
 def test_a_detectable_difference_gives_students_test_a_power_of_80_percent(seeds, comparisons):
     ours, theirs = (_shares(300, seeds, of_seeds=0.06, seed=k)[0] for k in (1, 2))
     found = _compared(ours, theirs)
@@ -259,35 +225,6 @@ def test_a_detectable_difference_gives_students_test_a_power_of_80_percent(seeds
     assert power == pytest.approx(0.8, abs=1e-4)
 
 
-# Mean lengths.
-
-
-def test_a_mean_length_of_problems_with_as_many_responses_has_students_interval():
-    lengths = np.array([10.0, 14.0, 30.0, 22.0])
-    expected = scipy.stats.t.interval(0.95, 3, loc=lengths.mean(), scale=scipy.stats.sem(lengths))
-    assert ratio_interval([3 * lengths], [[3, 3, 3, 3]]) == pytest.approx(expected)
-    # Of two datasets the differences between them do not count.
-    both = ratio_interval([3 * lengths, 3 * (lengths + 1000)], [[3] * 4, [3] * 4])
-    half = scipy.stats.t.ppf(0.975, 6) * scipy.stats.sem(lengths) / math.sqrt(2)
-    assert both == pytest.approx((519 - half, 519 + half))
-
-
-def test_a_mean_length_of_right_responses_is_covered_where_long_problems_have_few_of_them():
-    draw, covered = RNG(0), 0
-    # A problem is right with the probability p, evenly drawn, and then has 100 · (2 - p) tokens: E[xy]/E[x] = 400/3.
-    for _ in range(400):
-        p = draw.uniform(size=40)
-        right = draw.binomial(3, p)
-        low, high = ratio_interval([100 * (2 - p) * right], [right])
-        covered += low <= 400 / 3 <= high
-    assert 0.92 <= covered / 400 <= 0.98
-
-
-def test_a_mean_length_of_fewer_than_two_problems_has_no_interval():
-    for sums, counts in (([[0.0, 0.0]], [[0, 0]]), ([[7.0, 0.0]], [[1, 0]]), ([[3.0], [4.0, 5.0]], [[2], [1, 1]])):
-        assert all(math.isnan(limit) for limit in ratio_interval(sums, counts))
-
-
 def test_differences_that_are_equal_but_for_the_rounding_of_event_files_have_no_spread():
     theirs = [250 / 500, 300 / 500, 219 / 500]
     ours, theirs = (
@@ -297,3 +234,22 @@ def test_differences_that_are_equal_but_for_the_rounding_of_event_files_have_no_
     found = seeds_difference(ours, theirs, paired=True)
     assert (found.p_value, math.isnan(found.low), math.isnan(found.high)) == (0.25, True, True)
     assert math.isnan(seeds_difference([0.6, 0.6], [0.61, 0.61], paired=False).p_value)
+
+
+# Mean lengths.
+
+
+def test_the_interval_of_a_mean_length_is_the_jackknifes():
+    sums, counts = np.array([30.0, 14.0, 50.0, 0.0, 22.0]), np.array([3.0, 1.0, 3.0, 0.0, 2.0])
+    left_out = [np.delete(sums, k).sum() / np.delete(counts, k).sum() for k in range(5)]
+    error = math.sqrt(4 / 5 * ((left_out - np.mean(left_out)) ** 2).sum())
+    half = scipy.stats.t.ppf(0.975, 3) * error  # Four problems have a response.
+    mean = sums.sum() / counts.sum()
+    assert ratio_interval([sums], [counts]) == pytest.approx((mean - half, mean + half))
+    # Of two datasets the differences between them do not count.
+    lengths = np.array([10.0, 14.0, 30.0, 22.0])
+    both = ratio_interval([3 * lengths, 3 * (lengths + 1000)], [[3] * 4, [3] * 4])
+    half = scipy.stats.t.ppf(0.975, 6) * scipy.stats.sem(lengths) / math.sqrt(2)
+    assert both == pytest.approx((519 - half, 519 + half))
+    for sums, counts in (([[0.0, 0.0]], [[0, 0]]), ([[7.0, 0.0]], [[1, 0]]), ([[3.0], [4.0, 5.0]], [[2], [1, 1]])):
+        assert all(math.isnan(limit) for limit in ratio_interval(sums, counts)), "fewer than two problems"

@@ -1,30 +1,21 @@
 """Programs as a task: what rows of three forms say, and what becomes of programs; which statements are labelled."""
 
 import json
-import math
-import re
 import time
-from collections import Counter
 from pathlib import Path
 
-import pandas
 import pytest
-import torch
 
-import grail_lightning
 from grail_lightning.answers import Marker
-from grail_lightning.batch import Sampling
-from grail_lightning.data import CodeData, MathData
+from grail_lightning.data import MathData
 from grail_lightning.evaluate import read_samples
 from grail_lightning.evaluation import main as main_of_evaluation
 from grail_lightning.grading import TaskVerifiers, grade_answers, labelled_steps
-from grail_lightning.policy import load_policy, load_tokenizer
-from grail_lightning.programs.outcome import Call, Tests
+from grail_lightning.programs.outcome import Call, Limits, Tests
 from grail_lightning.tasks import ArithmeticTask, CodeTask, FunctionSpace
 from grail_lightning.tasks.code import read_problem
 from grail_lightning.tasks.functions import slips
 from grail_lightning.tasks.rewards import RewardSpec
-from tests.runs import sampled
 from tests.shell import SHORT, fails_early, main
 
 REFERENCE = """def f(xs, n):
@@ -71,7 +62,7 @@ def fenced(program):
 
 @pytest.fixture(scope="module")
 def task(programs_run):
-    made = CodeTask(instruction="")
+    made = CodeTask(instruction="", limits=Limits(seconds=1.0))
     yield made
     made.executor.close()
 
@@ -104,9 +95,7 @@ ADDS = asserted("add", "assert add(0, 1) == 1", "assert add(1, 0) == 1", preambl
         # A function may have the name of a built-in one.
         ({"tests": ["assert sum(1)"], "reference": "def sum(x): pass"}, asserted("sum", "assert sum(1)")),
         (MBPP, asserted("remove_Occ", *MBPP["test_list"])),
-        (SANITIZED, asserted("remove_Occ", *MBPP["test_list"], preamble="import math")),
         (SANITIZED | {"test_setup_code": "x"}, asserted("remove_Occ", *MBPP["test_list"], preamble="import math\nx")),
-        (HUMAN_EVAL, ADDS),
         # A file that can be run by itself calls its test.
         (HUMAN_EVAL | {"test": f"{HUMAN_EVAL['test']}\ncheck(add)"}, ADDS),
         # A `check` that is more than assertions stays whole.
@@ -122,37 +111,24 @@ def test_rows_of_three_forms_are_read(row, tests):
     assert read_problem({"problem": "p"} | row).tests == tests
 
 
-NO_FORM = r"A row must have `problem` and `tests` .*, but got \['answer', 'problem'\]"
-NO_ASSERTION = "Tests must be assertions, one statement each, but got "
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"answer": "3"}, NO_FORM),
+        ({"answer": "3"}, "A row must have `problem` and `tests`"),
         ({"tests": []}, "`tests` must be a list that is not empty"),
-        ({"problem": None, "tests": [[[1], 2]]}, "A row must have `problem`"),
         ({"tests": [[[1], 2]]}, "`entry` must name the function that `tests` call, but got None"),
-        ({"entry": "f", "tests": [[1, 2]]}, r"A test must be \[arguments, result\].* but got \[1, 2\]"),
-        ({"entry": "f", "tests": [[[1], open]]}, "A test must hold literals of Python, but builtin_f"),
-        ({"entry": "f", "tests": "[([1], f(2))]"}, r"`tests` must be literals of Python, but got '\[\("),
-        ({"tests": ["assert f("]}, r"`an assertion` must be Python, but got 'assert f\('"),
-        ({"tests": ["a = 1; assert f(a)"]}, NO_ASSERTION),
-        ({"tests": ["assert f(1)", "f(1) == 2"]}, rf"{NO_ASSERTION}'f\(1\) == 2'"),
-        ({"tests": ["assert (f(1) == 2, 'no')"]}, rf'{NO_ASSERTION}"assert \(f'),
-        ({"tests": ["near(f(1), 2)"], "setup": "def near(a, b): return a == b"}, rf"{NO_ASSERTION}'near\(f"),
-        ({"entry": "f", "tests": math.nan}, "`tests` must be a list that is not empty, but got nan"),
         ({"entry": "def", "tests": [[[1], 2]]}, "`entry` must name the function .*, but got 'def'"),
-        ({"entry": "f", "tests": [[[1], 2]], "reference": 5}, "`reference` must be text, but got 5"),
-        ({"tests": ["assert f(1)", 5]}, r"`entry` must name the function"),
-        ({"tests": ["assert True"]}, r"Each test must call .* \(none was found\), but got 'assert T"),
+        ({"entry": "f", "tests": [[1, 2]]}, r"A test must be \[arguments, result\].* but got \[1, 2\]"),
+        ({"entry": "f", "tests": [[[1], open]]}, "A test must hold literals of Python"),
+        ({"entry": "f", "tests": "[([1], f(2))]"}, "`tests` must be literals of Python"),
+        ({"tests": ["assert f("]}, r"`an assertion` must be Python, but got 'assert f\('"),
+        ({"tests": ["assert f(1)", "f(1) == 2"]}, r"Tests must be assertions, .* but got 'f\(1\) == 2'"),
+        ({"tests": ["assert (f(1) == 2, 'no')"]}, "Tests must be assertions"),
+        ({"tests": ["near(f(1), 2)"], "setup": "def near(a, b): return a == b"}, "Tests must be assertions"),
+        ({"tests": ["assert True"]}, r"Each test must call .* \(none was found\)"),
         ({"tests": ["assert f(1)", "assert g(1)"]}, r"same function \(f\), but got 'assert g\(1\)'"),
-        (MBPP | {"test_list": 5}, "`test_list` must be a list that is not empty, but got 5"),
-        (MBPP | {"test_list": "assert f(1)"}, "`test_list` must be literals of Python, but got 'assert f"),
         (MBPP | {"code": 5}, "`code` must be text, but got 5"),
-        (SANITIZED | {"test_imports": "import math"}, "`test_imports` must be literals"),
         (HUMAN_EVAL | {"test": "assert add(1, 1) == 2"}, r"must have `prompt`, .* and `check\(candidate\)` in `test`"),
-        (HUMAN_EVAL | {"entry_point": 5}, "`entry_point` must be text, but got 5"),
     ],
 )
 def test_a_row_that_cannot_be_read_is_an_error(row, message):
@@ -160,26 +136,22 @@ def test_a_row_that_cannot_be_read_is_an_error(row, message):
         read_problem({"problem": "p"} | row)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"test_setup_code": "root = Node(1)"}, "refused: the preamble of the tests does not run: NameError: .*Node"),
-        ({"test_setup_code": "import numpy as np"}, "refused: .* ModuleNotFoundError: No module named 'numpy'"),
-        ({"test_list": ["assert remove_Occ([1, 'a'], int) == ['a']"]}, "failed: TypeError: type is no literal"),
-        ({"code": "def remove_Occ(s, ch): return s"}, "failed: AssertionError"),
-        ({"code": "def remove_Occ(s, ch): return s[len(s)]"}, "raised: IndexError: string index out of range"),
-    ],
-)
-def test_rows_whose_reference_fails_are_counted_and_graded(task, tmp_path, changes, reason):
-    file, rows = tmp_path / "mbpp.jsonl", [MBPP, MBPP | changes]
+def test_rows_whose_reference_fails_are_counted_and_graded(task, tmp_path):
+    file, rows = tmp_path / "mbpp.jsonl", [MBPP, MBPP | {"test_setup_code": "root = Node(1)"}]
     file.write_text("\n".join(map(json.dumps, rows)))
-    said = rf"Of 2 reference programs that were run, {{}} do not pass .* that of `remove_Occ` \({reason}"
+    said = (
+        "Of 2 reference programs that were run, {} do not pass .* that of `remove_Occ` "
+        r"\(refused: the preamble of the tests does not run: NameError: .*Node"
+    )
     with pytest.warns(UserWarning, match=f"mbpp.jsonl: {said.format(1)}"):
         (asked,) = MathData(train=str(file), task=task).load("train")
     verdicts = task.verdicts([fenced(row["code"]) for row in rows], list(asked.prompts))
     assert [verdict.correct for verdict in verdicts] == [True, False]
     with pytest.raises(ValueError, match=f"{said.format(2)}.*Correct the rows"):
         task.check_prompts([task.prompt(rows[1])] * 2)
+    file.write_text("\n".join(map(json.dumps, [MBPP, {"problem": "p", "answer": "3"}])))
+    with pytest.raises(ValueError, match=r"mbpp.jsonl, line 2: A row must have `problem` and `tests`"):
+        MathData(train=str(file), task=task).load("train")
 
 
 def test_references_are_run_where_there_are_some_and_of_many_a_part(task, monkeypatch):
@@ -191,8 +163,7 @@ def test_references_are_run_where_there_are_some_and_of_many_a_part(task, monkey
 
 
 def test_a_prompt_shows_a_test_where_the_problem_does_not_name_the_function(task):
-    shown = CodeTask(system_prompt="You write Python.")
-    system, user = shown.prompt(MBPP).messages
+    system, user = CodeTask(system_prompt="You write Python.").prompt(MBPP).messages
     assert system == {"role": "system", "content": "You write Python."}
     assert user["content"].startswith(MBPP["text"] + "\n\nThe program has to pass these tests:\nassert remove_Occ(")
     assert user["content"].endswith(' == "heo" Please reason step by step, and put the answer into one last block '
@@ -203,9 +174,9 @@ def test_a_prompt_shows_a_test_where_the_problem_does_not_name_the_function(task
     told = task.prompt(named | {"text": "Write `remove`, which returns its argument."})
     assert told.messages[0]["content"] == "Write `remove`, which returns its argument."
     assert task.prompt(HUMAN_EVAL).messages == [{"role": "user", "content": HUMAN_EVAL["prompt"]}]
+    assert task.prompt(HUMAN_EVAL).reference.endswith('"""\n    return x + y\n')
     assert task.prompt(ROW).messages == [{"role": "user", "content": ROW["problem"]}]
     assert task.prompt(ROW).reference == task.problem(task.prompt(ROW)).reference == REFERENCE
-    assert task.prompt(HUMAN_EVAL).reference.endswith('"""\n    return x + y\n')
 
 
 def test_the_program_is_the_last_block_and_its_offset_is_exact(task):
@@ -213,11 +184,9 @@ def test_the_program_is_the_last_block_and_its_offset_is_exact(task):
     program, offset = task.program(text)
     assert program == text[offset : offset + len(program)] == "def f():\n    pass"
     assert (task.program("```\n\n```"), task.program("def f(): pass")) == (None, None)
-    indented = "1. So:\n\n   ```python\n   def f():\n       pass\n   ```"
-    assert (task.answer(indented), task.program(indented)) == (program, None)
+    indented = "1. So:\n\n   ```python\n   def f():\n       pass  # \u2028x\n   ```"  # No new line for Python.
+    assert (task.answer(indented), task.program(indented)) == (f"{program}  # \u2028x", None)
     assert task.label_steps(indented, task.prompt(ROW)) is None
-    separator = indented.replace("pass", "pass  # \u2028x")  # No new line for Python.
-    assert task.answer(separator) == program.replace("pass", "pass  # \u2028x")
     lines = 'def f():\n    return """a\n  \nb"""'
     assert task.answer(fenced(lines)) == lines, "a text of several lines stays as it is"
     marked = CodeTask(answer=Marker("[BEGIN]", to_end=True))
@@ -234,7 +203,6 @@ SEVERAL = "def f(x):\n    if x:\n        return 1\n    return  -x  \n\nprint(f)"
         ("x = 1", "x = 1"),
         ("def f(xs):\n    return sum(\n        x for x in xs\n    )", "return sum(\n        x for x in xs\n    )"),
         ("def f(x):\n    if x: return x\n    returned = -x\n    print(returned)", "return x"),
-        ("def f(x): return x + 1", "return x + 1"),
         ('def f(x):\n    return 1\n\ndef g():\n    """\n    return nothing\n    """', "return 1"),
         ("def f(x):\n    return x +\n    returns = 1 (", "return x +"),
     ],
@@ -245,9 +213,7 @@ def test_credit_methods_explain_the_last_return_statement_or_the_whole_program(t
     (span,) = task.answer_spans(text)
     assert text[span.content_start : span.content_stop] == explained
     assert text[span.start : span.stop] == text[text.rindex(explained) if "return" in explained else 4 :]
-    task.explained = "program"
-    (whole,) = task.answer_spans(text)
-    task.explained = "return"
+    (whole,) = CodeTask(explained="program").answer_spans(text)
     assert (text[whole.content_start : whole.content_stop], whole.stop) == (program, len(text))
     assert task.answer_spans("return 1") == []
 
@@ -268,21 +234,12 @@ def test_programs_are_graded_beside_other_tasks_and_their_order_is_kept(task):
         ("wrong", "raised"),
         ("right", "passed"),
     ]
-    assert [v.outcome.passed for v in verdicts if v.layer in ("failed", "syntax")] == [
-        (False, True, True, True),
-        (False,) * 4,
-    ]
-
-
-def test_the_share_of_tests_is_a_reward(task):
-    texts = [fenced(REFERENCE), fenced(REFERENCE.replace("<=", "<")), "none", fenced("def f(xs, n): return 0")]
-    some = CodeTask(rewards=[RewardSpec(function="correctness"), RewardSpec(function="tests_passed", weight=0.5)])
-    some.check_columns(ROW)
-    prompts = [some.prompt(ROW)] * 4
-    verdicts = grade_answers(texts, prompts, TaskVerifiers())
-    assert some.reward(texts, prompts, verdicts) == [1.5, 0.375, 0.0, 0.25]
-    assert task.reward(texts, prompts, verdicts) == [1.0, 0.0, 0.0, 0.0]
-    some.executor.close()
+    rewards = [RewardSpec(function="correctness"), RewardSpec(function="tests_passed", weight=0.5)]
+    paid = CodeTask(rewards=rewards)
+    paid.check_columns(ROW)
+    ours = slice(2, 5)
+    assert paid.reward(texts[ours], prompts[ours], verdicts[ours]) == [0.375, 0.0, 0.0]
+    assert task.reward(texts[:1], prompts[:1], verdicts[:1]) == [1.0]
 
 
 def labels(task, program, row=ROW):
@@ -299,9 +256,7 @@ def labels(task, program, row=ROW):
     ("changes", "flaws"),
     [
         ([], []),
-        ([("<=", "<")], [("if x < n:", "misconception")]),
         ([("<=", ">=")], [("if x >= n:", "slip")]),
-        ([("total = 0", "total = 1")], [("total = 1", "slip")]),
         # Two statements that are wrong together.
         ([("<=", "<"), ("+=", "-=")], [("if x < n:", "misconception"), ("total -= x", "slip")]),
         # The result is the same: only the other statement is flawed.
@@ -331,7 +286,7 @@ def test_programs_that_cannot_be_compared_have_no_labels(task):
 
 def test_repairing_the_flawed_lines_makes_all_tests_pass_and_no_fewer_do(task):
     """Each line of generated programs in turn, with every slip of it."""
-    for problem in FunctionSpace().draw(6, "validation"):
+    for problem in FunctionSpace().draw(4, "validation"):
         prompt, lines = task.prompt(problem.row()), problem.program.split("\n")
         for number, line in enumerate(problem.lines):
             for wrong in slips(line.text)[:3]:
@@ -350,85 +305,36 @@ def test_any_text_is_labelled_or_not_in_linear_time(task, piece):
     assert time.thread_time() - start < 5  # Linear: well under a second. Quadratic: minutes.
 
 
-@pytest.mark.slow
-def test_the_packaged_policy_is_small_and_right_on_30_to_50_percent_of_its_programs(task):
-    folder = Path(grail_lightning.__file__).parent / "assets" / "code"
-    assert sum(file.stat().st_size for file in folder.iterdir()) <= 2 * 2**20
-    (asked,) = CodeData(num_val=300, seed=1, task=task).load("val")
-    batch = sampled(load_policy("code").eval(), list(asked.prompts), 1, Sampling(max_response_length=80), seed=0)
-    verdicts = task.verdicts(batch.texts, batch.prompts)
-    # The standard error of 300 samples is 2.9 points.
-    assert 0.3 <= sum(verdict.correct for verdict in verdicts) / 300 <= 0.5
-    assert sum(verdict.status == "missing" for verdict in verdicts) < 6
-    steps = [task.label_steps(*pair) for pair in zip(batch.texts[:60], batch.prompts, strict=False)]
-    kinds = Counter(step.kind for labelled in steps for step in labelled or [])
-    assert kinds.keys() == {"sound", "slip", "misconception"}
-    assert sum(labelled is None for labelled in steps) <= 3
-
-
-def test_a_specification_and_its_program_have_the_same_words():
-    tokenizer = load_tokenizer("code")
-    for problem in FunctionSpace().draw(50, "test"):
-        text = f"{problem.text}\n{fenced(problem.program)}"
-        ids = tokenizer(text)["input_ids"]
-        assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
-    pieces = tokenizer.tokenize("\n        if x <= n:\n            total += 12")
-    assert pieces == [*("Ċ" + 8 * "Ġ", "if", "Ġx", "Ġ<=Ġ", "n", ":", "Ċ" + 12 * "Ġ", "total", "Ġ+=Ġ", "1", "2")]
-
-
 def options(folder, rows):
     """The command line of a short run on rows in the form of MBPP."""
     file = folder / "mbpp.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
-    return [*SHORT[:4], "--model.policy=code", "--data=MathData", "--data.task=CodeTask", f"--data.train={file}"]
+    return ["--model.policy=code", "--data=MathData", "--data.task=CodeTask", f"--data.train={file}"]
 
 
 @pytest.mark.filterwarnings("ignore:`data.prompts_per_batch` is 16")
-def test_rows_and_options_that_cannot_be_used_are_one_line_before_a_model_is_loaded(programs_run, tmp_path, capsys):
-    said = fails_early(capsys, "fit", *options(tmp_path, [MBPP, {"problem": "p", "answer": "3"}]))
-    assert re.search(f"mbpp.jsonl, line 2: {NO_FORM}", said)
-    said = fails_early(capsys, "fit", *options(tmp_path, [MBPP | {"code": "x = 1"}]))
-    assert "Of 1 reference programs that were run, 1 do not pass the tests of their own rows" in said
-    said = fails_early(capsys, "fit", *options(tmp_path, [MBPP | {"code": None}]), "--model.credit=EGCA")
+def test_credit_that_needs_programs_is_refused_before_a_model_is_loaded_where_there_are_none(
+    programs_run, tmp_path, capsys
+):
+    given = options(tmp_path, [MBPP | {"code": None}])
+    said = fails_early(capsys, "fit", SHORT[0], *given, "--model.credit=EGCA")
     assert "`EGCA` compares programs with that of `reference`, which 1 of 1 rows do not have. Add the column" in said
     said = fails_early(capsys, "fit", *SHORT, "--model.credit=ExecutedMask")
     assert "`ExecutedMask` needs a task whose responses are programs, such as `CodeTask`, but got" in said
 
 
-def test_a_file_in_the_form_of_mbpp_is_trained_on_and_tested(programs_run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_in_the_form_of_mbpp_is_tested(programs_run, empty_folder):
     # What the packaged policy knows, as MBPP would have it.
     rows = []
-    for k, row in enumerate(FunctionSpace().sample(16, "train")):
+    for k, row in enumerate(FunctionSpace().sample(8, "train")):
         tests = [f"assert f(*{arguments}) == {result}" for arguments, result in row["tests"]]
         rows.append({"task_id": k, "text": row["problem"], "code": row["reference"], "test_list": tests})
-    given = [*options(tmp_path, rows), "--data.prompts_per_batch=8", "--data.task.instruction="]
-    lengths = ["--model.sampling.max_response_length=80", "--evaluation.sampling.max_response_length=80"]
-    main(["fit", *given, *lengths, "--model.execution.group_size=4", "--trainer.callbacks+=KeepRollouts"])
-    rollouts = pandas.read_parquet("runs/quickstart/rollouts")
-    assert 0.1 < rollouts["correct"].mean() < 0.8
-    assert set(rollouts["status"]) <= {"right", "wrong", "missing"}
-    test = [f"--data.test={tmp_path / 'mbpp.jsonl'}", "--evaluation.num_samples=4", "--evaluation.pass_at=[1,4]"]
-    main(["test", *(option for option in given if "trainer.max_steps" not in option), *lengths, *test])
+    given = [*options(empty_folder, rows), "--data.task.instruction=", f"--data.test={empty_folder / 'mbpp.jsonl'}"]
+    given += ["--evaluation.sampling.max_response_length=80", "--evaluation.num_samples=2"]
+    main(["test", SHORT[0], "--trainer.enable_progress_bar=false", *given])
     samples = list(read_samples(Path("runs/quickstart/test/samples")))
-    assert len(samples) == 64
+    assert len(samples) == 16
+    assert {sample.status for sample in samples} <= {"right", "wrong", "missing"}
     assert {sample.layer for sample in samples if sample.correct} == {"passed"}
     with pytest.raises(SystemExit, match="2"):  # Their programs would have to be run.
         main_of_evaluation(["regrade", "runs/quickstart"])
-
-
-@pytest.mark.filterwarnings("ignore:Checkpoint directory")
-@pytest.mark.slow
-def test_a_resumed_run_with_egca_has_the_weights_of_one_that_never_stopped(programs_run, tmp_path, monkeypatch):
-    config = Path("configs/quickstart_code.yaml").absolute()
-    options = [f"--config={config}", "--model.credit=EGCA", "--data.prompts_per_batch=4", "--data.num_val=8"]
-    options += ["--trainer.val_check_interval=2", "--pictures.every_n_batches=0", "--data.num_train=64"]
-    weights = []
-    for name, runs in {"whole": [["4"]], "resumed": [["2"], ["4", "--ckpt_path=last"]]}.items():
-        (tmp_path / name).mkdir()
-        monkeypatch.chdir(tmp_path / name)
-        for steps, *more in runs:
-            main(["fit", *options, f"--trainer.max_steps={steps}", *more])
-        (file,) = Path().rglob("last.ckpt")
-        weights.append(torch.load(file, weights_only=False)["state_dict"])
-    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])

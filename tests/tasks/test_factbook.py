@@ -9,11 +9,8 @@ import pytest
 from grail_lightning.data import FewShot, SearchData
 from grail_lightning.environments import retrieval
 from grail_lightning.environments.search import Search
-from grail_lightning.tasks import EnvironmentTask, FactbookSpace
-from grail_lightning.tasks.search import SEARCH_ANSWER
+from grail_lightning.tasks import FactbookSpace
 from tests.shell import fails
-
-SPLITS = ("train", "validation", "test")
 
 
 def read_again():
@@ -39,12 +36,11 @@ def countries():
 
 @pytest.fixture(scope="module")
 def rows(countries):
-    return FactbookSpace().sample(100, "train")
+    return FactbookSpace().sample(60, "train")
 
 
-@pytest.mark.slow
 def test_the_answer_stands_in_the_last_document_of_the_path_which_the_worked_queries_find(rows):
-    for row in rows:
+    for row in rows[:8]:
         queries = re.findall(r"<search>(.*)</search>", row["solution"])
         results = re.findall(r"<result>(.*?)</result>", row["solution"], re.DOTALL)
         environment = Search(3, retriever="factbook")
@@ -78,25 +74,17 @@ def test_answers_are_the_packages_and_a_country_is_named_by_a_value_of_its_own(r
             assert text(country, *places[asked]) == row["answer"]
             assert row["path"][0].startswith(text(country, "Government", "Country name", "conventional short form"))
             checked += 1
-    assert checked > 5
+    assert checked > 3
 
 
-def test_splits_are_about_different_countries_and_draws_repeat(rows):
-    assert rows[:40] == FactbookSpace().sample(40, "train")
-    country = {split: {r["path"][-1].split(",")[0] for r in FactbookSpace().sample(30, split)} for split in SPLITS}
-    assert not country["train"] & country["validation"]
-    assert not (country["train"] | country["validation"]) & country["test"]
-
-
-def test_prompts_have_worked_examples_about_other_questions(countries):
-    task = EnvironmentTask(
-        lambda: Search(3, retriever="factbook"), calls="tags", instruction="", tool_instruction="",
-        answer=SEARCH_ANSWER, compare="text",
-    )  # fmt: skip
-    (asked,) = SearchData(
-        num_train=50, num_val=20, problems=FactbookSpace(), task=task, few_shot=FewShot(number=2)
-    ).load("val")
-    worked = {message["content"] for message in asked.prompts[0].messages[:-1]}
-    assert len(asked.prompts) == 20
-    assert len(worked) == 4
-    assert not worked & {prompt.messages[-1]["content"] for prompt in asked.prompts}
+def test_splits_are_about_different_countries_draws_repeat_and_examples_are_other_questions(rows):
+    assert rows[:10] == FactbookSpace().sample(10, "train")
+    shots = FewShot(number=2)
+    data = SearchData(num_train=20, num_val=10, num_test=10, problems=FactbookSpace(), few_shot=shots)
+    asked = {split: data.load(split)[0].prompts for split in ("train", "val", "test")}
+    country = {split: {p.columns["path"][-1].split(",")[0] for p in of} for split, of in asked.items()}
+    assert not country["train"] & country["val"]
+    assert not (country["train"] | country["val"]) & country["test"]
+    worked = {message["content"] for message in asked["val"][0].messages[:-1]}
+    assert (len(asked["val"]), len(worked)) == (10, 4)
+    assert not worked & {prompt.messages[-1]["content"] for prompt in asked["val"]}

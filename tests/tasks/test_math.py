@@ -7,16 +7,24 @@ from grail_lightning.tasks.rewards import RewardSpec
 ROW = {"problem": "What is $1+1$?", "answer": " 2 ", "level": 1}
 
 
-def test_the_prompt_is_the_problem_and_the_instruction_with_its_backslash():
-    prompt = MathTask().prompt(ROW)
-    content = "What is $1+1$? Please reason step by step, and put your final answer within \\boxed{}."
-    assert prompt.messages == [{"role": "user", "content": content}]
+@pytest.mark.parametrize(
+    ("options", "instruction"),
+    [
+        ({"answer": Boxed()}, r" Please reason step by step, and put your final answer within \boxed{}."),
+        ({"answer": LastNumber()}, "end with the answer as a number."),
+        ({"answer": Marker("Answer:")}, "on a last line after Answer:"),
+        ({"instruction": "\nBox it."}, "\nBox it."),
+        ({"instruction": ""}, ROW["problem"]),
+    ],
+)
+def test_the_prompt_is_the_problem_with_an_instruction_that_asks_for_the_form_of_the_answer(options, instruction):
+    prompt = MathTask(system_prompt="Be brief.", **options).prompt(ROW)
+    system, user = prompt.messages
+    assert (system, user["role"]) == ({"role": "system", "content": "Be brief."}, "user")
+    assert user["content"].startswith(ROW["problem"])
+    assert user["content"].endswith(instruction)
     assert (prompt.reference, prompt.columns) == ("2", ROW)
-    assert MathTask(instruction="\nBox it.", system_prompt="Be brief.").prompt(ROW).messages == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "What is $1+1$?\nBox it."},
-    ]
-    assert MathTask(instruction="").prompt(ROW).messages == [{"role": "user", "content": ROW["problem"]}]
+    assert len(MathTask(**options).prompt(ROW).messages) == 1
 
 
 @pytest.mark.parametrize(
@@ -31,18 +39,6 @@ def test_the_prompt_is_the_problem_and_the_instruction_with_its_backslash():
 def test_what_cannot_be_is_an_error(options, message):
     with pytest.raises(ValueError, match=message):
         MathTask(**options).prompt({"question": "1+1?"})
-
-
-@pytest.mark.parametrize(
-    ("form", "instruction"),
-    [
-        (Boxed(), "put your final answer within \\boxed{}."),
-        (LastNumber(), "end with the answer as a number."),
-        (Marker("Answer:"), "on a last line after Answer:"),
-    ],
-)
-def test_the_default_instruction_asks_for_the_form_of_the_answer(form, instruction):
-    assert MathTask(answer=form).prompt(ROW).messages[0]["content"].endswith(instruction)
 
 
 def test_references_and_format_rewards_follow_the_form_of_the_answer():
