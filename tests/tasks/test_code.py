@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from grail_lightning.answers import Marker
 from grail_lightning.data import MathData
@@ -338,3 +339,20 @@ def test_a_file_in_the_form_of_mbpp_is_tested(programs_run, empty_folder):
     assert {sample.layer for sample in samples if sample.correct} == {"passed"}
     with pytest.raises(SystemExit, match="2"):  # Their programs would have to be run.
         main_of_evaluation(["regrade", "runs/quickstart"])
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+@pytest.mark.slow
+def test_a_resumed_run_with_egca_has_the_weights_of_one_that_never_stopped(programs_run, tmp_path, monkeypatch):
+    config = Path("configs/quickstart_code.yaml").absolute()
+    options = [f"--config={config}", "--model.credit=EGCA", "--data.prompts_per_batch=4", "--data.num_val=8"]
+    options += ["--trainer.val_check_interval=2", "--pictures.every_n_batches=0", "--data.num_train=64"]
+    weights = []
+    for name, runs in {"whole": [["4"]], "resumed": [["2"], ["4", "--ckpt_path=last"]]}.items():
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        for steps, *more in runs:
+            main(["fit", *options, f"--trainer.max_steps={steps}", *more])
+        (file,) = Path().rglob("last.ckpt")
+        weights.append(torch.load(file, weights_only=False)["state_dict"])
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
