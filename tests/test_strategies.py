@@ -23,7 +23,7 @@ UNSEEN = [
     "--evaluation.at_start=false",
     "--evaluation.at_end=false",
     "--model.execution.group_size=2",
-    "--model.execution.mini_batches=1",
+    "--model.execution.mini_batches=2",
     "--data.prompts_per_batch=2",
     "--model.objective.entropy_coefficient=0.1",
 ]
@@ -38,15 +38,16 @@ def test_sharded_weights_train_from_the_command_line_and_a_resumed_run_ends_on_t
         monkeypatch.delenv(name)
     by_path = "--trainer.strategy=lightning.pytorch.strategies.ModelParallelStrategy"
     exports = []
-    for options in (["--trainer.max_steps=2"], ["--trainer.max_steps=1"], ["--ckpt_path=last"]):
-        if options[0] != "--ckpt_path=last":
+    # The second one ends inside the first batch, and is resumed from its beginning, before any step.
+    for steps, *more in ([4], [1], [2, "--ckpt_path=last"], [4, "--ckpt_path=last"]):
+        if not more:
             shutil.rmtree("runs", ignore_errors=True)
         try:
-            main(["fit", *SHORT, *UNSEEN, by_path, *options])
+            main(["fit", *SHORT, *UNSEEN, by_path, f"--trainer.max_steps={steps}", *more])
         finally:
             torch.distributed.destroy_process_group()
         exports.append(load_file(RUN / "export" / "model.safetensors"))
-    whole, half, resumed = exports
+    whole, _, half, resumed = exports
     assert all(torch.equal(weight, resumed[name]) for name, weight in whole.items())
     assert any(not torch.equal(weight, half[name]) for name, weight in whole.items())
     saved = yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["strategy"]

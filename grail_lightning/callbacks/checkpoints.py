@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -126,6 +127,13 @@ class LastCheckpoint(Checkpoint):
 
         Lightning closes the epoch in which a run stops before the last saves. A resumed run would begin the next one.
         """
+        if trainer.global_step == 0:
+            # Under FSDP2 torch gives an optimiser a state to save by a step without gradients, which must not count.
+            kept = [optimizer.state for optimizer in trainer.optimizers]
+            kept += [saved["state"] for saved in checkpoint["optimizer_states"] if saved]
+            for state in chain.from_iterable(states.values() for states in kept):
+                if "step" in state:
+                    state["step"] = state["step"] * 0
         checkpoint["steps_left"] = module_of(pl_module).steps_cut
         if 0 < trainer.fit_loop.epoch_loop.batch_progress.current.ready < trainer.num_training_batches:
             for progress in checkpoint["loops"]["fit_loop"]["epoch_progress"].values():
