@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grail_lightning import GrailModule, MathData
+from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import ExportPolicy
 from grail_lightning.credit import GRAIL
 from grail_lightning.policy import Loading, LoRA, resolve_policy
@@ -19,7 +19,7 @@ from grail_lightning.step.options import Objective
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.rewards import Reward, RewardSpec, correctness, overlong
 from tests.processes import on_ranks
-from tests.runs import SAMPLING, batches, module, strategy_of, trainer, weights
+from tests.runs import batches, module, strategy_of, trainer, weights
 
 
 class _Verdict:
@@ -34,22 +34,26 @@ def loaded():
     return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
-def of(policy, **changes):
-    """The module of `tests.runs` with another policy."""
-    options = {"sampling": SAMPLING, "optimizer": lambda p: torch.optim.AdamW(p, lr=1e-4)} | changes
-    return GrailModule(policy, **options)
+BRIEF = Sampling(max_response_length=3)
+ALWAYS = {"entropy_coefficient": 0.1, "mask_truncated": False}  # Every row has a gradient.
+
+
+def of(policy, kl_coefficient=0.0, **changes):
+    """A module on a policy that is by name or given."""
+    objective = Objective(kl_coefficient=kl_coefficient, **ALWAYS)
+    options = {"sampling": BRIEF, "optimizer": lambda p: torch.optim.AdamW(p, lr=1e-4), "objective": objective}
+    return GrailModule(policy, **options | changes)
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)], ids=["all weights", "LoRA"])
 def test_a_loaded_model_is_trained_as_one_by_its_name_and_stays_as_it_is(lora, tmp_path):
     pair = loaded()
     before = {name: p.clone() for name, p in pair[0].state_dict().items()}
-    options = {"objective": Objective(kl_coefficient=0.1), "loading": Loading(lora=lora)}
     trained = []
     for name, policy in (("name", "arithmetic"), ("pair", pair)):
         torch.manual_seed(0)
-        run = of(policy, **options)
-        trainer(2, ExportPolicy(folder=str(tmp_path / name))).fit(run, batches(2))
+        run = of(policy, 0.1, loading=Loading(lora=lora))
+        trainer(2, ExportPolicy(folder=str(tmp_path / name))).fit(run, batches(2, size=1))
         trained.append(weights(run))
     assert all(torch.equal(trained[0][name], p) for name, p in trained[1].items())
     new = {n.removeprefix("model."): p for n, p in trained[1].items() if lora is None or "lora_B" in n}
@@ -62,10 +66,10 @@ def test_a_loaded_model_is_trained_as_one_by_its_name_and_stays_as_it_is(lora, t
 
 def test_a_second_fit_goes_on_and_a_late_reference_is_the_model_that_was_given():
     run = of(loaded())
-    trainer(1).fit(run, batches(1))
+    trainer(1).fit(run, batches(1, size=1))
     once = weights(run)
-    run.objective = Objective(kl_coefficient=0.1)
-    trainer(1).fit(run, batches(1, seed=1))
+    run.objective = Objective(kl_coefficient=0.1, **ALWAYS)
+    trainer(1).fit(run, batches(1, size=1))
     assert any(not torch.equal(once[name], p) for name, p in weights(run).items())
     fresh = loaded()[0].state_dict()
     assert all(torch.equal(fresh[name], p) for name, p in run.reference.policy.model.state_dict().items())
@@ -77,7 +81,7 @@ def test_the_options_of_loading_hold_for_a_loaded_model():
     for dtype, expected in (("auto", torch.bfloat16), ("float32", torch.float32)):
         run = of((model, tokenizer), loading=Loading(dtype=dtype))
         run.policy = None
-        trainer(1).validate(run, batches(1), verbose=False)
+        trainer(1).validate(run, batches(1, size=1), verbose=False)
         assert run.policy.model.dtype == expected
         assert run.policy.model.model.rotary_emb.inv_freq.dtype == frequencies
 
@@ -87,15 +91,14 @@ def test_what_cannot_be_copied_or_is_no_model_is_refused():
     (hooked, _), (adapted, _) = loaded(), loaded()
     add_hook_to_module(hooked.model.layers[0], ModelHook())
     adapted.add_adapter(__import__("peft").LoraConfig(target_modules=["q_proj"]))
-    refused = [(wrong, "`policy` must be a name, a folder, or a Transformers model with its tok") for wrong in (
-        model, (model,), (tokenizer, model), (model, tokenizer, 1), Path("export")
-    )]  # fmt: skip
-    refused += [((other, tokenizer), "without adapters or `device_map`") for other in (hooked, adapted)]
-    for wrong, message in refused:
-        with pytest.raises(ValueError, match=message):
+    for wrong in (model, (model,), (tokenizer, model), (model, tokenizer, 1), Path("export")):
+        with pytest.raises(ValueError, match="`policy` must be a name, a folder, or a Transformers model with its tok"):
             of(wrong)
+    for other in (hooked, adapted):
+        with pytest.raises(ValueError, match="without adapters or `device_map`"):
+            of((other, tokenizer))
     with pytest.raises(ValueError, match=r"must leave room for a prompt .* of Qwen3ForCausalLM given in Python, but"):
-        of((model, tokenizer), sampling=type(SAMPLING)(max_response_length=10**6))
+        of((model, tokenizer), sampling=Sampling(max_response_length=10**6))
 
 
 class Length:
@@ -119,7 +122,7 @@ def test_callables_of_every_kind_are_rewards():
     data = MathData(train=ROWS, val=ROWS, task=ArithmeticTask([*rewards, correctness]), prompts_per_batch=2)
     assert [r.name for r in data.task.rewards] == ["half", "Length", "again", "third", "correctness"]
     fitted = trainer(1)
-    fitted.fit(module(), data)
+    fitted.fit(module(sampling=BRIEF), data)
     assert float(fitted.callback_metrics["train/reward"]) > 2.5, "0.5 + tokens + 0.5 + 3/3"
     # A built-in function is itself, and one of the same name is not.
     assert Reward(RewardSpec(function=overlong, arguments={"limit": 9, "buffer": 2})).path == "overlong"
@@ -146,11 +149,9 @@ def test_async_rewards_wait_side_by_side_in_one_loop_beside_a_running_one():
     async def in_a_notebook():
         return task.reward_values(["a", "b"], [prompt] * 2, [_Verdict()] * 2, [1, 1])
 
-    started = time.monotonic()
     for _ in range(2):
         assert asyncio.run(in_a_notebook()) == {"one": [1.0, 1.0], "two": [1.0, 1.0]}
     assert len({id(loop) for loop in loops}) == 1
-    assert time.monotonic() - started < 20
 
     async def broken(responses, references):
         await asyncio.sleep(0)
@@ -164,7 +165,7 @@ def _train_both(strategy, folder):
     torch.manual_seed(0)
     for name, policy in (("name", "arithmetic"), ("pair", loaded())):
         ranks = {"devices": 2, "strategy": strategy_of(strategy)}
-        trainer(1, ExportPolicy(folder=f"{folder}/{name}"), **ranks).fit(of(policy), batches(1))
+        trainer(1, ExportPolicy(folder=f"{folder}/{name}"), **ranks).fit(of(policy), batches(1, size=2))
 
 
 @pytest.mark.slow
@@ -179,4 +180,4 @@ def test_two_ranks_train_a_loaded_model_as_one_by_its_name(tmp_path):
 @pytest.mark.parametrize("credit", ["GRAIL", GRAIL])
 def test_a_name_or_a_class_in_place_of_an_object_is_told(credit):
     with pytest.raises(ValueError, match=r"`credit` must be an object, .* but got .*GRAIL"):
-        GrailModule("arithmetic", SAMPLING, credit=credit)
+        GrailModule("arithmetic", BRIEF, credit=credit)

@@ -35,12 +35,7 @@ class Remote(Logger):
     save_dir = property(lambda self: self._save_dir)
     name = property(lambda self: self._name)
     version = property(lambda self: "a1b2c3")
-
-    def log_metrics(self, metrics, step=None):
-        pass
-
-    def log_hyperparams(self, params, *args, **kwargs):
-        pass
+    log_metrics = log_hyperparams = None
 
 
 class Board(TensorBoardLogger):
@@ -53,7 +48,7 @@ def _folder(**options):
 
 def _contents(folder):
     files = [file for file in sorted(Path(folder).rglob("*")) if file.is_file() and file.name != LOCK]
-    return {str(file.relative_to(folder)): file.read_text() for file in files}
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 def _project(folder):
@@ -118,7 +113,7 @@ def test_a_folder_with_other_files_of_the_user_is_used_but_never_moved():
         Path("out", "config.yaml").write_text("a run's")
     with pytest.raises(ValueError, match=r"out holds config\.yaml and no"), folder.taken():
         pass
-    assert _contents(".") == {"out/slurm.log": "mine", "out/config.yaml": "a run's"}
+    assert _contents(".") == {"out/slurm.log": b"mine", "out/config.yaml": b"a run's"}
 
 
 def test_a_run_of_an_older_version_can_go_on_and_moves_aside_once_it_is_marked():
@@ -132,42 +127,29 @@ def test_a_run_of_an_older_version_can_go_on_and_moves_aside_once_it_is_marked()
     Path("out", MARKER).touch()
     with folder.taken():
         pass
-    assert _contents("out.1") == before | {MARKER: ""}
+    assert _contents("out.1") == before | {MARKER: b""}
     assert _contents("out").keys() == {MARKER}
 
 
-@pytest.mark.parametrize("given", ["other/checkpoints/last.ckpt", "copy/mine.ckpt"])
-def test_a_run_from_the_checkpoint_of_another_one_moves_the_earlier_run_aside(given):
-    folder = _folder(logger=False, default_root_dir="out")
-    for name in ("out", "other"):
-        Path(name, "checkpoints").mkdir(parents=True)
-        Path(name, "checkpoints", "last.ckpt").write_text(name)
-        Path(name, MARKER).touch()
-    Path("copy").mkdir()
-    Path("copy", "mine.ckpt").write_text("a copy, perhaps of another run's")
-    with folder.taken(given):
-        assert not Path("out", "checkpoints").exists()
-    assert Path("out.1", "checkpoints", "last.ckpt").read_text() == "out"
-
-
-def test_a_checkpoint_that_is_a_link_or_a_callbacks_is_the_runs_own_and_one_below_such_a_folder_is_not():
-    for name in ("out/checkpoints", "disk", "runs/b/checkpoints"):
-        Path(name).mkdir(parents=True)
-    Path("out", MARKER).touch()
-    for file in ("disk/last.ckpt", "runs/b/checkpoints/last.ckpt"):
+def test_a_checkpoint_that_is_a_link_or_a_callbacks_is_the_runs_own_and_those_of_others_move_the_run_aside():
+    others = ["runs/b/checkpoints/last.ckpt", "other/checkpoints/last.ckpt", "copy/mine.ckpt"]
+    for file in ("disk/last.ckpt", *others):
+        Path(file).parent.mkdir(parents=True)
         Path(file).touch()
+    Path("out/checkpoints").mkdir(parents=True)
     Path("out/checkpoints/last.ckpt").symlink_to(Path("disk/last.ckpt").absolute())
-    saver = ModelCheckpoint(dirpath="runs")
-    folder = RunFolder(
-        trainer(
-            1, saver, LastCheckpoint(folder="disk"), logger=False, default_root_dir="out", enable_checkpointing=True
-        )
-    )
+    for name in ("out", "other"):
+        Path(name, MARKER).touch()
+    callbacks = ModelCheckpoint(dirpath="runs"), LastCheckpoint(folder="disk")
+    folder = RunFolder(trainer(1, *callbacks, logger=False, default_root_dir="out", enable_checkpointing=True))
     for own in ("out/checkpoints/last.ckpt", "disk/last.ckpt"):
         with folder.taken(own):
             assert Path("out", "checkpoints").exists(), own
-    with folder.taken("runs/b/checkpoints/last.ckpt"):
-        assert not Path("out", "checkpoints").exists()
+    for number, other in enumerate(others, start=1):
+        with folder.taken(other):
+            assert not Path("out", "checkpoints").exists(), other
+            Path("out", "checkpoints").mkdir()
+        assert Path(f"out.{number}", "checkpoints").is_dir()
 
 
 def test_what_was_written_by_an_evaluation_alone_is_no_earlier_run():
@@ -182,36 +164,32 @@ def test_what_was_written_by_an_evaluation_alone_is_no_earlier_run():
 
 CSV = ["--trainer.logger=CSVLogger", *(f"--trainer.logger.{o}" for o in ("save_dir=runs", "name=quick", "version="))]
 BESIDE = "{class_path: CSVLogger, init_args: {save_dir: tables, name: quick, version: ''}}"
+BRIEF = [*SHORT, "--data.num_val=2", "--data.num_test=2", "--data.prompts_per_batch=2"]
+BRIEF += ["--model.sampling.max_response_length=8", "--evaluation.sampling.max_response_length=8"]
 TOO_LONG = "--evaluation.sampling.max_response_length=100000"  # Found when Lightning calls the checks.
 LAST = "--ckpt_path=last"
 
 
-def _disk():
-    files = (entry for entry in Path().rglob("*") if entry.is_file() and entry.name != LOCK)
-    return {str(entry): entry.read_bytes() for entry in files}
-
-
 def test_a_run_that_is_refused_changes_nothing_of_an_earlier_one(capsys):
-    options = [*SHORT, f"--trainer.logger+={BESIDE}"]
+    options = [*BRIEF, f"--trainer.logger+={BESIDE}"]
     main(["fit", *options, "--trainer.max_steps=1"])
-    before = _disk()
+    before = _contents(".")
     assert "tables/quick/metrics.csv" in before
     with held(RUN):
         for more in ([], [LAST]):
             said = fails(capsys, "fit", *options, *more)
             assert f"runs/quickstart is in use by another fit (process {os.getpid()} on " in said
-        main(["validate", *options, LAST])
+        main(["validate", *options, "--ckpt_path=best"])
     assert "positions" in fails(capsys, "fit", *options, LAST, TOO_LONG)
-    assert before.items() <= _disk().items()
+    assert before.items() <= _contents(".").items()
     assert os.listdir("runs") == ["quickstart"]
     # One that fails before its first step has moved it aside.
     Path("typo.jsonl").write_text('{"problem": [5]}')
     assert "typo.jsonl, line 1" in fails(capsys, "fit", *options, "--data=MathData", "--data.train=typo.jsonl")
-    assert before.items() <= _disk().items()
+    assert before.items() <= _contents(".").items()
     assert os.listdir("runs") == ["quickstart"]
-    for checkpoint in ("best", "last"):  # What an evaluation leaves is the config that was given.
-        main(["validate", *options, f"--ckpt_path={checkpoint}"])
-    names = ("config_validate.2.yaml", "config_validate.yaml")
+    main(["validate", *options, LAST])  # What an evaluation leaves is the config that was given.
+    names = ("config_validate.1.yaml", "config_validate.yaml")
     configs = [yaml.safe_load((RUN / name).read_text()) for name in names]
     assert [Path(config.pop("ckpt_path")).name for config in configs] == ["best", "last"]
     assert configs[0] == configs[1]
@@ -220,8 +198,8 @@ def test_a_run_that_is_refused_changes_nothing_of_an_earlier_one(capsys):
 
 def test_a_run_without_a_logger_keeps_everything_in_a_folder_of_its_own(tmp_path):
     before = _project(tmp_path)
-    main(["fit", *SHORT, "--trainer.logger=false", "--trainer.max_steps=1"])
-    main(["predict", *SHORT, "--trainer.logger=false", "--ckpt_path=best"])
+    main(["fit", *BRIEF, "--trainer.logger=false", "--trainer.max_steps=1"])
+    main(["predict", *BRIEF, "--trainer.logger=false", "--ckpt_path=best"])
     after = [str(f.relative_to("runs/unnamed")) for f in Path("runs/unnamed").rglob("*") if f.is_file()]
     wanted = {"config.yaml", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "predictions.parquet", MARKER}
     assert wanted <= set(after)

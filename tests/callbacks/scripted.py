@@ -65,6 +65,10 @@ class Scripted(pl.LightningModule):
         ends = [[] if text is None else [self.tokenizer.eos_token_id] for text in texts]
         ids = [row + end for row, end in zip(ids, ends, strict=True)]
         batch = build_batch(self.policy, problems, num_samples, ids, [text is not None for text in texts])
+        return self.graded(batch)
+
+    def graded(self, batch):
+        """A right answer has an advantage of 1/2, another one the opposite."""
         verdicts = [self.verdict(text, prompt) for text, prompt in zip(batch.texts, batch.prompts, strict=True)]
         right = torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool)
         given = {"tokenizer": self.tokenizer, "verdicts": verdicts}
@@ -75,9 +79,8 @@ class Scripted(pl.LightningModule):
         if answer is None:
             return Verdict.missing(prompt.reference)
         status = "timeout" if answer == "slow" else "right" if answer == prompt.reference else "wrong"
-        return Verdict(
-            correct=status == "right", status=status, layer="string", gold=prompt.reference, prediction=answer
-        )
+        facts = {"status": status, "layer": "string", "gold": prompt.reference, "prediction": answer}
+        return Verdict(correct=status == "right", **facts)
 
     def training_step(self, problems, batch_idx):
         batch = self.rollouts(problems, self.group_size)

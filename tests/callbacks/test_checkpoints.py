@@ -40,6 +40,12 @@ def _fit(folder, max_steps, *callbacks, path=None, ends=None, **options):
     return module
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of four batches that nothing stopped."""
+    return _fit(tmp_path_factory.mktemp("whole"), 8, Evaluation())
+
+
 def _seen(*modules):
     """The prompts of each batch, one run after the other."""
     return [[prompt.messages for prompt in batch] for module in modules for batch in module.seen]
@@ -49,71 +55,63 @@ def _saved_at(file):
     return torch.load(file, weights_only=True)["global_step"]
 
 
-def test_the_last_checkpoint_is_the_last_state_though_it_is_not_the_best(tmp_path):
+class At(Callback):
+    """Does something when its hook is called at a step."""
+
+    def __init__(self, hook, step, act):
+        setattr(self, hook, lambda trainer, *_: act(trainer) if trainer.global_step == step else None)
+
+
+def _terminate(trainer):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _stop(trainer):
+    """As early stopping does."""
+    trainer.should_stop = True
+
+
+def _interrupt(trainer):
+    raise KeyboardInterrupt
+
+
+def _fail(trainer):
+    raise ConnectionError("the machine is gone")
+
+
+def test_the_last_checkpoint_is_the_last_state_and_a_new_run_leaves_that_of_an_earlier_one(tmp_path):
+    """In a folder of the user's, which does not move aside with the run's own."""
     best = ModelCheckpoint(dirpath=tmp_path, monitor="val/accuracy", mode="max", filename="best", save_last=False)
-    _every_two_batches(8, Evaluation(at_start=False), best, LastCheckpoint(folder=str(tmp_path))).fit(
-        Scripted(lambda prompt, k, step: box(prompt.reference if step < 6 else "none")), datamodule=_data()
-    )
-    # All right at step 4, all wrong at step 8.
+    _fit(tmp_path, 8, Evaluation(), best)
     assert {file.stem: _saved_at(file) for file in tmp_path.glob("*.ckpt")} == {"best": 4, "last": 8}
-
-
-@pytest.mark.parametrize("stop", [5, 8], ids=lambda stop: f"stopped_at_{stop}")
-def test_a_run_that_stopped_goes_on_with_the_next_prompts(tmp_path, stop):
-    whole, before = _fit(tmp_path / "whole", 16, Evaluation()), _fit(tmp_path, stop, Evaluation())
-    after = _fit(tmp_path, 16, Evaluation(), path=tmp_path / "last.ckpt")
-    # The batch in which `max_steps` fell is taken again from its beginning.
-    before.seen = before.seen[: stop // 2]
-    assert _seen(before, after) == _seen(whole)
-    assert _saved_at(tmp_path / "last.ckpt") == 16
-
-
-def test_a_new_run_leaves_the_checkpoint_of_an_earlier_one_in_the_same_folder(tmp_path):
-    """A folder of the user's, which does not move aside with the run's own."""
-    _fit(tmp_path, 4)
     _fit(tmp_path, 2)
-    assert (_saved_at(tmp_path / "last.ckpt"), _saved_at(tmp_path / "last.1.ckpt")) == (2, 4)
+    assert (_saved_at(tmp_path / "last.ckpt"), _saved_at(tmp_path / "last.1.ckpt")) == (2, 8)
 
 
-class Stop(Callback):
-    """Asks for the end in a batch, as early stopping does."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        trainer.should_stop |= trainer.global_step == self.step
-
-
-@pytest.mark.parametrize("validation", [True, False])
-@pytest.mark.parametrize("stop", ["max_steps", "should_stop"])
-def test_a_run_that_stopped_inside_an_epoch_trains_on_the_rest_of_it(stop, validation, tmp_path):
+def test_a_run_that_stopped_inside_an_epoch_trains_on_the_rest_of_it(tmp_path):
     """Two epochs of three batches, and two steps a batch; Lightning closes the epoch before the last save."""
 
-    def fit(part, max_steps=-1, *callbacks, path=None):
+    def fit(part, max_steps=-1, *callbacks, path=None, **how):
         last = LastCheckpoint(folder=str(tmp_path / part), every_n_batches=1)
         module, data = Scripted(_never_better), ArithmeticData(num_train=6, num_val=4, prompts_per_batch=2)
-        how = {} if validation else {"limit_val_batches": 0}
-        trainer = run(
-            max_steps, Evaluation(at_start=False), *callbacks, last, enable_checkpointing=True, max_epochs=2, **how
-        )
+        options = {"enable_checkpointing": True, "max_epochs": 2} | how
+        trainer = run(max_steps, Evaluation(at_start=False), *callbacks, last, **options)
         trainer.fit(module, datamodule=data, ckpt_path=path, weights_only=path and True)
         return _seen(module)
 
-    whole = fit("whole")
+    whole, none = fit("whole"), {"limit_val_batches": 0}
     assert len(whole) == 6
-    for step in (2, 8):
-        before = fit("cut", step) if stop == "max_steps" else fit("cut", -1, Stop(step))
+    for part, step, max_steps, how in (("a", 2, 2, {}), ("b", 2, -1, none), ("c", 8, 8, none), ("d", 8, -1, {})):
+        stop = [] if max_steps > 0 else [At("on_train_batch_end", step, _stop)]
+        before = fit(part, max_steps, *stop, **how)
         assert len(before) == step // 2
-        assert before + fit("cut", path=tmp_path / "cut" / "last.ckpt") == whole
+        assert before + fit(part, path=tmp_path / part / "last.ckpt", **how) == whole
     # An epoch that is over stays over, also in a checkpoint that is saved before the next one begins.
-    first = fit("first", -1, Stop(6))
+    first = fit("first", -1, At("on_train_batch_end", 6, _stop))
     fit("second", 7, path=tmp_path / "first" / "last.ckpt")  # It saves at once, for 7 is inside a batch.
     assert first + fit("second", path=tmp_path / "second" / "last.ckpt") == whole
-    with pytest.raises(
-        ValueError, match=r"`trainer.max_epochs` must be above the epoch .*, but got 2, .* is of epoch 2"
-    ):
-        fit("cut", path=tmp_path / "cut" / "last.ckpt")
+    with pytest.raises(ValueError, match=r"`trainer.max_epochs` must be above .*, but got 2, .* is of epoch 2"):
+        fit("whole", path=tmp_path / "whole" / "last.ckpt")
 
 
 class WithoutValidation(ArithmeticData):
@@ -133,55 +131,65 @@ class EmptyLoaders(ArithmeticData):
 def test_what_waits_for_a_validation_does_not_wait_where_there_is_none(kind, tmp_path):
     data = kind(num_train=40, num_val=4, prompts_per_batch=2)
     last = LastCheckpoint(folder=str(tmp_path), every_n_batches=2)
+    trainer = _every_two_batches(8, last, At("on_train_batch_start", 2, _terminate))
     with pytest.raises(SystemExit):
-        _every_two_batches(16, last, Terminate("on_train_batch_start", 6)).fit(Scripted(_never_better), datamodule=data)
-    assert _saved_at(tmp_path / "last.ckpt") == last._saved_at == 8
+        trainer.fit(Scripted(_never_better), datamodule=data)
+    assert _saved_at(tmp_path / "last.ckpt") == last._saved_at == 4
 
 
-@pytest.mark.parametrize(
-    ("step", "said"), [(2, "at step 2, before its first checkpoint"), (6, "last.ckpt is of step 4")]
-)
-def test_an_interrupted_run_says_what_to_go_on_from(step, said, tmp_path, caplog):
-    class Interrupt(Callback):
-        def on_train_batch_end(self, trainer, *_):
-            if trainer.global_step == step:
-                raise KeyboardInterrupt
-
-    handler = signal.getsignal(signal.SIGINT)
+def test_an_interrupted_run_says_what_to_go_on_from(tmp_path, caplog):
+    handler, file = signal.getsignal(signal.SIGINT), tmp_path / "last.ckpt"
     try:
-        _fit(tmp_path, 8, Evaluation(), Interrupt(), ends=SystemExit)
+        _fit(tmp_path, 8, Evaluation(), At("on_train_batch_end", 6, _interrupt), ends=SystemExit)
     finally:
         signal.signal(signal.SIGINT, handler)
-    assert said in caplog.text
-    assert (f"`--ckpt_path={tmp_path / 'last.ckpt'}`" in caplog.text) == (step == 6)
+    assert f"Interrupted at step 6; {file} is of step 4. Resume" in caplog.text
+    assert f"`--ckpt_path={file}`" in caplog.text
 
 
-class Terminate(Callback):
-    """Has the process be sent a SIGTERM when its hook is called at a step."""
+class Validated(Callback):
+    """The steps at which validations came to their end."""
 
-    def __init__(self, hook, step):
-        setattr(self, hook, lambda trainer, *_: trainer.global_step == step and os.kill(os.getpid(), signal.SIGTERM))
+    def __init__(self):
+        self.steps = []
+
+    def on_validation_end(self, trainer, pl_module):
+        self.steps.append(trainer.global_step)
 
 
 @pytest.mark.parametrize(
-    ("hook", "step", "border"),
-    [("on_train_batch_start", 2, 4), ("on_train_batch_end", 2, 2), ("on_validation_start", 4, 4)],
-    ids=["in_a_batch", "behind_a_batch", "in_a_validation"],
+    ("hook", "step", "border", "on_validation"),
+    [
+        ("on_train_batch_start", 2, 4, True),
+        ("on_train_batch_end", 2, 2, False),
+        ("on_validation_start", 4, 4, False),
+    ],
 )
-def test_a_sigterm_saves_at_the_next_border_and_says_how_to_go_on(hook, step, border, tmp_path, caplog):
-    whole, file = _fit(tmp_path / "whole", 8, Evaluation()), tmp_path / "last.ckpt"
-    before = _fit(tmp_path, 8, Terminate(hook, step), Evaluation(), ends=SystemExit, on_validation=False)
+def test_a_sigterm_saves_at_the_next_border_and_says_how_to_go_on(
+    hook, step, border, on_validation, whole, tmp_path, caplog
+):
+    file, validated, evaluation = tmp_path / "last.ckpt", Validated(), Evaluation()
+    callbacks, how = [At(hook, step, _terminate), evaluation, validated], {"on_validation": on_validation}
+    before = _fit(tmp_path, 8, *callbacks, ends=SystemExit, **how)
     assert before.end.value.code == 143
+    assert evaluation.last["step"] == border // 4 * 4
     assert f"Ended by SIGTERM at step {border}; {file} is of step {border}. Resume with the same command" in caplog.text
-    after = _fit(tmp_path, 8, Evaluation(), path=file)
+    after = _fit(tmp_path, 8, Evaluation(), validated, path=file)
     assert _seen(before, after) == _seen(whole)
+    assert validated.steps == [0, 4, 8], "each validation once"
     for ours, theirs in zip(after.parameters(), whole.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
 
+def test_a_run_that_gets_a_sigterm_in_its_last_batch_comes_to_its_end(tmp_path):
+    evaluation = Evaluation()
+    _fit(tmp_path, 4, At("on_train_batch_start", 2, _terminate), evaluation)
+    assert evaluation.last["step"] == _saved_at(tmp_path / "last.ckpt") == 4
+
+
 @pytest.mark.parametrize("method", ["fit", "validate"])
 def test_a_sigterm_with_nothing_to_save_ends_at_once(method, tmp_path, caplog):
-    ours, terminate = Scripted(_never_better), Terminate("on_validation_batch_start", 0)
+    ours, terminate = Scripted(_never_better), At("on_validation_batch_start", 0, _terminate)
     trainer = _every_two_batches(8, terminate, Evaluation(), LastCheckpoint(folder=str(tmp_path)))
     with pytest.raises(SystemExit) as stop:
         getattr(trainer, method)(ours, datamodule=_data())
@@ -192,43 +200,16 @@ def test_a_sigterm_with_nothing_to_save_ends_at_once(method, tmp_path, caplog):
     assert not list(tmp_path.iterdir())
 
 
-class Validated(Callback):
-    """The steps at which validations came to their end, and a validation that is cut off."""
-
-    def __init__(self, cut_off=None):
-        self.steps, self.cut_off = [], cut_off
-
-    def on_validation_start(self, trainer, pl_module):
-        if trainer.global_step == self.cut_off:
-            raise ConnectionError("the machine is gone")
-
-    def on_validation_end(self, trainer, pl_module):
-        self.steps.append(trainer.global_step)
-
-
 def test_a_validation_that_was_cut_off_is_made_up_for(tmp_path):
-    how, before, after = {"every_n_batches": 1, "on_validation": False}, Validated(cut_off=8), Validated()
-    _fit(tmp_path, 12, Evaluation(), before, ends=ConnectionError, **how)
-    assert before.steps == [0, 4]
-    assert _saved_at(tmp_path / "last.ckpt") == 6, "that of the batch before"
-    _fit(tmp_path, 12, Evaluation(), after, path=tmp_path / "last.ckpt", **how)
-    assert after.steps == [8, 12]
-
-
-@pytest.mark.parametrize("step", [2, 6])
-def test_a_sigterm_in_the_batch_before_a_validation_ends_the_run_after_it(step, tmp_path):
-    before, after, evaluation = Validated(), Validated(), Evaluation()
-    ends = SystemExit if step == 2 else None  # In its last batch a run comes to its end.
-    _fit(tmp_path, 8, Terminate("on_train_batch_start", step), evaluation, before, ends=ends)
-    assert evaluation.last["step"] == step + 2
-    if step == 2:
-        _fit(tmp_path, 8, Evaluation(), after, path=tmp_path / "last.ckpt")
-    assert before.steps + after.steps == [0, 4, 8], "each validation once"
-    assert _saved_at(tmp_path / "last.ckpt") == 8
+    how, validated = {"every_n_batches": 1, "on_validation": False}, Validated()
+    _fit(tmp_path, 8, Evaluation(), At("on_validation_start", 4, _fail), validated, ends=ConnectionError, **how)
+    assert _saved_at(tmp_path / "last.ckpt") == 2, "that of the batch before"
+    _fit(tmp_path, 8, Evaluation(), validated, path=tmp_path / "last.ckpt", **how)
+    assert validated.steps == [0, 4, 8]
 
 
 @pytest.mark.filterwarnings("ignore:.*there is no last checkpoint available")  # Lightning's own warning
-@pytest.mark.parametrize(("method", "callbacks"), [("fit", default_callbacks), ("fit", list), ("validate", list)])
+@pytest.mark.parametrize(("method", "callbacks"), [("fit", default_callbacks), ("validate", list)])
 def test_the_last_checkpoint_of_a_trainer_that_has_none_is_an_error(method, callbacks, tmp_path):
     ours = runs.module()
     trainer = run(1, *callbacks(), default_root_dir=tmp_path, enable_checkpointing=True, enable_progress_bar=True)
@@ -251,8 +232,8 @@ def test_the_last_checkpoint_of_a_trainer_is_found_and_a_run_without_a_step_left
         fit(4, "last")
 
 
-def test_a_run_goes_on_from_inside_a_batch_with_the_next_prompts(tmp_path):
-    whole, before = _fit(tmp_path / "whole", 8), _fit(tmp_path / "cut", 5)
+def test_a_run_goes_on_from_inside_a_batch_with_the_next_prompts(whole, tmp_path):
+    before = _fit(tmp_path / "cut", 5)
     before.trainer.save_checkpoint(tmp_path / "inside.ckpt")
     with pytest.warns(UserWarning, match="saved inside a batch"):
         after = _fit(tmp_path / "resumed", 7, path=tmp_path / "inside.ckpt")

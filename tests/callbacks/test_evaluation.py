@@ -101,36 +101,24 @@ def test_figures_are_logged_per_dataset_and_over_all_on_the_axis_of_optimiser_st
     assert not [name for name in found if "@" in name]
 
 
-OTHER = "; not comparable, because the run was resumed with other"
-
-
-@pytest.mark.parametrize(
-    ("problems", "temperature", "line"),
-    [
-        (prompts(4)[::-1], 1.0, "0.250 -> 1.000 (4 problems, temperature 1.0)"),
-        (
-            prompts(8),
-            0.0,
-            f"0.250 (4 problems, temperature 1.0) -> 0.500 (8 problems, greedy){OTHER} problems and sampling",
-        ),
-    ],
-)
 def test_a_resumed_run_does_not_validate_first_and_says_when_its_two_figures_are_not_of_the_same_problems(
-    tmp_path, capsys, problems, temperature, line
+    tmp_path, capsys
 ):
-    def train():
-        return TrainingLoader([PromptSet("", prompts(18))], prompts_per_batch=2)
+    def fit(max_steps, problems, *callbacks, path=None, temperature=1.0):
+        train = TrainingLoader([PromptSet("", prompts(18))], prompts_per_batch=2)
+        evaluation = Evaluation(sampling=Sampling(max_response_length=LIMIT, temperature=temperature))
+        trainer = run(max_steps, evaluation, *callbacks, enable_checkpointing=path is None)
+        trainer.fit(Scripted(_later_right), train, loader(problems), ckpt_path=path, weights_only=path and True)
+        return _last_line(capsys).removeprefix("held-out accuracy: ")
 
-    last = LastCheckpoint(folder=str(tmp_path))
-    run(4, Evaluation(), last, enable_checkpointing=True).fit(Scripted(_later_right), train(), loader(prompts(4)))
-    evaluation = Evaluation(sampling=Sampling(max_response_length=LIMIT, temperature=temperature))
-    order = Order()
-    # At step 6 the problems 1 to 4 are solved.
-    run(6, evaluation, order).fit(
-        Scripted(_later_right), train(), loader(problems), ckpt_path=tmp_path / "last.ckpt", weights_only=True
+    order, file = Order(), tmp_path / "last.ckpt"
+    fit(2, prompts(4), LastCheckpoint(folder=str(tmp_path)))
+    assert fit(4, prompts(4)[::-1], order, path=file) == "0.250 -> 0.750 (4 problems, temperature 1.0)"
+    assert [event[:2] for event in order.events] == [("train", 4), ("val", 4)]
+    assert fit(4, prompts(8), path=file, temperature=0.0) == (
+        "0.250 (4 problems, temperature 1.0) -> 0.375 (8 problems, greedy); "
+        "not comparable, because the run was resumed with other problems and sampling"
     )
-    assert [event[:2] for event in order.events] == [("train", 6), ("val", 6)]
-    assert _last_line(capsys) == f"held-out accuracy: {line}"
 
 
 def test_training_does_not_depend_on_validation_before_it():
@@ -151,21 +139,6 @@ def test_training_does_not_depend_on_validation_before_it():
         run(2, Evaluation(at_start=at_start)).fit(module, loader(prompts(2)), loader(prompts(4)))
         drawn.append(module.drawn)
     assert torch.equal(*drawn)
-
-
-def test_a_test_prints_a_table_with_intervals_and_both_averages(capsys, tmp_path):
-    # "a": 8 problems. Run 1 has 2 of them right, run 2 has 1: accuracies 0.25 and 0.125, standard deviation 0.0625.
-    # "b": 2 problems, 1 right in either run.
-    data = [loader(prompts(8, "a")), loader(prompts(1, "b"), [prompts(3, "b")[2]])]
-    ours, evaluation = Scripted(_right_for({("1", 0), ("2", 0), ("1", 1)})), Evaluation(num_samples=2, pass_at=(2,))
-    results, *_ = run(-1, evaluation, logger=board(tmp_path)).test(ours, data, verbose=False)
-    lines = capsys.readouterr().out.strip().partition("\n\n")[0].splitlines()
-    assert lines[0].split() == ["problems", "acc@2", "spread", "of", "runs", "pass@2"]
-    rows = {line[:16].strip(): line[16:].split() for line in lines[1:]}
-    # Wilson's interval of 2 in 8, at 95 %.
-    assert [rows["a"][k] for k in (0, 1, 4, 5, 6, 7)] == ["8", "0.188", "0.062", "0.250", "[0.071,", "0.591]"]
-    assert (rows["weighted by size"][:2], rows["simple average"][0]) == (["10", "0.250"], "0.344")
-    assert (results["test/accuracy"], results["test/a/pass_at_2"], results["step"]) == (0.25, 0.25, 0)
 
 
 def test_outside_of_a_fit_figures_stand_at_the_step_of_the_policy_and_it_is_said_which_it_is(tmp_path, caplog, capsys):

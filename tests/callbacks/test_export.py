@@ -1,7 +1,7 @@
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from grail_lightning.callbacks import Evaluation, ExportPolicy
 from grail_lightning.callbacks.export import _gathered, _is_sharded, _unsharded
@@ -28,33 +28,21 @@ def _moved(start, steps):
     return expected
 
 
-def test_the_last_weights_load_back_as_a_hugging_face_model(tmp_path):
-    module = Scripted(_best_at_four)
-    start = next(module.policy.parameters()).detach().clone()
-    run(3, ExportPolicy(), default_root_dir=tmp_path).fit(module, loader(*[prompts(2)] * 2))
-    exported = _weights(tmp_path / "export")
-    name = next(name for name, _ in module.policy.model.named_parameters())
-    assert_near(exported[name], _moved(start, 3), 16, torch.float32)
-    assert all(torch.equal(exported[n], w) for n, w in module.policy.model.state_dict().items())
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "export")
-    assert tokenizer("Compute 1+1.")["input_ids"] == module.tokenizer("Compute 1+1.")["input_ids"]
-    assert load_policy(str(tmp_path / "export")).end_token_ids == module.policy.end_token_ids
-
-
 @pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
-def test_the_best_weights_are_those_of_the_best_checkpoint(tmp_path):
+def test_the_last_weights_and_those_of_the_best_checkpoint_load_back_as_hugging_face_models(tmp_path):
     module = Scripted(_best_at_four)
     start = next(module.policy.parameters()).detach().clone()
     best = ModelCheckpoint(dirpath=tmp_path, monitor="val/accuracy", mode="max", filename="best")
     often = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2, save_top_k=-1)  # Its newest file is its best.
+    exports = ExportPolicy(), ExportPolicy(which="best", folder=str(tmp_path / "best"))
     options = {"enable_checkpointing": True, "val_check_interval": 1, "check_val_every_n_epoch": None}
-    trainer = run(
-        8, Evaluation(at_start=False), ExportPolicy(which="best", folder=str(tmp_path / "hf")), often, best, **options
-    )
+    trainer = run(7, Evaluation(at_start=False), *exports, often, best, default_root_dir=tmp_path, **options)
     trainer.fit(module, loader(*[prompts(2)] * 5), loader(prompts(2)))
-    name, now = next(iter(module.policy.model.named_parameters()))
-    assert_near(_weights(tmp_path / "hf")[name], _moved(start, 4), 16, torch.float32)
-    assert_near(now.detach(), _moved(start, 8), 16, torch.float32)
+    name = next(name for name, _ in module.policy.model.named_parameters())
+    last = _weights(tmp_path / "export")
+    assert_near(_weights(tmp_path / "best")[name], _moved(start, 4), 16, torch.float32)
+    assert_near(last[name], _moved(start, 7), 16, torch.float32)
+    assert all(torch.equal(last[n], w) for n, w in module.policy.model.state_dict().items())
 
 
 def test_a_second_policy_of_gathered_weights_is_the_first(tmp_path):

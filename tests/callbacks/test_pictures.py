@@ -57,7 +57,7 @@ def test_loggers_get_pictures_when_they_are_due_and_training_is_the_same_bit_for
         ours = module(credit=GRAIL())
         # The last logger takes no pictures.
         loggers = [board(tmp_path / f"ours{len(callbacks)}"), logger, CSVLogger(tmp_path / f"csv{len(callbacks)}")]
-        trainer(3, *callbacks, logger=loggers).fit(ours, batches(3, size=8))
+        trainer(3, *callbacks, logger=loggers).fit(ours, batches(3, size=2))
         ends.append(_state(ours))
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
     assert logger.pictures == [("credit/rollouts", step, 3) for step in (1, 3)]
@@ -82,9 +82,9 @@ def test_a_task_that_labels_wrongly_is_one_warning_and_no_end(tmp_path):
         def label_steps(self, text, prompt):
             return [Step(start=0, stop=len(text) + 1, kind="sound")]
 
-    prompts = [Mislabels().prompt({"problem": f"1+{k}+2"}) for k in range(4)]
-    loader = torch.utils.data.DataLoader([prompts] * 3, batch_size=None)
-    run = trainer(3, CreditPictures(1), logger=board(tmp_path))
+    prompts = [Mislabels().prompt({"problem": f"1+{k}+2"}) for k in range(2)]
+    loader = torch.utils.data.DataLoader([prompts] * 2, batch_size=None)
+    run = trainer(2, CreditPictures(1), logger=board(tmp_path))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run.fit(module(), loader)  # Uniform credit has no scores, so the step itself asks for no labels.
@@ -92,7 +92,7 @@ def test_a_task_that_labels_wrongly_is_one_warning_and_no_end(tmp_path):
     assert len(said) == 1
     assert said[0].startswith("No more pictures of the credit, because one could not be drawn: ValueError(")
     assert "`Mislabels.label_steps` must return" in said[0]
-    assert run.global_step == 3
+    assert run.global_step == 2
     assert events_of(tmp_path).Tags()["images"] == []
 
 

@@ -4,6 +4,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from grail_lightning.callbacks import PredictionWriter
+from grail_lightning.callbacks.predictions import prediction_types
 from grail_lightning.credit import DGPO, HighEntropy, Uniform
 from tests.callbacks.scripted import Scripted, box, loader, prompts, run
 
@@ -16,11 +17,13 @@ def _say(prompt, k, step):
 def _predict(folder, writer, *batches, module=None):
     trainer = run(-1, writer, default_root_dir=folder)
     trainer.predict(module or Scripted(_say), loader(*batches), return_predictions=False)
-    return pq.read_table(writer.file or folder / "predictions.parquet").to_pylist()
+    return pq.read_table(folder / "predictions.parquet")
 
 
 def test_a_row_has_a_rollouts_text_verdict_tokens_weights_answer_and_steps(tmp_path):
-    rows = _predict(tmp_path, PredictionWriter(), prompts(2, "set"), [prompts(3, "set")[2]], [])
+    table = _predict(tmp_path, PredictionWriter(), prompts(2, "set"), [prompts(3, "set")[2]], [])
+    assert table.column_names == [*prediction_types([])]
+    rows = table.to_pylist()
     assert {path.name for path in tmp_path.iterdir()} == {"predictions.parquet", "predictions.html"}
     assert [row["prompt"] for row in rows] == ["Compute 0+1.", "Compute 1+1.", "Compute 2+1."]
     assert [row["response"] for row in rows] == [f"0+1=2\nso {box(1)} .", f"{box(7)} or {box(2)}", "none"]
@@ -49,12 +52,9 @@ def test_a_row_has_a_rollouts_text_verdict_tokens_weights_answer_and_steps(tmp_p
 
 def test_earlier_predictions_are_kept_under_a_number(tmp_path):
     _predict(tmp_path, PredictionWriter(), prompts(2))
-    before = {file.name: file.read_bytes() for file in tmp_path.rglob("predictions.*")}
+    before = {file.suffix: file.read_bytes() for file in tmp_path.iterdir()}
     _predict(tmp_path, PredictionWriter(), prompts(3))
-    assert {file.name: file.read_bytes() for file in tmp_path.rglob("predictions.1.*")} == {
-        name.replace(".", ".1."): content for name, content in before.items()
-    }
-    assert before.keys() == {"predictions.parquet", "predictions.html"}
+    assert {file.suffix: file.read_bytes() for file in tmp_path.glob("predictions.1.*")} == before
 
 
 def test_a_prediction_that_breaks_off_leaves_no_file_that_looks_complete(tmp_path):
@@ -71,15 +71,12 @@ def test_a_prediction_that_breaks_off_leaves_no_file_that_looks_complete(tmp_pat
 
 def test_further_methods_have_columns_of_their_own_and_names_that_tell_them_apart(tmp_path):
     methods = [HighEntropy(share=0.5), Uniform(), HighEntropy(share=0.2)]
-    rows = _predict(tmp_path, PredictionWriter(compare=methods, page=False), prompts(2))
+    row = _predict(tmp_path, PredictionWriter(compare=methods, page=False), prompts(1)).to_pylist()[0]
     assert [path.name for path in tmp_path.iterdir()] == ["predictions.parquet"]
-    for row in rows:
-        n = row["num_tokens"]
-        assert row["method"] == "Uniform"
-        assert row["weights.Uniform (2)"] == [1.0] * n
-        for share in (0.2, 0.5):
-            assert set(row[f"weights.HighEntropy share={share}"]) <= {0.0, 1.0}
-            assert len(row[f"scores.HighEntropy share={share}"]) == n
+    assert row["method"] == "Uniform"
+    assert row["weights.Uniform (2)"] == [1.0] * row["num_tokens"]
+    shares = [sum(row[f"weights.HighEntropy share={share}"]) / row["num_tokens"] for share in (0.2, 0.5)]
+    assert 0.2 <= shares[0] < shares[1] < 0.7
 
 
 def test_a_method_that_needs_the_reference_has_to_be_the_first_one(tmp_path):

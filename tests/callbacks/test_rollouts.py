@@ -32,10 +32,10 @@ def _half_right(prompt, k, step):
 def test_the_panel_shows_a_right_and_a_wrong_rollout_with_its_figures(tmp_path):
     loggers = [board(tmp_path), CSVLogger(tmp_path)]  # The second one takes no text.
     pictures = [CreditPictures(every_n_batches=2), CreditPictures(every_n_batches=0)]
-    run(10, *pictures, logger=loggers).fit(Scripted(_half_right), loader(*[prompts(2)] * 5))
+    run(6, *pictures, logger=loggers).fit(Scripted(_half_right), loader(*[prompts(2)] * 3))
     pages = panels(tmp_path)["train/rollouts"]
-    # Batches 1, 3 and 5 of two optimiser steps each.
-    assert [step for step, _ in pages] == [2, 6, 10]
+    # Batches 1 and 3 of two optimiser steps each.
+    assert [step for step, _ in pages] == [2, 6]
     shown = markdown_to_safe_html(pages[0][1])
     heads = re.findall(r"<h3>(.*?)</h3>", shown)
     for head, wanted in zip(heads, ("right, reward 1, advantage +0.5", "wrong, reward 0, advantage -0.5"), strict=True):
@@ -45,8 +45,6 @@ def test_the_panel_shows_a_right_and_a_wrong_rollout_with_its_figures(tmp_path):
     prompt = f"Compute {int(reference) - 1}+1."
     assert blocks == [prompt, box(reference), reference, prompt, box("0"), reference]
 
-
-# --- text from a model is untrusted -----------------------------------------------------------------------------------
 
 _HOSTILE = ["<", ">", "<!--", "-->", "<?", "<![CDATA[", "</pre>", "</code>", "<script>", "```", "~~~", "\n", "\n\n"]
 _HOSTILE += ["    ", "\t", "|", "---", "# ", "* ", "1. ", "[a]: b", "&lt;", "\x02", "\x03", "\x00", "\r", "\u2028"]
@@ -73,9 +71,6 @@ def test_empty_texts_and_conversations_are_shown():
     assert code_block(" \n ") == "    (empty)"
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
     assert prompt_text(Prompt(messages=messages, reference="4", task=TASK)) == "system: Be brief.\nuser: 2+2?"
-
-
-# --- Parquet ----------------------------------------------------------------------------------------------------------
 
 
 def test_every_training_rollout_is_kept(tmp_path):

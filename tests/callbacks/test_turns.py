@@ -8,16 +8,14 @@ import torch
 
 from grail_lightning.callbacks import KeepRollouts, PredictionWriter
 from grail_lightning.callbacks.pictures import _shown, _text
-from grail_lightning.callbacks.predictions import prediction_types
 from grail_lightning.callbacks.rollouts import TRAINING_COLUMNS, TURN_COLUMNS
 from grail_lightning.callbacks.samples import samples_of
-from grail_lightning.credit.base import TokenWeights, token_advantages
 from grail_lightning.data.kept import Kept, kept_rollouts
 from grail_lightning.engines.base import given_batch
 from grail_lightning.environments.episode import transcript
 from grail_lightning.evaluate.records import append_samples, read_samples
 from grail_lightning.step.outputs import StepOutput
-from tests.batches import graded, in_turns
+from tests.batches import in_turns
 from tests.callbacks.scripted import TASK, Scripted, box, loader, prompts, run
 from tests.views.test_page import data_of
 
@@ -40,10 +38,7 @@ class Talks(Scripted):
         added = torch.where(made.attention_mask[:, : made.prompt_width], made.input_ids[:, : made.prompt_width] + 1, 0)
         made = made.replace(input_ids=torch.cat([added.int(), made.response_ids], 1))
         made = made.replace(group=torch.arange(len(made)) // num_samples)
-        verdicts = [self.verdict(text, prompt) for text, prompt in zip(made.texts, asked, strict=True)]
-        right = torch.tensor([verdict.correct for verdict in verdicts])
-        batch = graded(made, right.float(), correct=right, tokenizer=self.tokenizer, verdicts=verdicts)
-        return batch.with_advantages(right.float() * 2 - 1)
+        return self.graded(made)
 
 
 def _predicted(folder, module, *batches):
@@ -77,15 +72,11 @@ def test_kept_rollouts_are_given_back_as_they_were(tmp_path):
     assert (plain.turn, plain.episodes) == (None, None)
 
 
-def test_a_file_without_environments_has_the_columns_that_it_had(tmp_path):
-    table = _predicted(tmp_path, Scripted(lambda prompt, k, step: box(1)), prompts(2), prompts(1))
-    assert table.column_names == [*prediction_types([])]
-    # Where only some rollouts have turns, the others lack them.
+def test_where_only_some_rollouts_have_turns_the_others_lack_them(tmp_path):
     mixed = Talks()
     made = mixed.rollouts
-    mixed.rollouts = lambda problems, n: (
-        made(problems, n) if len(problems) > 1 else made(problems, n).replace(turn=None, episodes=None)
-    )
+    plain = {"turn": None, "episodes": None}
+    mixed.rollouts = lambda problems, n: made(problems, n).replace(**(plain if len(problems) == 1 else {}))
     rows = _predicted(tmp_path, mixed, prompts(1), prompts(2)).to_pylist()
     assert [row["num_turns"] for row in rows] == [None, 3, 1]
     assert [row["turns"] is None for row in rows] == [True, False, False]
@@ -106,46 +97,33 @@ def test_predictions_and_their_page_show_each_turn_with_its_credit(tmp_path):
         assert row["turns"][row["box_first_token"]] == max(row["turns"])
     steps = [[row["response"][a:b] for a, b in zip(row["step_starts"], row["step_stops"], strict=True)] for row in rows]
     assert steps == [["so "], ["1+1=2 "]]
+    # The page reads the columns; tests/views shows what it makes of them.
     groups = data_of((tmp_path / "predictions.html").read_text(encoding="utf-8"))["groups"]
     first, second = (group["rollouts"][0] for group in groups)
     assert "".join(first["pieces"][:-1]) == "".join(TEXTS[0])
+    assert first["outside"] == [len(first["pieces"]) - 1]
     assert first["turn_of"] == rows[0]["turns"]
     assert [turn["score"] for turn in first["turns"]] == [0.25] * 3
     assert [turn["calls"] for turn in first["turns"]] == [[["find", "done", TOLD]], [["find", "done", " 4"]], []]
     assert (first["end"], second["end"], len(second["turns"])) == ("answered", "answered", 1)
-    assert first["outside"] == [len(first["pieces"]) - 1]
-    # Sum and mean of the advantages of the tokens of each turn.
-    values = batch.response_mask * torch.arange(batch.response_ids.shape[1]).float()
-    credit = token_advantages(batch.advantages, TokenWeights(values=values))
-    for k, shown in enumerate((first, second)):
-        for number, (total, mean) in enumerate(shown["credit"][0]["turns"]):
-            own = credit[k][batch.response_mask[k] & (batch.turn[k] == number)]
-            assert (total, mean) == pytest.approx((own.sum().item(), own.mean().item()), rel=0.005)
+    assert [len(shown["credit"][0]["turns"]) for shown in (first, second)] == [3, 1]
 
 
-def test_the_panel_shows_the_transcript_and_says_how_it_ended():
-    output = StepOutput(Talks().rollouts(prompts(2), 1))
-    shown = _text(output, 0)
+def test_the_panel_and_samples_have_the_turns_and_lines_of_others_stay_as_they_are(tmp_path):
+    batch = Talks().rollouts(prompts(2), 1)
+    shown, told = _text(StepOutput(batch), 0), transcript(batch.episodes[0])
     assert shown.partition("\n")[0].endswith(" tokens, 3 turns, 2 calls, end: answered")
-    told = transcript(output.batch.episodes[0])
     assert f"    {box(7)} " in told.splitlines()
     assert "\n".join(f"    {line}" for line in told.splitlines()) in shown
-
-
-def test_samples_have_their_turns_and_lines_of_others_stay_as_they_are(tmp_path):
-    batch = Talks().rollouts(prompts(2), 1)
-    made = samples_of(batch, [0, 1])
-    plain = samples_of(batch.replace(turn=None, episodes=None), [0, 1])
+    made, plain = samples_of(batch, [0, 1]), samples_of(batch.replace(turn=None, episodes=None), [0, 1])
     append_samples(tmp_path, 0, [*made, *plain])
     assert list(read_samples(tmp_path)) == [*made, *plain]
-    assert [(sample.num_turns, sample.num_calls, sample.num_invalid_calls, sample.end) for sample in made] == [
-        (3, 2, 0, "answered"),
-        (1, 0, 0, "answered"),
-    ]
-    assert made[0].transcript == transcript(batch.episodes[0])
-    lines = (tmp_path / "rank_00000.jsonl").read_text().splitlines()
-    assert lines[2].endswith('"columns": {}}')
-    assert '"prediction": "1"' in lines[2]
+    facts = [(sample.num_turns, sample.num_calls, sample.num_invalid_calls, sample.end) for sample in made]
+    assert facts == [(3, 2, 0, "answered"), (1, 0, 0, "answered")]
+    assert made[0].transcript == told
+    line = (tmp_path / "rank_00000.jsonl").read_text().splitlines()[2]
+    assert line.endswith('"columns": {}}')
+    assert '"prediction": "1"' in line
 
 
 def test_a_picture_has_the_whole_rollout_and_no_weight_where_nothing_was_sampled():
@@ -155,11 +133,6 @@ def test_a_picture_has_the_whole_rollout_and_no_weight_where_nothing_was_sampled
     assert shown.text == "".join(module.texts[0])
     assert shown.text[slice(*shown.answer)] == box(1)
     assert [shown.text[step.start : step.stop] for step in shown.steps] == ["0+1=2", "so "]
-    told = [
-        shown.text[start:stop]
-        for (start, stop), weight in zip(shown.tokens, shown.weights, strict=True)
-        if weight is None
-    ]
-    assert "".join(dict.fromkeys(told)).startswith("ö")
-    assert shown.weights[-1] == 2
-    assert sum(weight is None for weight in shown.weights) == int((batch.valid_mask & ~batch.response_mask).sum())
+    sampled = batch.response_mask[0, batch.valid_mask[0]].tolist()
+    assert shown.weights == [2 if own else None for own in sampled]
+    assert shown.text[slice(*shown.tokens[sampled.index(False)])] == "ö"

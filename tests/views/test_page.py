@@ -60,23 +60,34 @@ def _page(tmp_path, rows, compared=(), **options):
     return page.read_text(encoding="utf-8"), said
 
 
-def test_hostile_text_is_data_and_nothing_else(tmp_path):
-    rows = [rollout([text, " end"], prompt=text, reference=text, dataset=text) for text in HOSTILE]
+def _played(text="sea", **columns):
+    """Two turns, with text of a tool that may be hostile."""
+    calls = (Call(name=text, result=text), Call(name="", result="No.", status="invalid"))
+    episode = Episode(turns=(Turn(text="a", calls=calls, score=0.5), Turn(text="bc")), end="answered")
+    return in_turns([["a"], [text, "!"], ["b", "c"]], episode, advantage=-2.0, **columns)
+
+
+def test_hostile_text_of_models_and_tools_is_data_and_nothing_else(tmp_path):
+    asked = [dict.fromkeys(("prompt", "reference", "dataset"), text) for text in HOSTILE]
+    rows = [rollout([text, " end"], **own) for text, own in zip(HOSTILE, asked, strict=True)]
+    rows += [_played(text, **own) for text, own in zip(HOSTILE, asked, strict=True)]
     page, _ = _page(tmp_path, rows, title=HOSTILE[0])
     plain, _ = _page(tmp_path, [rollout(["a"])])
     assert _Elements(page).names == _Elements(plain).names, "no text adds an element"
     groups = data_of(page)["groups"]
-    assert [group["rollouts"][0]["pieces"][0] for group in groups] == HOSTILE
     assert [group["prompt"] for group in groups] == HOSTILE
-    assert "\u2028" not in page
-    assert "\u2029" not in page
+    assert [group["rollouts"][0]["pieces"][0] for group in groups] == HOSTILE
+    assert [group["rollouts"][1]["pieces"][1] for group in groups] == HOSTILE
+    calls = [group["rollouts"][1]["turns"][0]["calls"][0] for group in groups]
+    assert calls == [[text[:300], "done", text[:300]] for text in HOSTILE]
+    assert not {"\u2028", "\u2029"} & set(page)
 
 
 def test_the_page_needs_no_network_and_runs_its_own_program_alone(tmp_path):
     page, _ = _page(tmp_path, [rollout(["a"])])
     assert _Elements(page).values("src", "href", "action") == ["data:,"]
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1]
-    assert "default-src &#39;none&#39;" in policy or "default-src 'none'" in policy
+    assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert "http" not in page.replace("http-equiv", "")
 
@@ -92,8 +103,7 @@ def test_the_values_of_each_method_and_the_marks_reach_the_page(tmp_path):
         weights=[0.123456, 1.0, 5.0, 0.0, float("nan")],
         **{"weights.Other": [1.0] * 5, "scores.Other": None, "fallback.Other": True},
     )
-    page, _ = _page(tmp_path, [row], compared=["Other"])
-    data = data_of(page)
+    data = data_of(_page(tmp_path, [row], compared=["Other"])[0])
     assert data["methods"] == ["GRAIL", "Other"]
     (shown,) = data["groups"][0]["rollouts"]
     assert shown["credit"][0]["weights"] == [0.123, 1, 5, 0, None]
@@ -125,13 +135,6 @@ def test_tokens_that_share_a_character_and_tokens_outside_of_the_text(tmp_path):
     assert (shown["pieces"], shown["outside"]) == (["a", "😀", "", "b", "<end>"], [4])
 
 
-def _played(text="sea", **columns):
-    """Two turns, with text of a tool that may be hostile."""
-    calls = (Call(name=text, result=text), Call(name="", result="No.", status="invalid"))
-    episode = Episode(turns=(Turn(text="a", calls=calls, score=0.5), Turn(text="bc")), end="answered")
-    return in_turns([["a"], [text, "!"], ["b", "c"]], episode, advantage=-2.0, **columns)
-
-
 def test_turns_have_their_calls_scores_and_credit_on_the_page(tmp_path):
     row = _played(**{"weights.Other": None, "scores.Other": None, "fallback.Other": False})
     data = data_of(_page(tmp_path, [row, rollout(["z"], correct=True)], compared=["Other"])[0])
@@ -147,18 +150,7 @@ def test_turns_have_their_calls_scores_and_credit_on_the_page(tmp_path):
     assert "turns" not in plain["credit"][0]
 
 
-def test_hostile_results_of_tools_are_data_and_cut(tmp_path):
-    page, _ = _page(tmp_path, [_played(text, prompt=str(k)) for k, text in enumerate(HOSTILE)])
-    plain, _ = _page(tmp_path, [rollout(["a"])])
-    assert _Elements(page).names == _Elements(plain).names
-    found = [group["rollouts"][0]["turns"][0]["calls"][0] for group in data_of(page)["groups"]]
-    assert found == [[text[:300], "done", text[:300]] for text in HOSTILE]
-    broken = write(tmp_path / "broken.parquet", [_played() | {"episode": "{"}])
-    with pytest.raises(ValueError, match="`episode` must be JSON"):
-        write_page(broken, tmp_path / "broken.html")
-
-
-def test_a_page_has_whole_groups_and_says_what_it_leaves_out(tmp_path):
+def test_a_page_has_whole_groups_and_says_what_it_leaves_out_or_what_exceeds_five_megabytes(tmp_path):
     rows = [rollout([str(k)], prompt=f"problem {k // 4}") for k in range(12)]
     page, said = _page(tmp_path, rows, max_rollouts=10)
     data = data_of(page)
@@ -167,11 +159,7 @@ def test_a_page_has_whole_groups_and_says_what_it_leaves_out(tmp_path):
     assert "It leaves out 4" in said
     assert "max_rollouts=12)" in said
     assert "leaves out" not in _page(tmp_path, rows)[1]
-
-
-def test_what_exceeds_five_megabytes_is_left_out(tmp_path):
-    rows = [rollout(["x" * 400_000], prompt=str(k)) for k in range(20)]
-    page, said = _page(tmp_path, rows)
+    page, said = _page(tmp_path, [rollout(["x" * 400_000], prompt=str(k)) for k in range(20)])
     assert 4e6 < len(page.encode()) < 5e6
     assert "leaves out" in said
     alone, _ = _page(tmp_path, [rollout(["x" * 6_000_000])])
@@ -189,16 +177,23 @@ def test_a_notebook_shows_each_rollout_by_each_method(tmp_path):
         assert (pixels == np.array(colour)).all(-1).sum() > 300
 
 
-def test_a_file_without_predictions_is_refused(tmp_path):
-    pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "kept.parquet")
-    said = r"kept.parquet must be .* but it has no column `response`, .* get it by `predict`"
-    with pytest.raises(ValueError, match=said):
-        write_page(tmp_path / "kept.parquet", tmp_path / "page.html")
-    write(tmp_path / "empty.parquet", [])
-    with pytest.raises(ValueError, match=r"empty.parquet must hold at least one rollout, but got none"):
-        write_page(tmp_path / "empty.parquet", tmp_path / "page.html")
-    with pytest.raises(ValueError, match="`max_rollouts` must be at least 1, but got 0"):
-        write_page(tmp_path / "empty.parquet", tmp_path / "page.html", max_rollouts=0)
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (None, {}, r"made.parquet must be .* but it has no column `response`, .* get it by `predict`"),
+        ([], {}, r"made.parquet must hold at least one rollout, but got none"),
+        ([], {"max_rollouts": 0}, "`max_rollouts` must be at least 1, but got 0"),
+        ([_played() | {"episode": "{"}], {}, "`episode` must be JSON"),
+    ],
+)
+def test_a_file_without_predictions_is_refused(rows, options, message, tmp_path):
+    file = tmp_path / "made.parquet"
+    if rows is None:
+        pq.write_table(pa.table({"prompt": ["a"]}), file)
+    else:
+        write(file, rows)
+    with pytest.raises(ValueError, match=message):
+        write_page(file, tmp_path / "page.html", **options)
 
 
 def test_pictures_are_there_once_for_a_group_and_their_saliency_is_relative_to_the_rollout(tmp_path):

