@@ -5,6 +5,8 @@ request for a completion.
 """
 
 import contextlib
+import copy
+import functools
 import http.server
 import json
 import socket
@@ -20,12 +22,14 @@ from grail_lightning.engines.draw import draw, warpers
 from grail_lightning.policy import load_policy
 from grail_lightning.vllm_worker import WeightReceiver
 
+_packaged = functools.cache(functools.partial(load_policy, "arithmetic", trainable=False))
+
 
 class Worker(WeightReceiver):
     """What a worker of vLLM has that the extension uses."""
 
     def __init__(self):
-        self.policy = load_policy("arithmetic", trainable=False)
+        self.policy = copy.deepcopy(_packaged())
         self.vllm_config = types.SimpleNamespace(
             model_config=types.SimpleNamespace(dtype=torch.float32, max_model_len=1024)
         )

@@ -78,8 +78,9 @@ def test_greedy_decoding_is_that_of_transformers_with_a_common_beginning_and_wit
         assert not ours.ids[:, theirs.shape[1] :].any()
 
 
-@pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("family", "temperature"), [("qwen3", 0.0), ("llama", 0.8), ("mistral", 0.0), ("mistral", 0.8), ("gemma2", 0.8)]
+)
 def test_rows_are_drawn_as_if_they_were_alone(family, temperature):
     """Rows that draw the same tokens are run once, common beginnings as well, and finished rows leave.
 
@@ -96,15 +97,15 @@ def test_rows_are_drawn_as_if_they_were_alone(family, temperature):
     assert (max(run) == 4) == (temperature == 0)
     assert temperature == 0 or len(loop.rows) < 12, "the case must make rows leave"
     hook.remove()
-    parts = [decode(policy, texts, sampling, order=torch.tensor([k]))[0] for k in range(16)]
+    parts = [decode(policy, texts, sampling, order=torch.tensor([k]))[0] for k in range(0, 16, 3)]
     alone = [torch.cat(values) for values in zip(*parts, strict=True)]
     other, _ = decode(policy, texts, sampling, share=1e-9, order=mixed)
     for found, ids, logprobs in (
-        (together, alone[0], alone[1]),
+        ([values[::3] for values in together], alone[0], alone[1]),
         (other, together.ids[mixed], together.logprobs[mixed]),
     ):
-        assert torch.equal(found.ids, ids)
-        assert_near(found.logprobs, logprobs, 64, torch.float32)  # kept in float32
+        assert torch.equal(found[0], ids)
+        assert_near(found[1], logprobs, 64, torch.float32)  # kept in float32
 
 
 def test_common_prefixes_are_run_once_and_finished_rows_are_not_computed():
@@ -124,8 +125,7 @@ def test_common_prefixes_are_run_once_and_finished_rows_are_not_computed():
         assert 0 <= rows - len(begun) <= 1
 
 
-@pytest.mark.parametrize("method", ["compact", "generate"])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize(("method", "temperature"), [("compact", 1.0), ("compact", 0.6), ("generate", 0.6)])
 def test_first_tokens_are_as_frequent_as_they_are_probable(method, temperature):
     r"""χ² over the 448 tokens, those expected fewer than 5 times taken together; also those beyond the likeliest 50."""
     policy = policy_of(Qwen3Config(**(SIZES | {"initializer_range": 0.15})), dtype=torch.float32)
