@@ -1,24 +1,19 @@
-"""Credit in the world of word problems: what reads steps reads its steps, and a run logs what it finds at forks."""
+"""Credit in the world of word problems: what reads steps reads its steps."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from grail_lightning.batch import Sampling
 from grail_lightning.credit import Oracle, TreeAdvantage, Uniform
-from grail_lightning.data import WordProblemData
 from grail_lightning.engines import build_batch
 from grail_lightning.functional import group_advantages
-from grail_lightning.module import GrailModule
 from grail_lightning.policy import load_policy
 from grail_lightning.step.report import batch_figures
-from grail_lightning.tasks import WordProblemSpace, WordProblemTask
+from grail_lightning.tasks import WordProblemTask
 from tests.batches import rollouts
-from tests.runs import Watch, trainer
-from tests.steps import configured, context_for
+from tests.steps import context_for
 
-SPACE = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
 TASK = WordProblemTask()
 ROW = {
     "problem": "Anna has 8 coins. Anna finds 5 coins. Then Anna has 4 fewer coins than Ben. How many does Ben have?",
@@ -70,22 +65,3 @@ def test_figures_of_wrong_rollouts_do_not_need_an_advantage(words, group, credit
         found.append((figures["credit/fork_auroc_slip"], weights.scores.tolist()))
     assert found[0] == found[1]
     assert found[0][0] == (0.5 if isinstance(credit, Uniform) else 1.0)
-
-
-def test_a_training_step_logs_how_often_the_error_at_a_fork_has_more_credit():
-    watch, (what, how) = Watch(), configured({"baseline": 0.0}, group_size=8)
-    made = GrailModule(
-        "words",
-        objective=what,
-        execution=how,
-        sampling=Sampling(max_response_length=64),
-        credit=TreeAdvantage(),
-        optimizer=lambda p: torch.optim.AdamW(p, lr=1e-4),
-    )
-    data = WordProblemData(num_train=8, num_val=1, prompts_per_batch=8, problems=SPACE, task=TASK)
-    trainer(1, watch, limit_val_batches=0).fit(made, data)
-    metrics = watch.outputs[0].metrics
-    assert 0.2 < metrics["accuracy"] < 0.8
-    # A batch has few forks into misconceptions, which need not be above chance.
-    assert 0 <= metrics["credit/fork_auroc_misconception"] <= 1
-    assert metrics["credit/fork_auroc_slip"] > 0.7

@@ -69,26 +69,17 @@ def fails(status):
     return lambda handler: handler.say({"error": {"message": "not now"}}, status)
 
 
-def breaks_off(handler):
-    """A fault: an answer that ends before it is complete."""
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
-    handler.wfile.write(b'{"choices": [')
-    handler.close_connection = True
+def says(text, length):
+    """A fault: an answer with this text, which is whole if it has this length."""
 
+    def fault(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(length))
+        handler.end_headers()
+        handler.wfile.write(text)
+        handler.close_connection = True
 
-def garbles(handler):
-    """A fault: an answer that is no JSON."""
-    handler.send_response(200)
-    handler.send_header("Content-Length", "9")
-    handler.end_headers()
-    handler.wfile.write(b"<html></>")
-
-
-def leaves_out(handler):
-    """A fault: an answer without token ids."""
-    handler.say({"choices": [{"text": "17"}]})
+    return fault
 
 
 class Routes(http.server.BaseHTTPRequestHandler):

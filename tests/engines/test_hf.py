@@ -86,12 +86,6 @@ def test_a_stop_string_ends_a_response_and_stays_in_it(method, arithmetic):
     assert all(text.count("\n") == 1 and text.endswith("\n") for text in batch.texts)
 
 
-def test_a_response_that_cannot_fit_the_model_is_an_error_before_sampling(arithmetic):
-    message = r"exceed the model's .* positions. Lower `max_response_length`"
-    with pytest.raises(ValueError, match=message):
-        sampled(arithmetic, Sampling(max_response_length=1_000_000))
-
-
 def test_no_prompt_at_all_is_an_empty_batch(arithmetic):
     """With several ranks one may have no problem left; see below."""
     engine = HFEngine()
@@ -170,7 +164,7 @@ def _alone_and_together():
 
 def test_each_rank_draws_what_it_draws_alone_in_equally_many_passes():
     """Ranks that are synchronised may sample with different limits, and with no rows at all, as continuations do."""
-    reports = on_ranks(_alone_and_together, timeout=90)
+    reports = on_ranks(_alone_and_together)
     for alone, together in reports:
         assert all(one is None or one[0] == other[0] for one, other in zip(alone, together, strict=True))
     (first, passes), (second, others) = reports

@@ -22,7 +22,7 @@ from grail_lightning.engines.vllm.requests import Request
 from grail_lightning.policy import Loading, load_policy
 from tests.runs import problems
 from tests.shell import SHORT, fails_early
-from tests.vllm_routes import SmallServer, Worker, breaks_off, garbles, leaves_out
+from tests.vllm_routes import SmallServer, Worker, says
 from tests.vllm_routes import fails as answers_with
 
 GREEDY = Sampling(max_response_length=8, temperature=0)
@@ -197,10 +197,10 @@ def goes_unnoticed(served):
 FAULTS = {
     "too long": lambda served: lambda handler: time.sleep(4),
     "status 500": lambda served: answers_with(500),
-    "breaks off": lambda served: breaks_off,
-    "no JSON": lambda served: garbles,
-    "no token ids": lambda served: leaves_out,
-    "nested": lambda served: lambda handler: handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 200_000),
+    "breaks off": lambda served: says(b'{"choices": [', 1000),
+    "no JSON": lambda served: says(b"<html></>", 9),
+    "no token ids": lambda served: says(b'{"choices": [{"text": "17"}]}', 29),
+    "nested": lambda served: says(b"[" * 200_000, 200_000),
     "restarts": restarts,
     "restarts unnoticed": goes_unnoticed,
     "busy": lambda served: answers_with(503),
