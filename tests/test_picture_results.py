@@ -318,7 +318,8 @@ def test_a_run_learns_behind_pictures_and_its_frozen_tower_reads_each_of_them_on
     train = [{"problem": f"what is 3 + {k} ?", "answer": str(3 + k), "picture": image(k)} for k in range(4)]
     file, watch, counting = tmp_path / "predictions.parquet", Watch(), _Counting()
     writing = KeepRollouts(str(tmp_path / "rollouts")), PredictionWriter(str(file))
-    predicted = DatasetSpec(train[:1], images="picture")
+    red = Image.new("RGB", (16, 16), (200, 30, 40))
+    predicted = DatasetSpec([train[0] | {"picture": red}], images="picture")
     module, data, run = _run(folder, train, 2, watch, counting, *writing, predict=predicted)
     run.fit(module, data)
     begun = load_policy(folder).state_dict()
@@ -336,7 +337,7 @@ def test_a_run_learns_behind_pictures_and_its_frozen_tower_reads_each_of_them_on
     assert len(pictures) == 3
     assert all(one["scores"] is None for one in pictures) is (row["box_start"] is None)
     kept = Image.open(io.BytesIO(base64.b64decode(pictures[0]["src"].partition(",")[2])))
-    assert kept.tobytes() == image(0).tobytes()
+    assert kept.tobytes() == red.tobytes()
     assert data_of(file.with_suffix(".html").read_text())["groups"][0]["sources"] == [one["src"] for one in pictures]
     module, data, run = _run(folder, train, 1, kept=Kept(folder=str(tmp_path / "rollouts")))
     with pytest.raises(ValueError, match=r"`data\.kept` cannot read rollouts with pictures"):

@@ -28,7 +28,7 @@ def test_turns_have_limits_and_seeds_of_their_own(arithmetic):
     """A long prompt with a short limit is none with a long one, as the longest of both would be."""
     ids = [arithmetic.encode(prompt.messages) for prompt in PROMPTS]
     room = arithmetic.model.config.max_position_embeddings
-    rows = [(ids[0], 3), (ids[1], 40), (ids[0] + [5] * (room - len(ids[0]) - 2), 2)]
+    rows = [(ids[0], 3), (ids[1], 60), (ids[0] + [5] * (room - len(ids[0]) - 2), 2)]
     requests = [TurnRequest(row, PROMPTS[0], *of_row, seed=7 + row) for row, of_row in enumerate(rows)]
     turns = sample_turns(arithmetic, Sampling(max_response_length=99), Sampler(arithmetic), requests)
     for request, turn in zip(requests, turns, strict=True):
