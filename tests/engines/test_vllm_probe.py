@@ -43,8 +43,10 @@ def test_one_weight_that_was_changed_is_noticed(arithmetic, requests):
 
 
 def test_mistakes_are_noticed_even_within_the_bound_of_half_precision(arithmetic, requests, completions):
-    """Another temperature; log-probabilities as after top-k, here to twice the probability; an undefined one."""
-    warm = [type(row)(row.prompt, row.parameters | {"temperature": 1.0, "top_p": 1.0, "top_k": 0}) for row in requests]
+    """Temperatures that are exchanged; log-probabilities as after top-k, here to twice the probability; an undefined one."""
+    warm = [
+        type(row)(row.prompt, row.parameters | {"temperature": 1.7 - row.parameters["temperature"]}) for row in requests
+    ]
     larger = [replace(row, logprobs=[value + math.log(2) for value in row.logprobs]) for row in completions]
     undefined = [replace(completions[0], logprobs=[math.nan] * 16), *completions[1:]]
     for mistake in (Sampler(arithmetic)(warm), larger, undefined):
