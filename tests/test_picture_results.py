@@ -281,21 +281,17 @@ class Half(HFEngine):
     @contextmanager
     def turns(self, sampling):
         """See `RolloutEngine.turns`."""
+        begun = []
+
+        def sample(requests):
+            begun.append(requests)
+            if len(begun) > 1:
+                return inner(requests)
+            texts = [[CALLS["tags"].format(request.seed % 9)] for request in requests]
+            return WrittenTurns(self._policy.tokenizer, texts)(requests)
+
         with super().turns(sampling) as inner:
-            yield _Half(self._policy.tokenizer, inner)
-
-
-class _Half:
-    def __init__(self, tokenizer, inner):
-        self.written, self.inner = WrittenTurns(tokenizer, {}), inner
-
-    def __call__(self, requests):
-        """See `TurnSampler`."""
-        if self.written is None:
-            return self.inner(requests)
-        self.written.texts = {request.row: [CALLS["tags"].format(request.seed % 9)] for request in requests}
-        made, self.written = self.written(requests), None
-        return made
+            yield sample
 
 
 def _run(folder, train, steps, *callbacks, **options):

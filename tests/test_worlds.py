@@ -1,11 +1,11 @@
-"""Credit in the world of word problems: what reads steps reads its steps."""
+"""Figures of credit at forks in the world of word problems."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from grail_lightning.credit import Oracle, TreeAdvantage, Uniform
+from grail_lightning.credit import TreeAdvantage, Uniform
 from grail_lightning.engines import build_batch
 from grail_lightning.functional import group_advantages
 from grail_lightning.policy import load_policy
@@ -35,21 +35,6 @@ def group(words):
     texts = [ROW["solution"], MISLED, "Anna has 8+5=12 coins.\nBen has 12-4=8 coins.\n#### 8", MISLED]
     ids = [[*words.tokenizer(text)["input_ids"], words.end_token_ids[0]] for text in texts]
     return rollouts(build_batch(words, [TASK.prompt(ROW)], 4, ids, [True] * 4), torch.tensor([1.0, 0.0, 0.0, 0.0]))
-
-
-def tokens_of(words, batch, row, mask):
-    return words.tokenizer.convert_ids_to_tokens(batch.response_ids[row, mask[row]].tolist())
-
-
-def test_the_oracle_blames_the_operator_or_the_result_that_is_wrong_first(words, group):
-    weights = Oracle()(words, group, context_for(words)).values
-    assert tokens_of(words, group, 1, weights > 0) == ["-"]
-    assert tokens_of(words, group, 2, weights > 0) == ["1", "2"]
-    assert weights[1].sum() == group.response_mask[1].sum()
-    # Right rollouts get the same places: two of three errors are in the operator of the second line.
-    balanced = Oracle("balanced")(words, group, context_for(words)).values
-    assert tokens_of(words, group, 0, balanced > 0) == ["1", "3", "+"]
-    assert balanced[0].max() == pytest.approx(2 / 3 * group.response_mask[0].sum().item())
 
 
 @pytest.mark.parametrize("credit", [TreeAdvantage(), Uniform()], ids=["tree", "uniform"])

@@ -43,7 +43,7 @@ def test_one_weight_that_was_changed_is_noticed(arithmetic, requests):
 
 
 def test_mistakes_are_noticed_even_within_the_bound_of_half_precision(arithmetic, requests, completions):
-    """Temperatures that are exchanged; log-probabilities as after top-k, here to twice the probability; an undefined one."""
+    """Exchanged temperatures; log-probabilities as after top-k, here to twice the probability; an undefined one."""
     warm = [
         type(row)(row.prompt, row.parameters | {"temperature": 1.7 - row.parameters["temperature"]}) for row in requests
     ]
