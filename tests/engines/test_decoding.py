@@ -50,13 +50,12 @@ def engine_of(policy, **options):
     return engine
 
 
-def decode(policy, texts, sampling, share=0.05, order=None):
-    """The loop's result and state. `share` is that of finished rows that must leave, `order` one of the rows."""
+def decode(policy, texts, sampling, order=None):
+    """The loop's result and state. `order` is one of the rows, of which a finished one leaves at once."""
     order = torch.arange(len(texts)) if order is None else order
     random = torch.Generator().manual_seed(0)
     noise = torch.rand(len(texts), sampling.max_response_length, dtype=torch.float64, generator=random)[order]
-    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("grail_lightning.engines.decoding._MIN_FINISHED_SHARE", share)
+    with torch.no_grad():
         decoding = Decoding(policy, [policy.encode(texts[k]) for k in order], sampling, list(noise))
         return decoding.run(), decoding
 
@@ -67,7 +66,7 @@ def test_greedy_decoding_is_that_of_transformers_with_a_common_beginning_and_wit
     for start in ("", EXAMPLES):
         texts = [start + text for text in TEXTS for _ in range(2)]
         with without_ties():
-            ours, loop = decode(policy, texts, Sampling(max_response_length=30, temperature=0.0), share=1e-9)
+            ours, loop = decode(policy, texts, Sampling(max_response_length=30, temperature=0.0))
         # A window counts padding between beginning and rest as tokens.
         assert (loop.common > 0) == (start == EXAMPLES and family in ("qwen3", "llama"))
         ids, mask = pad_left([policy.encode(text) for text in texts], 0)
@@ -93,11 +92,11 @@ def test_rows_are_drawn_as_if_they_were_alone(family, temperature):
     run = []
     hook = policy.model.get_input_embeddings().register_forward_hook(lambda _, args, out: run.append(len(args[0])))
     with without_ties():
-        together, loop = decode(policy, texts, sampling, share=1e-9)
+        together, loop = decode(policy, texts, sampling)
     assert (max(run) == 4) == (temperature == 0)
     assert temperature == 0 or len(loop.rows) < 12, "the case must make rows leave"
     hook.remove()
-    other, _ = decode(policy, texts, sampling, share=1e-9, order=mixed)
+    other, _ = decode(policy, texts, sampling, order=mixed)
     alone = [decode(policy, texts, sampling, order=torch.tensor([k]))[0] for k in range(0, 16, 3)]
     for found, rows in ((other, mixed), *((own, [3 * k]) for k, own in enumerate(alone))):
         assert torch.equal(found.ids, together.ids[rows])
