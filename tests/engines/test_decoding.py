@@ -95,6 +95,7 @@ def test_rows_are_drawn_as_if_they_were_alone(family, temperature):
         together, loop = decode(policy, texts, sampling)
     assert (max(run) == 4) == (temperature == 0)
     assert temperature == 0 or len(loop.rows) < 12, "the case must make rows leave"
+    assert len(loop.rows) == (together.lengths == together.lengths.max()).sum(), "each leaves at once"
     hook.remove()
     other, _ = decode(policy, texts, sampling, order=mixed)
     alone = [decode(policy, texts, sampling, order=torch.tensor([k]))[0] for k in range(0, 16, 3)]
