@@ -220,16 +220,6 @@ def test_an_answer_is_never_read_out_of_a_result_and_a_task_without_an_environme
     assert graded.answer.whole[1:].any(1).all()
 
 
-def test_the_rollouts_of_a_group_play_the_same_problem():
-    """The number of the example is drawn by the seed, which is another for another prompt."""
-    texts = [[f"<guess>{k}</guess>", f"#### 5{END}"] for k in range(30, 70, 5)] * 2
-    episodes = played([task_of(example())] * 2, texts, [ROW], size=8).episodes
-    told = [[episode.calls[0].result for episode in episodes[k : k + 8]] for k in (0, 8)]
-    larger = [sum("larger" in text for text in group) for group in told]
-    assert all(group == sorted(group) for group in told), "one number divides the guesses of a group"
-    assert larger[0] != larger[1]
-
-
 def test_what_reset_returns_is_in_a_prompt_of_text():
     batch = played([task_of(Opening)], [[f"#### 5{END}"]], messages="2+3?")
     assert POLICY.tokenizer.decode(batch.input_ids[0, : batch.prompt_width]) == "2+3? The rules."
@@ -251,20 +241,13 @@ def test_the_mean_score_of_turns_counts_turns_that_have_one():
 
 def test_where_calls_are_tags_a_system_turn_names_them():
     default = {"tool_instruction": None, "instruction": " Now."}
-    tasks = [
-        task_of(Calculator, **default),
-        task_of(Calculator, **default, system_prompt="Be brief."),
-        task_of(Calculator),
-    ]
-    batch = played(tasks, [[f"#### 5{END}"]] * 3)
-    masks = batch.attention_mask[:, : batch.prompt_width]
-    shown = [
-        POLICY.tokenizer.decode(ids[mask])
-        for ids, mask in zip(batch.input_ids[:, : batch.prompt_width], masks, strict=True)
-    ]
+    tasks = [task_of(Calculator, **default), task_of(Calculator, **default, system_prompt="Be brief.")]
+    batch = played(tasks, [[f"#### 5{END}"]] * 2)
     told = describe(tasks[0].tools.schemas)
     assert "<calculator>…</calculator> Compute an arithmetic expression." in told
-    assert shown == [f"{told}\n2+3? Now.", f"Be brief.\n\n{told}\n2+3? Now.", "2+3?"]
+    for row, before in enumerate(("", "Be brief.\n\n")):
+        ids = batch.input_ids[row, : batch.prompt_width][batch.attention_mask[row, : batch.prompt_width]]
+        assert POLICY.tokenizer.decode(ids) == f"{before}{told}\n2+3? Now."
 
 
 def test_a_limit_that_ends_more_than_a_tenth_of_the_rollouts_is_named_once(recwarn):

@@ -32,6 +32,7 @@ from grail_lightning.environments.episode import episode_json, read_episode, tra
 from grail_lightning.environments.tools import ToolSet, run_calls
 from grail_lightning.module import GrailModule
 from grail_lightning.picture import FIRST_PICTURE_ID, pictures_in
+from grail_lightning.policy import load_policy
 from grail_lightning.step.episodes import play
 from grail_lightning.step.options import Objective
 from grail_lightning.tasks import EnvironmentTask, EpisodeLimits
@@ -97,8 +98,9 @@ def told(batch, row=0):
     return batch.response_ids[row][batch.valid_mask[row] & ~batch.response_mask[row]].tolist()
 
 
-@pytest.mark.parametrize("calls", [*CALLS])
-@pytest.mark.parametrize("name", [*MAKERS])
+@pytest.mark.parametrize(
+    ("name", "calls"), [("idefics3", "hermes"), ("llava", "tags"), ("qwen2.5-vl", "hermes"), ("qwen2.5-vl", "tags")]
+)
 def test_log_probabilities_are_those_of_the_model_called_with_the_pixels_of_the_whole_dialogue(name, calls, tmp_path):
     policy = roomy(name, tmp_path)
     processor = policy.vision.pictures.processor
@@ -184,20 +186,19 @@ class Showing:
         return SHOWN[what]()
 
 
-@pytest.mark.parametrize("name", [*MAKERS])
-def test_a_picture_that_cannot_be_used_is_an_observation(name, tmp_path):
-    policy = roomy(name, tmp_path)
+def test_a_picture_that_cannot_be_used_is_an_observation(tmp_path):
+    policy = roomy("qwen2.5-vl", tmp_path)
     task = task_of(Showing, limits=EpisodeLimits(max_failures=20, result_characters=100))
     texts = [*(f"<draw>{what}</draw>" for what in SHOWN), f"7 .{END}"]
     batch = played(policy, task, [texts])
     assert batch.episodes[0].end == "answered"
     calls = batch.episodes[0].calls
-    assert [call.status for call in calls[:5]] == ["failed"] * 5
-    assert all(call.result.startswith("Error: ") and not call.pictures for call in calls[:5])
+    assert [call.status for call in calls] == ["failed"] * len(SHOWN)
+    assert all(call.result.startswith("Error: ") and not call.pictures for call in calls)
     assert "a result can have 16 pictures, but got 10,000" in calls[1].result
     assert "16,777,216 pixels, but got 5000 x 5000" in calls[2].result
-    assert calls[5].status in ("done", "failed"), "by the processor"
-    assert all(i < FIRST_PICTURE_ID for i in told(batch)) is not calls[5].pictures
+    assert "the model's processor, which says" in calls[5].result
+    assert all(i < FIRST_PICTURE_ID for i in told(batch))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_a_picture_stays_what_it_was_when_a_tool_draws_on_it_and_its_ids_are_fre
     policy, (first,) = roomy("llava", tmp_path), pictures(1)
     tokens = policy.vision.pictures
     ends = []
-    for _ in range(3):
+    for _ in range(2):
         texts = [CALLS["tags"].format(k) for k in (0, 9, 9)] + [f"7 .{END}"]
         batch = played(policy, task_of(Album), [texts] * 2, [first])
         shown = [call.pictures[0] for episode in batch.episodes for call in episode.calls]
@@ -245,7 +246,7 @@ def test_a_picture_stays_what_it_was_when_a_tool_draws_on_it_and_its_ids_are_fre
         del batch, shown
         gc.collect()
         assert [held.ids for held in tokens._held.values()] == [first.held.ids]
-    assert ends[0] == ends[1] == ends[2]
+    assert ends[0] == ends[1]
     assert first.open().tobytes() == image(0).tobytes()
 
 
@@ -280,21 +281,17 @@ class Half(HFEngine):
     @contextmanager
     def turns(self, sampling):
         """See `RolloutEngine.turns`."""
+        begun = []
+
+        def sample(requests):
+            begun.append(requests)
+            if len(begun) > 1:
+                return inner(requests)
+            texts = [[CALLS["tags"].format(request.seed % 9)] for request in requests]
+            return WrittenTurns(self._policy.tokenizer, texts)(requests)
+
         with super().turns(sampling) as inner:
-            yield _Half(self._policy.tokenizer, inner)
-
-
-class _Half:
-    def __init__(self, tokenizer, inner):
-        self.written, self.inner = WrittenTurns(tokenizer, {}), inner
-
-    def __call__(self, requests):
-        """See `TurnSampler`."""
-        if self.written is None:
-            return self.inner(requests)
-        self.written.texts = {request.row: [CALLS["tags"].format(request.seed % 9)] for request in requests}
-        made, self.written = self.written(requests), None
-        return made
+            yield sample
 
 
 def _run(folder, train, steps, *callbacks, **options):
@@ -312,48 +309,33 @@ class _Counting(Callback):
 
 @pytest.mark.filterwarnings("ignore:.* of the rollouts ended by the limit")
 def test_a_run_learns_behind_pictures_and_its_frozen_tower_reads_each_of_them_once(tmp_path):
+    """And what it predicts is kept with them."""
     folder = checkpoint("llava", tmp_path / "model")
     train = [{"problem": f"what is 3 + {k} ?", "answer": str(3 + k), "picture": image(k)} for k in range(4)]
-    made, counting = [], _Counting()
-    for steps, path in ((2, None), (1, None), (2, str(tmp_path / "one.ckpt"))):
-        watch = Watch()
-        module, data, run = _run(folder, train, steps, watch, counting)
-        run.fit(module, data, ckpt_path=path)
-        run.save_checkpoint(tmp_path / "one.ckpt")
-        made.append(weights(module))
-        if len(made) == 1:
-            shown = [call.pictures for output in watch.outputs for e in output.batch.episodes for call in e.calls]
-            assert all(len(each) == 2 for each in shown)
-            own = {
-                picture for output in watch.outputs for p in output.batch.prompts for picture in pictures_in(p.messages)
-            }
-            assert counting.seen.number == len({*own, *(picture for each in shown for picture in each)})
-            assert all((o.batch.response_ids[o.batch.response_mask] < FIRST_PICTURE_ID).all() for o in watch.outputs)
-    assert all(torch.equal(made[0][n], p) for n, p in made[2].items())
-    assert any(not torch.equal(made[0][n], p) for n, p in made[1].items())
-
-
-@pytest.mark.filterwarnings("ignore:.* of the rollouts ended by the limit")
-def test_predictions_of_dialogues_with_pictures(tmp_path):
-    folder = checkpoint("llava", tmp_path / "model")
+    file, watch, counting = tmp_path / "predictions.parquet", Watch(), _Counting()
+    writing = KeepRollouts(str(tmp_path / "rollouts")), PredictionWriter(str(file))
     red = Image.new("RGB", (16, 16), (200, 30, 40))
-    rows = [{"problem": "what is 3 + 4 ?", "answer": "7", "picture": red}]
-    file = tmp_path / "predictions.parquet"
-    keep = KeepRollouts(str(tmp_path / "rollouts"))
-    module, data, run = _run(
-        folder, rows * 2, 1, keep, PredictionWriter(str(file)), predict=DatasetSpec(rows, images="picture")
-    )
+    predicted = DatasetSpec([train[0] | {"picture": red}], images="picture")
+    module, data, run = _run(folder, train, 2, watch, counting, *writing, predict=predicted)
     run.fit(module, data)
+    begun = load_policy(folder).state_dict()
+    assert any(not torch.equal(begun[n], p) for n, p in weights(module).items())
+    shown = [call.pictures for output in watch.outputs for e in output.batch.episodes for call in e.calls]
+    assert all(len(each) == 2 for each in shown)
+    own = {picture for output in watch.outputs for p in output.batch.prompts for picture in pictures_in(p.messages)}
+    assert counting.seen.number == len({*own, *(picture for each in shown for picture in each)})
+    assert all((o.batch.response_ids[o.batch.response_mask] < FIRST_PICTURE_ID).all() for o in watch.outputs)
+
     run.predict(module, data)
     (row,) = pq.read_table(file).to_pylist()
     assert [tokens for tokens in row["tokens"] if tokens == "<image>"] == ["<image>"] * 2
-    shown = json.loads(row["pictures"])
-    assert len(shown) == 3
-    assert all(one["scores"] is None for one in shown) is (row["box_start"] is None)
-    kept = Image.open(io.BytesIO(base64.b64decode(shown[0]["src"].partition(",")[2])))
+    pictures = json.loads(row["pictures"])
+    assert len(pictures) == 3
+    assert all(one["scores"] is None for one in pictures) is (row["box_start"] is None)
+    kept = Image.open(io.BytesIO(base64.b64decode(pictures[0]["src"].partition(",")[2])))
     assert kept.tobytes() == red.tobytes()
-    assert data_of(file.with_suffix(".html").read_text())["groups"][0]["sources"] == [one["src"] for one in shown]
-    module, data, run = _run(folder, rows, 1, kept=Kept(folder=str(tmp_path / "rollouts")))
+    assert data_of(file.with_suffix(".html").read_text())["groups"][0]["sources"] == [one["src"] for one in pictures]
+    module, data, run = _run(folder, train, 1, kept=Kept(folder=str(tmp_path / "rollouts")))
     with pytest.raises(ValueError, match=r"`data\.kept` cannot read rollouts with pictures"):
         run.predict(module, data)
 

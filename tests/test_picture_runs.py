@@ -25,7 +25,7 @@ from grail_lightning.step.options import Distillation, Execution, Objective
 from grail_lightning.tasks.answered import MathTask
 from tests.processes import on_ranks
 from tests.runs import Watch, strategy_of, trainer, weights
-from tests.seeing import MAKERS, TEXT, checkpoint, cut_off, image, letters, pictures, question
+from tests.seeing import TEXT, checkpoint, cut_off, image, letters, pictures, question
 from tests.steps import sums
 from tests.tolerance import near
 
@@ -89,10 +89,13 @@ HALF = {"loading": Loading(dtype="bfloat16"), "credit": GRAIL()}
 @pytest.mark.parametrize(
     ("name", "options", "changes"),
     [
-        *((name, options, {}) for name in MAKERS for options in ({}, SEEING)),
-        *(("idefics3", LORA, KL), ("qwen2.5-vl", LORA, KL), ("idefics3", CHECKPOINTED, KL)),
-        *(("qwen2.5-vl", CHECKPOINTED, KL), ("llava", PACKED, {}), ("qwen2.5-vl", PACKED, {})),
-        *((name, HALF, {"distillation": Distillation()}) for name in ("llava", "qwen2.5-vl")),
+        ("idefics3", {}, {}),
+        ("llava", SEEING, {}),
+        ("qwen2.5-vl", SEEING, {}),
+        ("idefics3", LORA, KL),
+        ("qwen2.5-vl", CHECKPOINTED, KL),
+        ("qwen2.5-vl", PACKED, {}),
+        ("llava", HALF, {"distillation": Distillation()}),
         ("idefics3", {"credit": PRIME(optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3))}, {}),
     ],
 )
@@ -108,7 +111,7 @@ def test_a_fit_on_pictures_moves_what_is_trained_and_nothing_else(name, options,
 def test_a_policy_that_was_saved_takes_pictures_again(tmp_path):
     policy, messages = load_policy(checkpoint("llava", tmp_path / "model")), question(*pictures(1))
     policy.save(tmp_path / "export")
-    assert len(load_policy(str(tmp_path / "export")).encode(messages)) == len(policy.encode(messages))
+    assert load_policy(str(tmp_path / "export")).encode(messages) == policy.encode(messages)
 
 
 def _broken(folder):

@@ -55,17 +55,18 @@ def _own_logprobs(policy, messages, response):
     return prompt[0].tolist(), logprobs.gather(-1, torch.tensor(response)[:, None]).squeeze(1)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_policy_is_loaded_inside_a_context_of_another_device(name, tmp_path):
+def test_a_policy_is_loaded_inside_a_context_of_another_device(tmp_path):
     """Lightning loads on a GPU that way. Here what is made on the default device has no data."""
-    policy = seeing(name, tmp_path)
+    policy = seeing("qwen2.5-vl", tmp_path)
     with torch.device("meta"):
         again = load_policy(LoadedPolicy(policy.model, policy.tokenizer, policy.vision.pictures.processor))
     assert again.device == torch.device("cpu")
 
 
-@pytest.mark.parametrize("form", ["padded", "packed", "trees"])
-@pytest.mark.parametrize("name", NAMES)
+FORMS = {"idefics3": ["padded", "trees"], "llava": ["packed"], "qwen2.5-vl": ["padded", "packed", "trees"]}
+
+
+@pytest.mark.parametrize(("name", "form"), [(name, form) for name, forms in FORMS.items() for form in forms])
 def test_log_probabilities_are_those_of_the_model_called_with_pixels(name, form, tmp_path):
     policy, trees = seeing(name, tmp_path, packing=form == "packed").eval(), form == "trees"
     responses = [[30, 41, 52, 3], [30, 41, 17]]
@@ -106,8 +107,9 @@ def _gradients(policy, batch, rows, starts):
     return {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("trained", [False, True], ids=["frozen tower", "trained tower"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "trained"), [("idefics3", False), ("llava", True), ("qwen2.5-vl", False), ("qwen2.5-vl", True)]
+)
 def test_gradients_of_rows_in_a_group_are_those_of_rows_run_apart(name, trained, tmp_path):
     policy = seeing(name, tmp_path, train_vision=trained)
     responses = [[30, 41, 52], [30, 41, 17, 9], [8, 2]]

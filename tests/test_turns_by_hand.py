@@ -1,23 +1,24 @@
-"""Rollouts of a policy that calls tools, and a step on them, against a loop and a loss that share no code with them."""
+"""Rollouts of a policy that calls tools, against a loop that shares no code with them."""
 
-import json
-import random
+import os
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
+from grail_lightning.answers import Marker
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine
 from grail_lightning.environments.calculator import Calculator
+from grail_lightning.module import GrailModule
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.episodes import play
-from tests.batches import rollouts
+from grail_lightning.tasks import MathTask
 from tests.calling import END, calling_policy
 from tests.draws import without_ties
-from tests.processes import run_script
-from tests.steps import backward, gap, update_of
+from tests.processes import on_ranks
+from tests.runs import Watch, trainer
+from tests.steps import configured
 from tests.test_episodes import example, task_of
 from tests.tolerance import near, roundings
 
@@ -190,50 +191,43 @@ def test_rollouts_are_those_of_a_loop_that_reads_every_token_again(policy, batch
     assert redone, "some tokens must be such as no tokenizer writes"
 
 
-@pytest.mark.parametrize("aggregation", ["grpo", "dr_grpo", "dapo"])
-def test_a_step_has_the_loss_and_the_gradients_of_one_written_by_hand(policy, batch, aggregation):
-    rewards = torch.tensor([random.Random(k).random() for k in range(len(batch))]).double()
-    ready = rollouts(batch, rewards, group_size=GROUP)
-    options = {"aggregation": aggregation, "limit": LENGTH, "group_size": GROUP, "max_grad_norm": None}
-    policy.train().zero_grad(set_to_none=True)
-    found = update_of(policy, ready, **options).accumulate(0, backward)
-    ours = {name: p.grad.clone() for name, p in policy.named_parameters()}
+def _fit(folder, ranks):
+    """A step on each of two batches, whose first prompt calls tools up to four times.
 
-    policy.zero_grad(set_to_none=True)
-    advantages = (rewards.view(-1, GROUP) - rewards.view(-1, GROUP).mean(1, keepdim=True)).flatten().tolist()
-    kept = [row for row, episode in enumerate(batch.episodes) if episode.end not in ("tokens", "context")]
-    counts = {row: int(batch.response_mask[row].sum()) for row in kept}
-    total = 0.0
-    for row in kept:
-        ids = batch.input_ids[row][batch.attention_mask[row]].tolist()
-        begun = int(batch.prompt_lengths[row])
-        places = [begun + k for k, sampled in enumerate(batch.response_mask[row].tolist()) if sampled]
-        logprobs = policy.model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        divisor = {"grpo": len(kept) * counts[row], "dr_grpo": len(kept) * LENGTH, "dapo": sum(counts.values())}
-        chosen = torch.stack([logprobs[place - 1, ids[place]] for place in places])
-        ratio = (chosen - chosen.detach()).exp()
-        loss = -(ratio * advantages[row]).sum() / divisor[aggregation]
-        loss.backward()
-        total += loss.item()
-    theirs = {name: p.grad.clone() for name, p in policy.named_parameters()}
-    assert gap(ours, theirs) <= roundings(64, torch.float32)  # Norms run in it.
-    assert found["loss"] == near(total, 64, torch.float32, scale=1.0)
+    The second prompt is answered in one turn, and has no environment in the second batch.
+    """
+    many, one = (task_of(lambda: example()(9), {"tool_seconds": 60.0, "max_turns": turns}) for turns in (4, 1))
+    row = {"problem": "Go.", "answer": "7"}
+    prompts = [many.prompt(row), one.prompt(row), many.prompt(row)]
+    prompts.append(MathTask(answer=Marker(), instruction="").prompt(row))
+    what, how = configured({"kl_coefficient": 0.05, "token_budget": 300, "mask_truncated": False}, group_size=6)
+    ours = GrailModule(
+        folder,
+        sampling=Sampling(max_response_length=24),
+        objective=what,
+        execution=how,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.02),
+    )
+    mine = prompts[int(os.environ.get("LOCAL_RANK", "0")) :: ranks]
+    loader, watch = torch.utils.data.DataLoader(mine, batch_size=2 // ranks, collate_fn=list), Watch()
+    options = {"devices": ranks, "strategy": "ddp" if ranks > 1 else "auto", "use_distributed_sampler": False}
+    trainer(2, watch, precision="64-true", **options).fit(ours, loader)
+    batches = [output.batch for output in watch.outputs]
+    return {
+        "weights": [p.detach().flatten()[::97].tolist() for p in ours.policy.parameters()],
+        "turns": [[len(episode.turns) for episode in batch.episodes or ()] for batch in batches],
+        "rows": [{int(b.row[k]): b.response_ids[k][b.valid_mask[k]].tolist() for k in range(len(b))} for b in batches],
+        "loss": [output.metrics["loss"] for output in watch.outputs],
+    }
 
 
 @pytest.mark.slow
 def test_two_ranks_with_uneven_turns_train_as_one_process(tmp_path):
     """Also where a rank has no prompt with an environment."""
     policy = calling_policy()
-    policy.model.save_pretrained(tmp_path / "policy")
-    policy.tokenizer.save_pretrained(tmp_path / "policy")
-    script = Path(__file__).with_name("turns_on_ranks.py")
-    ((alone,), both) = (
-        [
-            json.loads(rank.stdout.splitlines()[-1])
-            for rank in run_script(script, tmp_path / "policy", ranks, ranks=ranks, timeout=300)
-        ]
-        for ranks in (1, 2)
-    )
+    policy.model.save_pretrained(tmp_path)
+    policy.tokenizer.save_pretrained(tmp_path)
+    (alone,), both = (on_ranks(_fit, str(tmp_path), ranks, ranks=ranks) for ranks in (1, 2))
     for batch in range(2):
         first, second = (rank["turns"][batch] for rank in both)
         assert max(first) > 2

@@ -1,24 +1,19 @@
-"""Credit in the world of word problems: what reads steps reads its steps, and a run logs what it finds at forks."""
+"""Figures of credit at forks in the world of word problems."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from grail_lightning.batch import Sampling
-from grail_lightning.credit import Oracle, TreeAdvantage, Uniform
-from grail_lightning.data import WordProblemData
+from grail_lightning.credit import TreeAdvantage, Uniform
 from grail_lightning.engines import build_batch
 from grail_lightning.functional import group_advantages
-from grail_lightning.module import GrailModule
 from grail_lightning.policy import load_policy
 from grail_lightning.step.report import batch_figures
-from grail_lightning.tasks import WordProblemSpace, WordProblemTask
+from grail_lightning.tasks import WordProblemTask
 from tests.batches import rollouts
-from tests.runs import Watch, trainer
-from tests.steps import configured, context_for
+from tests.steps import context_for
 
-SPACE = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
 TASK = WordProblemTask()
 ROW = {
     "problem": "Anna has 8 coins. Anna finds 5 coins. Then Anna has 4 fewer coins than Ben. How many does Ben have?",
@@ -42,21 +37,6 @@ def group(words):
     return rollouts(build_batch(words, [TASK.prompt(ROW)], 4, ids, [True] * 4), torch.tensor([1.0, 0.0, 0.0, 0.0]))
 
 
-def tokens_of(words, batch, row, mask):
-    return words.tokenizer.convert_ids_to_tokens(batch.response_ids[row, mask[row]].tolist())
-
-
-def test_the_oracle_blames_the_operator_or_the_result_that_is_wrong_first(words, group):
-    weights = Oracle()(words, group, context_for(words)).values
-    assert tokens_of(words, group, 1, weights > 0) == ["-"]
-    assert tokens_of(words, group, 2, weights > 0) == ["1", "2"]
-    assert weights[1].sum() == group.response_mask[1].sum()
-    # Right rollouts get the same places: two of three errors are in the operator of the second line.
-    balanced = Oracle("balanced")(words, group, context_for(words)).values
-    assert tokens_of(words, group, 0, balanced > 0) == ["1", "3", "+"]
-    assert balanced[0].max() == pytest.approx(2 / 3 * group.response_mask[0].sum().item())
-
-
 @pytest.mark.parametrize("credit", [TreeAdvantage(), Uniform()], ids=["tree", "uniform"])
 def test_figures_of_wrong_rollouts_do_not_need_an_advantage(words, group, credit):
     """Without a baseline that of wrong rollouts is 0. What the tree adds is the same."""
@@ -70,22 +50,3 @@ def test_figures_of_wrong_rollouts_do_not_need_an_advantage(words, group, credit
         found.append((figures["credit/fork_auroc_slip"], weights.scores.tolist()))
     assert found[0] == found[1]
     assert found[0][0] == (0.5 if isinstance(credit, Uniform) else 1.0)
-
-
-def test_a_training_step_logs_how_often_the_error_at_a_fork_has_more_credit():
-    watch, (what, how) = Watch(), configured({"baseline": 0.0}, group_size=8)
-    made = GrailModule(
-        "words",
-        objective=what,
-        execution=how,
-        sampling=Sampling(max_response_length=64),
-        credit=TreeAdvantage(),
-        optimizer=lambda p: torch.optim.AdamW(p, lr=1e-4),
-    )
-    data = WordProblemData(num_train=8, num_val=1, prompts_per_batch=8, problems=SPACE, task=TASK)
-    trainer(1, watch, limit_val_batches=0).fit(made, data)
-    metrics = watch.outputs[0].metrics
-    assert 0.2 < metrics["accuracy"] < 0.8
-    # A batch has few forks into misconceptions, which need not be above chance.
-    assert 0 <= metrics["credit/fork_auroc_misconception"] <= 1
-    assert metrics["credit/fork_auroc_slip"] > 0.7

@@ -5,6 +5,8 @@ request for a completion.
 """
 
 import contextlib
+import copy
+import functools
 import http.server
 import json
 import socket
@@ -20,12 +22,14 @@ from grail_lightning.engines.draw import draw, warpers
 from grail_lightning.policy import load_policy
 from grail_lightning.vllm_worker import WeightReceiver
 
+_packaged = functools.cache(functools.partial(load_policy, "arithmetic", trainable=False))
+
 
 class Worker(WeightReceiver):
     """What a worker of vLLM has that the extension uses."""
 
     def __init__(self):
-        self.policy = load_policy("arithmetic", trainable=False)
+        self.policy = copy.deepcopy(_packaged())
         self.vllm_config = types.SimpleNamespace(
             model_config=types.SimpleNamespace(dtype=torch.float32, max_model_len=1024)
         )
@@ -65,26 +69,17 @@ def fails(status):
     return lambda handler: handler.say({"error": {"message": "not now"}}, status)
 
 
-def breaks_off(handler):
-    """A fault: an answer that ends before it is complete."""
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
-    handler.wfile.write(b'{"choices": [')
-    handler.close_connection = True
+def says(text, length):
+    """A fault: an answer with this text, which is whole if it has this length."""
 
+    def fault(handler):
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(length))
+        handler.end_headers()
+        handler.wfile.write(text)
+        handler.close_connection = True
 
-def garbles(handler):
-    """A fault: an answer that is no JSON."""
-    handler.send_response(200)
-    handler.send_header("Content-Length", "9")
-    handler.end_headers()
-    handler.wfile.write(b"<html></>")
-
-
-def leaves_out(handler):
-    """A fault: an answer without token ids."""
-    handler.say({"choices": [{"text": "17"}]})
+    return fault
 
 
 class Routes(http.server.BaseHTTPRequestHandler):

@@ -6,13 +6,13 @@ import torch
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation
 from grail_lightning.data import ArithmeticData
-from grail_lightning.engines import HFEngine, RolloutEngine
+from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import build_batch
 from grail_lightning.step.options import Execution
 from grail_lightning.step.sampler import sample_rollouts
 from grail_lightning.tasks import ArithmeticTask
 from tests.elsewhere import Elsewhere
-from tests.runs import SAMPLING, TASK, batches, module, trainer
+from tests.runs import TASK, module, trainer
 
 PROMPTS = [TASK.prompt({"problem": text}) for text in ("1+2", "1+2+3")]  # The first one is padded.
 
@@ -55,41 +55,29 @@ def _hole(batch):
 
 
 WRONG = {
-    "nothing": (lambda b: None, r"`Canned\.generate` must return a `SampledBatch`, but got NoneType\. .*build_batch"),
+    "nothing": (lambda b: None, r"a `SampledBatch`, but got NoneType\. .*build_batch"),
     "texts": (lambda b: b.replace(texts=b.texts[1:]), r"`texts` as a list of 6, one a row, but got 5\. "),
     "prompts": (
         lambda b: b.replace(prompts=b.prompts[::2] + b.prompts[1::2]),
-        r"the rows of each prompt side by side, in the order of the prompts, but got '.*' in row 2, for 'Compute",
+        r"the rows of each prompt side by side, .* but got '.*' in row 2, for 'Compute",
     ),
     "no prompts": (
         lambda b: b.replace(input_ids=b.response_ids, attention_mask=b.response_mask),
         r"`input_ids` as an integer tensor of shape \[6, 7\] on cpu, but got int32 of shape \[6, 6\]",
     ),
     "rows": (_put("row", 3, 2), r"rows that `row` numbers from 0, but got 2 in row 3\. "),
-    "groups": (
-        _put("group", 2, 1),
-        r"a `group` for each prompt, numbered from 0 and of 3 neighbours, but got 1 in row 2",
-    ),
+    "groups": (_put("group", 2, 1), r"numbered from 0 and of 3 neighbours, but got 1 in row 2"),
     "a hole": (_hole, r"the tokens after the prompt padded on the right, but got False in row 1, column 2\. "),
     "masks that differ": (
         lambda b: b.replace(response_mask=b.response_mask.flip(1)),
         r"that ends with the `response_mask`, but got False in row 0, column 0",
     ),
-    "beyond the vocabulary": (
-        _put("response_ids", (1, 5), 448),
-        r"`response_ids` from 0 to 447, the policy's vocabulary, but got 448 in row 1, column 5",
-    ),
-    "ids that differ": (
-        _put("response_ids", (1, 0), 9),
-        r"`input_ids` that end with the `response_ids`, but got 5 in row 1, column 0",
-    ),
-    "NaN": (
-        _put("sampling_logprobs", (3, 1), torch.nan),
-        r"finite `sampling_logprobs` of at most 0, but got nan in row 3",
-    ),
+    "beyond the vocabulary": (_put("response_ids", (1, 5), 448), r"from 0 to 447, .* but got 448 in row 1, column 5"),
+    "ids that differ": (_put("response_ids", (1, 0), 9), r"end with the `response_ids`, but got 5 in row 1, column 0"),
+    "NaN": (_put("sampling_logprobs", (3, 1), torch.nan), r"finite `sampling_logprobs` .* but got nan in row 3"),
     "a likelihood above 1": (
         _put("sampling_logprobs", (3, 1), 0.25),
-        r"of at most 0, but got 0\.25 in row 3, column 1",
+        r"of at most 0, but got 0\.25 in row 3",
     ),
 }
 
@@ -115,18 +103,6 @@ def test_what_is_right_passes_and_a_response_longer_than_was_asked_for_is_named(
     assert len(sampled(arithmetic, Canned(), prompts=[])) == 0
     with pytest.raises(ValueError, match=r"responses of at most 5 tokens, but got True in row 1, column 5"):
         sampled(arithmetic, Canned(), limit=5)
-
-
-def test_a_run_stops_before_its_first_step():
-    class Mine(HFEngine):
-        def generate(self, prompts, group_size, sampling, seed):
-            batch = super().generate(prompts, group_size, sampling, seed)
-            return batch.replace(sampling_logprobs=-batch.sampling_logprobs)
-
-    run = trainer(1)
-    with pytest.raises(ValueError, match=r"`Mine\.generate` must return finite `sampling_logprobs` of at most 0"):
-        run.fit(module(engine=Mine(), sampling=SAMPLING), batches(1))
-    assert run.global_step == 0
 
 
 def test_every_engine_of_the_package_but_hfengine_samples_with_a_copy_and_so_corrects_by_default():
@@ -168,32 +144,35 @@ class Recording(ArithmeticTask):
         return super().answer(text)
 
 
+def _module(engine, **options):
+    return module({"group_size": 2} | options, engine=engine, sampling=Sampling(max_response_length=8))
+
+
+def _data(task):
+    return ArithmeticData(num_train=8, num_val=2, prompts_per_batch=2, eval_prompts_per_batch=2, task=task)
+
+
 @pytest.mark.parametrize(
     ("engine", "ahead", "validated"), [(Silent, False, True), (Silent, True, False), (Surprising, False, True)]
 )
 def test_an_engine_without_log_probabilities_is_refused_before_anything_is_sampled(engine, ahead, validated):
     """Or at least before the first batch is graded, if the engine's class does not tell."""
     task, made = Recording(), engine()
-    data = ArithmeticData(num_train=8, num_val=2, prompts_per_batch=2, eval_prompts_per_batch=2, task=task)
-    ours = module({"group_size": 2, "sample_ahead": ahead}, engine=made, sampling=Sampling(max_response_length=8))
     run = trainer(1, *([Evaluation(at_start=True)] if validated else []), limit_val_batches=int(validated))
     with pytest.raises(ValueError, match=rf"`execution.sampler_cap` needs .* `{engine.__name__}` reports none"):
-        run.fit(ours, data)
+        run.fit(_module(made, sample_ahead=ahead), _data(task))
     assert made.calls == (engine is Surprising)
     assert not task.graded
 
 
 def test_an_engine_without_log_probabilities_trains_without_the_correction_and_evaluates():
-    task, sampling = Recording(), Sampling(max_response_length=8)
-    data = ArithmeticData(num_train=8, num_val=2, prompts_per_batch=2, eval_prompts_per_batch=2, task=task)
-    free = {"group_size": 2, "sampler_cap": None, "mask_truncated": False}
-    trainer(1, limit_val_batches=0).fit(module(free, engine=Silent(), sampling=sampling), data)
+    task, engine = Recording(), Silent()
+    trainer(1, limit_val_batches=0).fit(_module(Silent(), sampler_cap=None, mask_truncated=False), _data(task))
     graded = len(task.graded)
-    engine = Silent()
-    ours = module({"group_size": 2}, engine=engine, sampling=sampling)
-    trainer(1).validate(ours, data, verbose=False)
+    ours = _module(engine)
+    trainer(1).validate(ours, _data(task), verbose=False)
     assert 0 < graded < len(task.graded)
     calls = engine.calls
     with pytest.raises(ValueError, match=r"`execution.sampler_cap` needs"):
-        trainer(1).fit(ours, data)  # The policy is loaded already.
+        trainer(1).fit(ours, _data(task))  # The policy is loaded already.
     assert engine.calls == calls

@@ -11,7 +11,9 @@ from tests.engines.test_vllm_requests import Sampler
 
 @pytest.fixture(scope="module")
 def requests(arithmetic):
-    return probe_requests(arithmetic)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("grail_lightning.engines.vllm.probe._GROUP", 1)
+        return probe_requests(arithmetic)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def check(trainer, requests, completions, dtype=torch.float32, bound=None):
 
 def test_a_sampler_with_the_same_weights_is_well_within_the_exact_bound(arithmetic, requests, completions):
     said = check(arithmetic, requests, completions, bound=Bound(mean=1e-5, largest=1e-4))
-    assert "at most over 256 tokens (sampler in float32, trainer in float32)." in said
+    assert "at most over 64 tokens (sampler in float32, trainer in float32)." in said
 
 
 def test_one_weight_that_was_changed_is_noticed(arithmetic, requests):
@@ -41,8 +43,10 @@ def test_one_weight_that_was_changed_is_noticed(arithmetic, requests):
 
 
 def test_mistakes_are_noticed_even_within_the_bound_of_half_precision(arithmetic, requests, completions):
-    """Another temperature; log-probabilities as after top-k, here to twice the probability; an undefined one."""
-    warm = [type(row)(row.prompt, row.parameters | {"temperature": 1.0}) for row in requests]
+    """Exchanged temperatures; log-probabilities as after top-k, here to twice the probability; an undefined one."""
+    warm = [
+        type(row)(row.prompt, row.parameters | {"temperature": 1.7 - row.parameters["temperature"]}) for row in requests
+    ]
     larger = [replace(row, logprobs=[value + math.log(2) for value in row.logprobs]) for row in completions]
     undefined = [replace(completions[0], logprobs=[math.nan] * 16), *completions[1:]]
     for mistake in (Sampler(arithmetic)(warm), larger, undefined):
@@ -53,5 +57,5 @@ def test_mistakes_are_noticed_even_within_the_bound_of_half_precision(arithmetic
 def test_an_answer_of_another_length_is_refused_with_the_name_of_the_engine(arithmetic, requests, completions):
     short = replace(completions[0], ids=completions[0].ids[:9], logprobs=completions[0].logprobs[:9])
     for answers in ([short, *completions[1:]], completions[1:]):
-        with pytest.raises(ValueError, match=r"`Mine` must answer the 16 probes after a push with 16 tokens each, but"):
+        with pytest.raises(ValueError, match=r"`Mine` must answer the 4 probes after a push with 16 tokens each, but"):
             check(arithmetic, requests, answers)

@@ -1,49 +1,34 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines.turns import TurnRequest
+from grail_lightning.engines.vllm.client import _completion
 from grail_lightning.engines.vllm.requests import Completion, row_seeds, sample, sample_turns
 from grail_lightning.tasks.problem import TokenText
 from tests.runs import problems
+from tests.vllm_routes import Worker
 
 PROMPTS = problems(2)
 
 
-class Sampler:
+class Sampler(Worker):
     """vLLM's side of the interface, drawn from the policy, which also reads what was asked for."""
 
     def __init__(self, policy):
+        super().__init__()
         self.policy = policy
 
     def __call__(self, requests):
-        return [self._one(request) for request in requests]
-
-    def _one(self, request):
-        asked = request.parameters
-        ids, logprobs, reason = list(request.prompt), [], "length"
-        generator = torch.Generator().manual_seed(asked["seed"] % 2**32)
-        for _ in range(asked["max_tokens"]):
-            with torch.no_grad():
-                logits = self.policy.model(torch.tensor([ids])).logits[0, -1].double()
-            chances = (logits / (asked["temperature"] or 1)).log_softmax(-1)
-            token = int(torch.multinomial(chances.exp(), 1, generator=generator)) if asked["temperature"] else None
-            token = int(chances.argmax()) if token is None else token
-            ids.append(token)
-            logprobs.append(float(chances[token]))
-            if token in asked["stop_token_ids"]:
-                reason = "stop"
-                break
-        return Completion(ids[len(request.prompt) :], logprobs, reason)
+        return [_completion(self.complete(request.prompt, request.parameters), request) for request in requests]
 
 
 def test_turns_have_limits_and_seeds_of_their_own(arithmetic):
     """A long prompt with a short limit is none with a long one, as the longest of both would be."""
     ids = [arithmetic.encode(prompt.messages) for prompt in PROMPTS]
     room = arithmetic.model.config.max_position_embeddings
-    rows = [(ids[0], 3), (ids[1], 40), (ids[0], 40), (ids[0] + [5] * (room - len(ids[0]) - 2), 2)]
+    rows = [(ids[0], 3), (ids[1], 60), (ids[0] + [5] * (room - len(ids[0]) - 2), 2)]
     requests = [TurnRequest(row, PROMPTS[0], *of_row, seed=7 + row) for row, of_row in enumerate(rows)]
     turns = sample_turns(arithmetic, Sampling(max_response_length=99), Sampler(arithmetic), requests)
     for request, turn in zip(requests, turns, strict=True):

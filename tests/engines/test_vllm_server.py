@@ -20,15 +20,19 @@ from grail_lightning.engines.turns import TurnRequest
 from grail_lightning.engines.vllm.client import ServerGone, _completion
 from grail_lightning.engines.vllm.requests import Request
 from grail_lightning.policy import Loading, load_policy
-from tests.processes import group, on_ranks
 from tests.runs import problems
-from tests.shell import SHORT, fails
-from tests.vllm_routes import SmallServer, Worker, breaks_off, garbles, leaves_out
+from tests.shell import SHORT, fails_early
+from tests.vllm_routes import SmallServer, Worker, says
 from tests.vllm_routes import fails as answers_with
 
 GREEDY = Sampling(max_response_length=8, temperature=0)
 DRAWN = Sampling(max_response_length=8)
-PROBES = 16
+PROBES = 4
+
+
+@pytest.fixture(autouse=True)
+def _few_probes(monkeypatch):
+    monkeypatch.setattr("grail_lightning.engines.vllm.probe._GROUP", PROBES // 4)
 
 
 @pytest.fixture
@@ -70,13 +74,6 @@ def texts(engine, sampling=GREEDY, number=2, group_size=2):
     return engine.generate(problems(number), group_size, sampling, seed=3).texts
 
 
-def told(caplog):
-    """What the log said since it was asked last."""
-    said = caplog.text
-    caplog.clear()
-    return said
-
-
 def completions(served):
     return [asked for path, _, asked in served.asked if path == "/v1/completions"]
 
@@ -106,22 +103,19 @@ def test_changed_weights_alone_are_pushed_and_sampled_with(policy, served, engin
     assert not os.path.exists(path)
 
 
-def _push(url, hosts):
-    with group() as rank, contextlib.closing(VLLMServer([url])) as engine:
-        socket.gethostname = lambda: hosts[rank]  # All that this machine cannot have two of.
-        try:
-            engine.update_weights(load_policy("arithmetic"))
-        except ValueError as error:
-            return str(error)
-    return "pushed"
-
-
-@pytest.mark.parametrize("hosts", [("node1", "node2"), ("node1", "node1")])
-def test_ranks_on_several_machines_cannot_mean_servers_of_their_own(hosts, served):
+def test_ranks_on_several_machines_cannot_mean_servers_of_their_own(policy, served, engine_of, monkeypatch):
     """Each machine may have a server at this address, of which the first rank would push to its own alone."""
-    refused = f"`urls` must name servers as every machine reaches them, but got {served.url} with ranks on node1, node2"
-    for said in on_ranks(_push, served.url, hosts):
-        assert said.startswith(refused) if hosts[0] != hosts[1] else said == "pushed"
+    here = socket.gethostname()
+    for other in (here, "another"):
+        monkeypatch.setattr(
+            "grail_lightning.engines.vllm.server.all_gather_objects",
+            lambda mine, other=other: [mine, other if mine == here else mine],
+        )
+        if other == here:
+            engine_of(served).update_weights(policy)
+            continue
+        with pytest.raises(ValueError, match=rf"but got {served.url} with ranks on .*another.* Write the name of"):
+            engine_of(served).update_weights(policy)
 
 
 def test_another_run_that_replaces_the_file_while_it_is_read_changes_no_weight(policy, tmp_path):
@@ -153,7 +147,7 @@ class Spoilt(Worker):
 def test_a_server_with_other_weights_stops_the_run(policy, engine_of):
     with SmallServer(Spoilt) as server:
         engine = engine_of(server)
-        with pytest.raises(ValueError, match=r"must agree on the log-probabilities of 256 probe tokens after a push"):
+        with pytest.raises(ValueError, match=r"must agree on the log-probabilities of 64 probe tokens after a push"):
             engine.update_weights(policy)
         with pytest.raises(ValueError, match="has pushed no weights yet"):
             texts(engine)
@@ -166,16 +160,18 @@ def test_a_server_with_other_weights_stops_the_run(policy, engine_of):
 
 
 def test_responses_do_not_depend_on_the_number_of_servers(policy, engine_of, monkeypatch):
-    with SmallServer() as one, SmallServer() as two, SmallServer() as three:
-        alone, shared = engine_of(one), engine_of(three, two)
-        for engine in (alone, shared):
-            engine.update_weights(policy)
-        assert texts(alone, DRAWN, 5) == texts(shared, DRAWN, 5)
-        asked = [len(completions(server)) for server in (one, two, three)]
-        assert asked == [10 + PROBES, 4 + PROBES, 6 + PROBES], "prompts are dealt in turn, a group to one server"
+    with SmallServer() as one, SmallServer() as two:
+        alone = engine_of(one)
+        alone.update_weights(policy)
+        expected = texts(alone, DRAWN, 5)
+        shared = engine_of(two, one)
+        shared.update_weights(policy)
+        assert texts(shared, DRAWN, 5) == expected
+        asked = [len(completions(server)) for server in (one, two)]
+        assert asked == [10 + PROBES + 4 + PROBES, 6 + PROBES], "prompts are dealt in turn, a group to one server"
         monkeypatch.setattr("grail_lightning.engines.vllm.server.rank", lambda: 1)
         texts(shared, DRAWN, 1)
-        assert len(completions(two)) == 4 + PROBES + 2, "ranks begin with different servers"
+        assert len(completions(one)) == asked[0] + 2, "ranks begin with different servers"
 
 
 def restarts(served):
@@ -199,31 +195,33 @@ def goes_unnoticed(served):
 
 
 FAULTS = {
-    "too long": lambda served: lambda handler: time.sleep(5),
+    "too long": lambda served: lambda handler: time.sleep(4),
     "status 500": lambda served: answers_with(500),
-    "breaks off": lambda served: breaks_off,
-    "no JSON": lambda served: garbles,
-    "no token ids": lambda served: leaves_out,
-    "nested": lambda served: lambda handler: handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 200_000),
+    "breaks off": lambda served: says(b'{"choices": [', 1000),
+    "no JSON": lambda served: says(b"<html></>", 9),
+    "no token ids": lambda served: says(b'{"choices": [{"text": "17"}]}', 29),
+    "nested": lambda served: says(b"[" * 200_000, 200_000),
     "restarts": restarts,
     "restarts unnoticed": goes_unnoticed,
+    "busy": lambda served: answers_with(503),
+    "busy, too": lambda served: answers_with(429),
 }
 
 
 def test_a_failure_or_a_restart_changes_no_response(policy, served, engine_of, caplog):
-    engine = engine_of(served)
+    """A busy server is asked again for what it has not answered alone."""
+    engine = engine_of(served, patience_seconds=30)
     engine.update_weights(policy)
     expected = texts(engine, DRAWN)
     for name, fault in FAULTS.items():
         engine._servers[0].answer_seconds = 3 if name == "too long" else 60
         served.faults += [None] * 3 + [fault(served)]
-        told(caplog)
+        caplog.clear()
         assert texts(engine, DRAWN) == expected, name
         assert not served.faults
-        said = told(caplog)
-        assert "4 responses are sampled again" in said, name
-        assert ("has other weights than the last push" in said) == name.startswith("restarts"), name
-        assert ("no answer within 3 s" in said) == (name == "too long"), name
+        assert ("4 responses are sampled again" in caplog.text) != name.startswith("busy"), name
+        assert ("has other weights than the last push" in caplog.text) == name.startswith("restarts"), name
+        assert ("no answer within 3 s" in caplog.text) == (name == "too long"), name
 
 
 @pytest.mark.parametrize(
@@ -234,63 +232,39 @@ def test_a_failure_or_a_restart_changes_no_response(policy, served, engine_of, c
         ([5, 6, 7], [-1.0] * 3, "length"),
         ([5, 6], [-1.0], "stop"),
         ([-1], [-1.0], "stop"),
-        ([2**40], [-1.0], "stop"),
+        ([2**31], [-1.0], "stop"),
         ([3.5], [-1.0], "stop"),
-        (["a"], [-1.0], "stop"),
-        ([5], ["low"], "stop"),
         ([5], [None], "stop"),
     ],
 )
 def test_half_an_answer_counts_as_none(ids, logprobs, reason):
-    def answer(*choice):
-        named = dict(zip(("token_ids", "logprobs", "finish_reason"), choice, strict=True))
-        return {"choices": [named | {"logprobs": {"token_logprobs": named["logprobs"]}}]}
+    def answer(ids, logprobs, reason):
+        choice = {"token_ids": ids, "logprobs": {"token_logprobs": logprobs}, "finish_reason": reason}
+        return {"choices": [choice]}
 
     request = Request([1], {"max_tokens": 2})
-    assert _completion(answer([5, 6], [-1.0, -1.0], "length"), request).ids == [5, 6]
+    assert _completion(answer([5, 2**31 - 1], [-1.0, -1.0], "length"), request).ids == [5, 2**31 - 1]
     with pytest.raises(ServerGone, match="an answer without a whole response"):
         _completion(answer(ids, logprobs, reason), request)
 
 
-@pytest.mark.parametrize("state", [{}, None, "x", {"version": None}])
+@pytest.mark.parametrize("state", [None, {"version": None}])
 def test_an_answer_that_is_no_state_of_workers_is_one_line(state, served, engine_of):
     served.worker.grail_status = lambda: state
     with pytest.raises(ValueError, match=r"has not answered for 0 s \(an answer without the state of workers: "):
         engine_of(served).check("arithmetic", Loading())
 
 
-def test_a_busy_server_is_asked_again_for_what_it_has_not_answered(policy, served, engine_of, caplog):
-    engine = engine_of(served, patience_seconds=30)
-    engine.update_weights(policy)
-    expected = texts(engine, DRAWN)
-    served.faults += [answers_with(503), answers_with(429)]
-    told(caplog)
-    assert texts(engine, DRAWN) == expected
-    assert "sampled again" not in told(caplog)
-
-
-def test_after_a_restart_weights_are_pushed_again_and_probed_with_the_next_update(policy, served, engine_of, caplog):
-    engine = engine_of(served)
-    engine.update_weights(policy)
-    expected = texts(engine)
-    served.restart()
-    assert texts(engine) == expected
-    assert told(caplog).count("pushed again") == 1
-    engine.update_weights(policy)
-    served.make = Spoilt
-    served.restart()
-    texts(engine)
-    with pytest.raises(ValueError, match=r"must agree on the log-probabilities"):
-        engine.update_weights(policy)
-
-
 def test_a_server_that_restarts_right_after_a_push_is_given_the_weights_again(policy, served, engine_of, caplog):
-    """It has the weights of the checkpoint before and after the batch, so that nothing seems to have changed."""
+    """It has the weights of the checkpoint before and after the batch, so that nothing seems to have changed.
+
+    With the next update what was pushed again is probed.
+    """
 
     class Dying(Worker):
         def grail_load(self, path, version):
             status = super().grail_load(path, version)
-            served.make = Worker
+            served.make = Spoilt
             served.restart()
             return status
 
@@ -299,32 +273,35 @@ def test_a_server_that_restarts_right_after_a_push_is_given_the_weights_again(po
     expected = texts(engine, DRAWN)
     served.make = Dying
     served.restart()
-    assert texts(engine, DRAWN) == expected
+    texts(engine, DRAWN)
     assert "has lost the weights of the last push" in caplog.text
     assert "4 responses are sampled again" in caplog.text
+    with pytest.raises(ValueError, match=r"must agree on the log-probabilities"):
+        engine.update_weights(policy)
+    served.make = Worker
+    served.restart()
+    engine.update_weights(policy)
+    assert texts(engine, DRAWN) == expected
 
 
 def test_what_a_server_refuses_or_never_does_ends_the_run_with_one_line(policy, engine_of, monkeypatch):
     monkeypatch.setattr("grail_lightning.engines.vllm.server._MOST_ROUNDS", 3)
     with SmallServer() as server:
-        engine = engine_of(server, patience_seconds=0.5)
+        engine = engine_of(server, patience_seconds=0.3)
         engine.update_weights(policy)
-        server.faults += [answers_with(400)]
-        with pytest.raises(ValueError, match=rf"{server.url} refused /v1/completions \(status 400: .*not now"):
-            texts(engine)
-        server.faults[:] = [answers_with(500)] * 100
-        with pytest.raises(ValueError, match=r"failed 3 times to sample 4 responses \(status 500: .*not now"):
-            texts(engine)
-        server.faults[:] = [lambda handler: time.sleep(2)] * 8
-        engine._servers[0].answer_seconds = 0.5
-        with pytest.raises(ValueError, match=r"failed 2 times .* \(no answer .* raise `engine.answer_seconds`"):
-            texts(engine)
-    with pytest.raises(ValueError, match=rf"{server.url} has not answered for 0.5 s \(Connection refused") as raised:
+        for fault, said in (
+            (answers_with(400), rf"{server.url} refused /v1/completions \(status 400: .*not now"),
+            (answers_with(500), r"failed 3 times to sample 4 responses \(status 500: .*not now"),
+            (lambda handler: time.sleep(1), r"failed 2 times .* \(no answer .* raise `engine.answer_seconds`"),
+        ):
+            engine._servers[0].answer_seconds = 0.3 if "no answer" in said else 60
+            server.faults[:] = [fault] * 100
+            with pytest.raises(ValueError, match=said):
+                texts(engine)
+    with pytest.raises(ValueError, match=rf"{server.url} has not answered for 0.3 s \(Connection refused") as raised:
         texts(engine)
-    said = str(raised.value)
-    assert "VLLM_SERVER_DEV_MODE=1 vllm serve" in said
-    assert "--ckpt_path=last" in said
-    assert "\n" not in said
+    assert re.search(r"VLLM_SERVER_DEV_MODE=1 vllm serve .*--ckpt_path=last", str(raised.value))
+    assert "\n" not in str(raised.value)
 
 
 def test_a_sampling_in_another_thread_can_be_cancelled_and_the_engine_used_again(policy, served, engine_of):
@@ -371,7 +348,7 @@ def test_the_key_is_sent_as_vllm_expects_it_and_a_path_of_the_url_is_kept(served
     [
         ({"worker": None}, "status 500: .*has no attribute"),
         ({"dev_mode": False}, "status 404: .*Not Found"),
-        *(({"refuses": status}, f"status {status}: .*not now") for status in (400, 401, 403)),
+        ({"refuses": 403}, "status 403: .*not now"),
     ],
 )
 def test_a_server_that_takes_no_weights_is_named_with_its_words_and_what_to_do(server, said, engine_of):
@@ -380,14 +357,11 @@ def test_a_server_that_takes_no_weights_is_named_with_its_words_and_what_to_do(s
     assert re.search(r"takes weights if .* VLLM_SERVER_DEV_MODE=1 .*--worker-ext.*VLLM_API_KEY", str(raised.value))
 
 
-def test_on_the_command_line_a_missing_server_is_one_line_before_the_model_is_loaded(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        "grail_lightning.distributed.sharding.load_policy", lambda *_, **__: pytest.fail("a model was loaded")
-    )
+def test_on_the_command_line_a_missing_server_is_one_line_before_the_model_is_loaded(capsys, tmp_path):
     with SmallServer(worker=None) as server:
         url = server.url
     folder = f"--trainer.default_root_dir={tmp_path}"
-    said = fails(capsys, "fit", *SHORT, folder, "--model.engine=VLLMServer", f"--model.engine.urls=[{url}]")
+    said = fails_early(capsys, "fit", *SHORT, folder, "--model.engine=VLLMServer", f"--model.engine.urls=[{url}]")
     assert f"{url} has not answered for 0 s (Connection refused)" in said
     assert re.search(r"Start it: VLLM_SERVER_DEV_MODE=1 vllm serve /\S+/arithmetic --port \d+ --dtype auto ", said)
 
@@ -399,7 +373,6 @@ def test_on_the_command_line_a_missing_server_is_one_line_before_the_model_is_lo
         ("http://a:8000", "must be a list of at least one address, but got 'http://a:8000'"),
         (["a:8000"], "must hold addresses such as http://127.0.0.1:8000, but got 'a:8000'"),
         (["http://a:80000"], "must hold addresses such as"),
-        (["http://[::1"], "must hold addresses such as"),
         (["http://a:8000?key=1"], "must hold addresses such as"),
         (["http://me:secret@a:8000"], "must hold addresses such as"),
         (["http://127.0.0.1:8000", "http://127.0.0.1:8000/v1"], "must hold each address once"),
@@ -411,7 +384,7 @@ def test_addresses_that_no_server_can_have_are_refused(urls, message):
 
 
 def test_a_run_waits_for_servers_that_are_still_loading_if_it_is_told_to(served, engine_of):
-    served.loading = time.monotonic() + 1.5
+    served.loading = time.monotonic() + 0.5
     with pytest.raises(ValueError, match=r"has not answered for 0 s \(status 503"):
         engine_of(served).check("arithmetic", Loading())
     engine_of(served, wait_seconds=30).check("arithmetic", Loading())
