@@ -326,6 +326,12 @@ def test_a_run_learns_behind_pictures_and_its_frozen_tower_reads_each_of_them_on
     assert counting.seen.number == len({*own, *(picture for each in shown for picture in each)})
     assert all((o.batch.response_ids[o.batch.response_mask] < FIRST_PICTURE_ID).all() for o in watch.outputs)
 
+    for steps, path in ((1, None), (2, tmp_path / "one.ckpt")):
+        resumed, of_resumed, trainer = _run(folder, train, steps)
+        trainer.fit(resumed, of_resumed, ckpt_path=path)
+        trainer.save_checkpoint(tmp_path / "one.ckpt")
+    assert all(torch.equal(weights(module)[n], p) for n, p in weights(resumed).items())
+
     run.predict(module, data)
     (row,) = pq.read_table(file).to_pylist()
     assert [tokens for tokens in row["tokens"] if tokens == "<image>"] == ["<image>"] * 2

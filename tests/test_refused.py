@@ -21,7 +21,7 @@ from grail_lightning.functional.advantages import beta_scale
 from grail_lightning.functional.policy_gradient import sampler_correction
 from grail_lightning.metrics import PassAtK
 from grail_lightning.step.options import Distillation, Objective
-from grail_lightning.tasks import ChartSpace, CodeTask
+from grail_lightning.tasks import ChartSpace, CodeTask, EpisodeLimits
 from tests.steps import configured
 
 ONE = torch.ones(1, 1)
@@ -88,6 +88,7 @@ REFUSED = [
     ),
     (ChartSpace, {"asks": []}, "3 <= min_elements <= max_elements <= 5 and `asks`"),
     (ChartSpace, {"asks": ["mean"]}, "3 <= min_elements <= max_elements <= 5 and `asks`"),
+    (EpisodeLimits, {"max_turns": 0}, "`limits.max_turns` must be positive, but got 0"),
     (CodeTask, {"explained": "body"}, "`explained` must be one of return, program, but got 'body'"),
     (CodeTask, {"shown_tests": -1}, "`shown_tests` must be 0 or more, but got -1"),
     # Functions.

@@ -10,11 +10,19 @@ import pytest
 import torch
 from torch import nn
 
+from grail_lightning.engines import VLLMEngine
 from grail_lightning.vllm_worker import report_whole_vocabulary
+from tests.runs import problems
 from tests.shell import SHORT, fails
 
 LOGITS = torch.randn(3, 7, generator=torch.Generator().manual_seed(0))
 INSTALLED = importlib.util.find_spec("vllm") is not None
+
+
+def test_it_has_no_weights_before_they_are_pushed(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    with pytest.raises(ValueError, match=r"Call `update_weights\(policy\)` first"):
+        VLLMEngine().generate(problems(1), 1, None, 0)
 
 
 @pytest.mark.skipif(INSTALLED, reason="vLLM is installed here")
