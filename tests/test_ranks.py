@@ -164,9 +164,8 @@ def test_three_steps_on_two_ranks_end_on_the_weights_of_one_process(strategy, cr
     for rank in ranks:
         assert rank["synchronised"] == (0 if strategy != "ddp" else 6 if "cut" in credit else 3)  # Once a step.
         assert rank["micro_batches"] > 3
-        if (
-            strategy == "fsdp2" and credit in QUICK
-        ):  # Of four blocks and the root: with each micro-batch, or once a step.
+        if strategy == "fsdp2" and credit in QUICK:
+            # Of four blocks and the root: with each micro-batch, or once a step.
             assert (rank["reductions"] == 5 * 3) == credit.endswith("-once")
         assert rank["loss"] == near(alone["loss"], 1000, torch.float32, scale=0.01)
         for which in ("weights", "second") if credit == "PRIME" else ("weights",):
