@@ -129,9 +129,9 @@ class LastCheckpoint(Checkpoint):
         """
         if trainer.global_step == 0:
             # Under FSDP2 torch gives an optimiser a state to save by a step without gradients, which must not count.
-            kept = [optimizer.state for optimizer in trainer.optimizers]
-            kept += [saved["state"] for saved in checkpoint["optimizer_states"] if saved]
-            for state in chain.from_iterable(states.values() for states in kept):
+            by_parameter = [optimizer.state for optimizer in trainer.optimizers]
+            by_parameter += [saved["state"] for saved in checkpoint["optimizer_states"] if saved]
+            for state in chain.from_iterable(states.values() for states in by_parameter):
                 if "step" in state:
                     state["step"] = state["step"] * 0
         checkpoint["steps_left"] = module_of(pl_module).steps_cut
