@@ -57,15 +57,19 @@ class LastCheckpoint(Checkpoint):
             trainer.strategy.checkpoint_io = DurableCheckpointIO()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Determine where to save, and remove the partial files of runs that were killed while they saved."""
+        """Determine where to save, remove partial files of killed runs, and move checkpoints of earlier runs aside."""
         # A broadcast over all ranks, which would not be safe during an interruption.
-        folder = Path(self.folder) if self.folder else RunFolder(trainer).path / "checkpoints"
-        self.file, self._saved_at = folder / "last.ckpt", None
-        if trainer.is_global_zero:
-            remove_parts(folder)
-            if self.folder and trainer.ckpt_path is None and self.file.exists() and not fast_dev_run(trainer):
-                aside = self.file.rename(unused(self.file))
-                rank_zero_info(f"{self.file} is of an earlier run, and now in {aside}.")
+        of_run = RunFolder(trainer).path / "checkpoints"
+        self.file, self._saved_at = Path(self.folder or of_run) / "last.ckpt", None
+        if not trainer.is_global_zero:
+            return
+        remove_parts(self.file.parent)
+        folders = [c.dirpath for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+        kept = [self.file, *(Path(folder) / "best.ckpt" for folder in folders if folder)]
+        for file in kept if trainer.ckpt_path is None and not fast_dev_run(trainer) else []:
+            if file.parent != of_run and file.exists():  # Several runs may share a folder that the user has given.
+                aside = file.rename(unused(file))
+                rank_zero_info(f"{file} is of an earlier run, and now in {aside}.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Watch for SIGTERM. The state from which a run was resumed is not saved a second time."""

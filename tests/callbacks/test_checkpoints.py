@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from grail_lightning.callbacks import Evaluation, LastCheckpoint, default_callbacks
+from grail_lightning.callbacks.checkpoints import DefaultCheckpoints
 from grail_lightning.data import ArithmeticData
 from tests import runs
 from tests.callbacks.scripted import Scripted, box, run
@@ -79,13 +80,19 @@ def _fail(trainer):
     raise ConnectionError("the machine is gone")
 
 
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_the_last_checkpoint_is_the_last_state_and_a_new_run_leaves_that_of_an_earlier_one(tmp_path):
     """In a folder of the user's, which does not move aside with the run's own."""
-    best = ModelCheckpoint(dirpath=tmp_path, monitor="val/accuracy", mode="max", filename="best", save_last=False)
+    best = DefaultCheckpoints().best
+    best.dirpath = str(tmp_path)
     _fit(tmp_path, 8, Evaluation(), best)
     assert {file.stem: _saved_at(file) for file in tmp_path.glob("*.ckpt")} == {"best": 4, "last": 8}
     _fit(tmp_path, 2)
     assert (_saved_at(tmp_path / "last.ckpt"), _saved_at(tmp_path / "last.1.ckpt")) == (2, 8)
+    earlier = (tmp_path / "best.ckpt").stat().st_ino
+    _fit(tmp_path, 4, Evaluation(), best)
+    assert (tmp_path / "best.1.ckpt").stat().st_ino == earlier
+    assert {file.name for file in tmp_path.glob("best*")} == {"best.ckpt", "best.1.ckpt"}
 
 
 def test_a_run_that_stopped_inside_an_epoch_trains_on_the_rest_of_it(tmp_path):
