@@ -3,10 +3,17 @@
 import ast
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TREES = [ast.parse(path.read_text()) for path in (ROOT / "grail_lightning").rglob("*.py")]
+
+
+@cache
+def nodes():
+    """The syntax trees of all files, node by node."""
+    trees = (ast.parse(path.read_text()) for path in (ROOT / "grail_lightning").rglob("*.py"))
+    return [node for tree in trees for node in ast.walk(tree)]
 
 
 def private(name):
@@ -16,7 +23,7 @@ def private(name):
 def defined():
     """How often the package defines a name: as a function, a class, a variable, or an attribute of `self` or `cls`."""
     names = Counter()
-    for node in (node for tree in TREES for node in ast.walk(tree)):
+    for node in nodes():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names[node.name] += 1
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -37,7 +44,7 @@ def of_super(node):
 def borrowed():
     """Private names that are read, written or imported, and are not the package's own."""
     ours, found = defined(), set()
-    for node in (node for tree in TREES for node in ast.walk(tree)):
+    for node in nodes():
         if isinstance(node, ast.Attribute) and private(node.attr):
             # A method that calls its parent's is one definition: the parent's must be another.
             if ours[node.attr] < (2 if of_super(node.value) else 1):
