@@ -84,6 +84,10 @@ _FRACTION = re.compile(
 # `f(2)` and `f(x)` are one name where f is the usual name of a function, and I(0) is not I times zero.
 _APPLIED = re.compile(r"\(\s*([a-zA-Z]|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*\)")
 _AT_ZERO = re.compile(r"\(\s*(0)\s*\)")
+# The third derivative of f is no cube of it, and no letter of dy/dx cancels.
+_LAGRANGE = re.compile(r"\^\s*\{\s*\(([0-9]+|[a-z])\)\s*\}")
+_DIFFERENTIAL = r"d\s*(\\[a-z]+|[a-zA-Z])\s*"
+_LEIBNIZ = re.compile(rf"(\\frac\s*\{{\s*)?{_DIFFERENTIAL}(?(1)\}}\s*\{{\s*|/\s*){_DIFFERENTIAL}(?(1)\}}|(?![a-zA-Z]))")
 _SUBSCRIPT = re.compile(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 _FUNCTION_LETTERS = "fghFGHPQVTIuvy"
 
@@ -181,7 +185,9 @@ class _Parser:
             elif self.accept("^"):
                 base = Node("power", "", (base, self.script()))
             elif self.accept("!"):
-                base = Node("function", "factorial", (base,))
+                base = Node("function", "double factorial" if self.accept("!") else "factorial", (base,))
+                if self.piece == "!":
+                    raise Unreadable("more than two signs of a factorial")
             else:
                 return base
 
@@ -198,6 +204,8 @@ class _Parser:
     def atom(self) -> Node:
         if self.kind == "number":
             return self.numeral()
+        if derivative := self.match(_LEIBNIZ):
+            return Node("symbol", f"d{derivative[2]}/d{derivative[3]}")
         if self.kind == "letter":
             return self.symbol(self.take())
         name = self.piece.removeprefix("\\")
@@ -258,6 +266,8 @@ class _Parser:
             name += "_" + self.subscript()
         if name in ("e", "i"):
             return Node("constant", name)
+        if name[0] in _FUNCTION_LETTERS and (order := self.match(_LAGRANGE)):
+            name += f"^({order[1]})"
         argument = self.match(_APPLIED if name[0] in _FUNCTION_LETTERS else _AT_ZERO)
         return Node("symbol", f"{name}({argument[1]})" if argument else name)
 

@@ -285,6 +285,9 @@ def _bracketed(text: str) -> Answer | None:
     if opening[0] == r"\{":
         return _braces(inner) if closed == r"\}" else Broken("a set that closes with another bracket")
     parts, signs = split(inner, [";" if split(inner, [";"])[1] else ","])
+    if signs and r"\mp" in inner:  # Its sign is the opposite one of every plus-minus between the brackets.
+        readings = (inner.replace(r"\pm", sign).replace(r"\mp", other) for sign, other in ("+-", "-+"))
+        return Many(tuple(_read(f"{opening[0]}{reading}{closed}") for reading in readings))
     if signs:
         return Group(opening[0] + closed, tuple(map(_read, parts)))
     return _read(inner) if opening[0] + closed in ("()", "[]") else Broken("an interval with one end")

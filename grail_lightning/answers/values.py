@@ -104,11 +104,13 @@ class _Rationals(_Evaluator):
                 return root if root * root == values[0] else None
             case "abs":
                 return abs(values[0])
-            case "factorial" | "binomial":
+            case "factorial" | "double factorial" | "binomial":
                 if any(value.denominator != 1 or value < 0 for value in values):
                     raise Undefined("a factorial of something other than a whole number")
                 if max(values) > _MAX_FACTORIAL:
                     raise TooLarge(f"a factorial above {_MAX_FACTORIAL}")
+                if name == "double factorial":
+                    return Fraction(math.prod(range(int(values[0]), 0, -2)))
                 return Fraction((math.factorial if name == "factorial" else math.comb)(*map(int, values)))
         return None
 
@@ -131,6 +133,7 @@ _FUNCTIONS = {
     **{name: name for name in (*TRIGONOMETRIC, *HYPERBOLIC, "exp", "factorial", "binomial")},
     **{inverse: f"a{name}" for name, inverse in INVERSE.items()},
     **dict.fromkeys(LOGARITHMS, "log"),
+    "double factorial": "fac2",
     "abs": "fabs",
 }
 
@@ -201,7 +204,7 @@ class _AtPoint(_Evaluator):
             return self.root(*values)
         if name == "degrees":
             return first * self.context.pi / 180
-        if name in ("factorial", "binomial") and max(abs(value) for value in values) > _MAX_FACTORIAL_AT_POINT:
+        if name.endswith(("factorial", "binomial")) and max(abs(value) for value in values) > _MAX_FACTORIAL_AT_POINT:
             raise TooLarge("a factorial beyond the caps")
         if name in ("exp", *HYPERBOLIC, *TRIGONOMETRIC) and abs(first) > _MAX_LOG2:
             raise TooLarge("an exponential beyond the caps")
