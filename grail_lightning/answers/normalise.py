@@ -114,8 +114,20 @@ _DENIAL = re.compile(
     re.IGNORECASE,
 )
 # Units that would pass for a function, a letter or a quotient of letters.
-_UNIT = re.compile(r"min|sec|[mgsLlJNWVAKChFPT]|[A-Za-z]{1,3}\s?/\s?[A-Za-z]{1,3}(?:\^\{?[23]\}?)?")
-_BEHIND_NUMBER = re.compile(r"[0-9})](?:\s|~|\\[ ,;:!])*$")
+_POWER = r"(?:\^\{?-?[0-9]\}?)?"
+_LETTER, _SHORT = rf"[mgsLlJNWVAKChFPT]{_POWER}", rf"[A-Za-z]{{1,3}}{_POWER}"
+_UNIT = re.compile(
+    rf"min|sec|{_LETTER}(?:\s{_LETTER})*|{_SHORT}(?:\s?[/*]\s?{_SHORT})+|{_SHORT}(?:\s{_SHORT})+(?<=[}}0-9])"
+)
+_BEHIND = r"(?:[0-9})]|\\pi)(?:\s|~|\\[ ,;:!])*"
+_BEHIND_NUMBER = re.compile(rf"{_BEHIND}$")
+# `\text{cm}^3/\text{s}` and `\frac{\text{m}}{\text{s}}` behind a number.
+_UNIT_NAME = rf"[A-Za-z]+[\s~]*\}}{_POWER}"
+_ONE_UNIT = rf"\\(?:text|mathrm)\s*\{{[\s~]*{_UNIT_NAME}"
+_NEXT_UNIT = rf"(?:\s*(?:[/*]|\\cdot|\\times)\s*{_ONE_UNIT}|\s*\\text\{{\s*/\s*{_UNIT_NAME})"
+_UNITS = re.compile(
+    rf"({_BEHIND})({_ONE_UNIT}{_NEXT_UNIT}+|\\d?frac\s*\{{{_ONE_UNIT}{_NEXT_UNIT}*\}}\s*\{{{_ONE_UNIT}{_NEXT_UNIT}*\}})"
+)
 # What separates the members of a list in words.
 _LISTED = re.compile(r"(,(?!\d)|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))", re.IGNORECASE)
 
@@ -240,10 +252,16 @@ def _compatible(character: str) -> str:
 
 def _commands(text: str) -> str:
     if "\\" in text:
+        text = _UNITS.sub(_one_text, text)
         text = _COMMAND.sub(_respelled, _WRAPPER.sub(_unwrapped, text))
     if "!=" in text:  # `5!=120` is a factorial.
         text = re.sub(r"((?<![A-Za-z0-9_^{.])[0-9]+)?!=", lambda sign: sign[0] if sign[1] else r"\ne ", text)
     return text.replace("~", " ").replace("<=", r"\le ").replace(">=", r"\ge ")
+
+
+def _one_text(units: re.Match[str]) -> str:
+    names = re.sub(r"\\(?:text|mathrm|d?frac)", "", re.sub(r"\}\s*\{", "/", units[2]))
+    return rf"{units[1]}\text{{{re.sub(r'[{}~ ]', '', re.sub(r'.(?:cdot|times)', '*', names))}}}"
 
 
 def _respelled(command: re.Match[str]) -> str:
@@ -264,7 +282,7 @@ def _unwrapped(wrapper: "regex.Match[str]") -> str:
     applied = word == "sec" and re.match(r"[ ~]*[A-Za-z0-9({|\\^]", wrapper.string[wrapper.end() :])
     behind = _BEHIND_NUMBER.search(wrapper.string[: wrapper.start()])
     if name in _PLAIN and _UNIT.fullmatch(word) and behind and not applied:
-        return rf"\text{{{word}}}"
+        return rf"\text{{{re.sub('[{}]', '', word)}}}"
     if word in _WRAPPED_FUNCTIONS or word.lower() == "infinity":
         return rf"\{word} " if word in _WRAPPED_FUNCTIONS else r"\infty "
     if not _has_word(word):

@@ -5,6 +5,7 @@ r"""From a normalised answer to its kind and its parts.
 """
 
 import re
+from collections import Counter
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -54,10 +55,14 @@ _STOP = frozenset(_STOP_WORDS.split())
 _FUNCTION_WORDS = frozenset([*ELEMENTARY, *"sqrt pi max min gcd lcm lim det arg mod inf infty".split()])  # noqa: SIM905
 
 _UNIT = re.compile(r"\s*\\text\{([A-Za-z\s./^0-9²³*\\-]*)\}(?:\s*\^\{?\s*(-?[0-9])\s*\}?)?\s*$")
-_NUMBER_IN_UNIT = re.compile(r"(?<!\^)[0-9](?!\s*[A-Za-z])")
+_NUMBER_IN_UNIT = re.compile(r"(?<!\^)(?<!\^-)[0-9](?!\s*[A-Za-z])")
+_FACTOR = re.compile(r"([a-z]+)(?:\s*\^\{?\s*(-?[0-9]))?")
+# What else is a product of other units.
+_DERIVED = {"j": "kg*m^2*s^-2", "n": "kg*m*s^-2", "w": "kg*m^2*s^-3", "hz": "s^-1", "mph": "mi*h^-1"}
 # `\text{ft}/s`: a single letter loses its `\mathrm` when it is normalised.
 _PER = re.compile(r"(?<=\})\s*/\s*([a-zA-Z]{1,3})(?=(?:\^\{?[0-9]\}?)?$)")
 _BARE_UNIT = re.compile(r"(?<=[0-9}\)])(?:\s*([A-Za-z]{2,})| ([A-Za-z]{4,}|[A-Za-z]{3,}(?: [A-Za-z]{3,})+))$")
+_BARE_RATE = re.compile(r"(?<=[0-9}\)]) [A-Za-z]+(?:\^[23])?/[A-Za-z]+(?:\^[23])?$")
 _DEGREES = re.compile(r"\s*\^\{?\s*\\circ\s*\}?\s*(?:\\text\{([CF])\}|([CF]))?\s*$|\s*\\text\{\s*degrees?\s*\}$")
 _PERCENT = re.compile(r"\s*(?:%|\\text\{\s*(?:percent|pct)\.?\s*\}|(?<![A-Za-z])(?:percent|pct)\.?)\s*$")
 _WORD = re.compile(r"[A-Za-z]+")
@@ -68,7 +73,7 @@ _OF_ANGLE = re.compile(rf"\\(?:{'|'.join(TRIGONOMETRIC)})")
 class Leaf(NamedTuple):
     """One formula (`text`) without what surrounds it; `node` is None if the grammar does not cover it.
 
-    The unit is such as `cm^2`, or `?apples` for one that is not known.
+    The unit is such as `cm^2` and `m*s^-1`, or `?apples` for one that is not known.
     """
 
     text: str
@@ -87,13 +92,15 @@ def _quantity(text: str) -> Leaf:
     elif (words := _BARE_UNIT.search(bare)) and _FUNCTION_WORDS.isdisjoint(words[0].split()):
         alone = words[1] and words[1].lower() not in _BARE_NAMES and not (words[0][0] == " " and len(words[1]) > 3)
         bare = bare if alone else rf"{bare[: words.start()]}\text{{{words[0]}}}"
+    elif (rate := _BARE_RATE.search(bare)) and {*_WORD.findall(rate[0])} <= _BARE_NAMES.keys():
+        bare = rf"{bare[: rate.start()]}\text{{{rate[0]}}}"
     quantity = Leaf(bare, unit="dollar" if money else "")
     for _ in range(6):
         shorter = _without_suffix(quantity)
         if shorter is None or not shorter.text or shorter.text[-1] in "+-*^=<>(":
             break
         quantity = shorter
-    return quantity
+    return quantity._replace(unit=_in_order(quantity.unit))
 
 
 def _without_suffix(quantity: Leaf) -> Leaf | None:
@@ -102,28 +109,42 @@ def _without_suffix(quantity: Leaf) -> Leaf | None:
         return quantity._replace(text=text[: percent.start()], percent=True)
     if (degrees := _DEGREES.search(text)) and not _OF_ANGLE.search(text):
         scale = degrees[1] or degrees[2] or ""
-        return quantity._replace(text=text[: degrees.start()], degrees=True, unit=scale + quantity.unit)
+        return quantity._replace(text=text[: degrees.start()], degrees=True, unit=f"{scale}*{quantity.unit}")
     suffix = _UNIT.search(text)
     words = [word.lower() for word in _WORD.findall(suffix[1])] if suffix else []
     if suffix is None or len(words) > 5 or not _STOP.isdisjoint(words) or _NUMBER_IN_UNIT.search(suffix[1]):
         return None
-    rest, unit = text[: suffix.start()], _canonical(words, suffix[1], suffix[2])
-    if rest.rstrip().endswith("/"):
-        rest, unit = rest.rstrip()[:-1], unit and "/" + unit
-    return quantity._replace(text=rest.rstrip(), unit=unit + quantity.unit)
+    rest, source = text[: suffix.start()].rstrip(), suffix[1] + (f"^{suffix[2]}" if suffix[2] else "")
+    if rest.endswith("/"):
+        rest, source = rest[:-1].rstrip(), f"/{source}"
+    return quantity._replace(text=rest, unit=f"{_canonical(words, source)}*{quantity.unit}")
 
 
-def _canonical(words: list[str], source: str, power: str | None) -> str:
-    if not words:
-        return ""
-    if words[0] in ("square", "sq", "cubic"):
-        power, words = ("3" if words[0] == "cubic" else "2"), words[1:]
-    inside = re.search(r"\^\{?([23])\}?", source)
-    power = power or (inside[1] if inside else None)
-    # One unit, or one over another.
-    if len(words) == 1 + source.count("/") < 3 and all(word in _CANONICAL for word in words):
-        return "/".join(_CANONICAL[word] for word in words) + (f"^{power}" if power else "")
-    return f"?{' '.join(words)}"
+def _canonical(words: list[str], source: str) -> str:
+    """The factors of a unit, such as `cm^3*s^-1`; `?` and its words if one of them is not known."""
+    factors = []
+    for place, part in enumerate(source.lower().split("/")):
+        scale = 1
+        for word, power in _FACTOR.findall(part):
+            if word in ("square", "sq", "cubic"):
+                scale = 3 if word == "cubic" else 2
+                continue
+            if word not in _CANONICAL:
+                return f"?{' '.join(words)}"
+            factors.append(f"{_CANONICAL[word]}^{int(power or scale) * (-1 if place else 1)}")
+            scale = 1
+    return "*".join(factors)
+
+
+def _in_order(unit: str) -> str:
+    """A unit with each factor once, in the order of their names."""
+    powers = Counter[str]()
+    for factor in filter(None, unit.split("*")):
+        name, _, power = factor.partition("^")
+        for part in _DERIVED.get(name, name).split("*"):
+            base, _, own = part.partition("^")
+            powers[base] += int(power or 1) * int(own or 1)
+    return "*".join(name if power == 1 else f"{name}^{power}" for name, power in sorted(powers.items()))
 
 
 class Group(NamedTuple):
