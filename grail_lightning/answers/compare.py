@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import accumulate
 
 from grail_lightning.answers.normalise import string_key
-from grail_lightning.answers.parse import Node, number
+from grail_lightning.answers.parse import Node, letters, number
 from grail_lightning.answers.structure import Leaf
 from grail_lightning.answers.values import agree_everywhere, equal_by_math_verify, is_terminating, rational
 
@@ -35,6 +35,7 @@ _TOO_LARGE = re.compile(r"\0|\d{1001}|[eE][+-]?0*\d{4}")
 _DECIMAL = re.compile(r"[+-]?([0-9]*\.[0-9]+)(?:[eE][+-]?[0-9]+|\*10\^\{?-?[0-9]+\}?|\\ldots)?", re.ASCII)
 _WORDY = re.compile(r"\\text|(?<![\\A-Za-z])[A-Za-z]{4,}|\?|\"")
 _HUNDREDTH = number(Fraction(1, 100))
+_CONSTANTS = [Node("symbol", name) for name in "ckK"]
 _DEGREE = Node("function", "degrees", (number(1),))
 
 
@@ -141,7 +142,7 @@ def _anagrams(one: str, two: str) -> bool:
 
 
 def _readings(left: Leaf, right: Leaf, one: Node, two: Node) -> Iterator[tuple[Node, Node]]:
-    """What two formulas say: `28%` is 28 and 0.28, and degrees are numbers unless the other side is in radians."""
+    """What two formulas say: `28%` is 28 and 0.28, degrees are numbers beside other than radians, `+k` may be `+C`."""
     if left.percent != right.percent:
         yield one, two
         yield (_times(one, _HUNDREDTH), two) if left.percent else (one, _times(two, _HUNDREDTH))
@@ -151,6 +152,16 @@ def _readings(left: Leaf, right: Leaf, one: Node, two: Node) -> Iterator[tuple[N
         yield one, _times(two, _DEGREE)
     else:
         yield one, two
+        differ = letters(one) ^ letters(two)
+        if "C" in differ and len(differ) == 2 and differ <= {*"CckK"}:
+            yield _with_constant(one), _with_constant(two)
+
+
+def _with_constant(node: Node) -> Node:
+    """A sum of more than letters whose constant of integration, a letter alone, is called C."""
+    if node.kind != "add" or all(term.kind == "symbol" for term in node.args):
+        return node
+    return node._replace(args=tuple(Node("symbol", "C") if term in _CONSTANTS else term for term in node.args))
 
 
 def _times(node: Node, factor: Node) -> Node:

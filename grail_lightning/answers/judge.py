@@ -141,6 +141,8 @@ class _Comparison(Formulas):
             case (Words(words), Leaf(text)) | (Leaf(text), Words(words)):  # `odd` is no product here
                 return words == text.lower()
             case Group(), Group():
+                if {gold.brackets, other.brackets} == {"()", "matrix"}:
+                    gold, other = _as_vector(gold), _as_vector(other)
                 return gold.brackets == other.brackets and self.in_order(gold.items, other.items)
             case Group(brackets="()"), Many(braced=False) if other.joint == "," or _named_by_and(other):
                 return self.in_order(gold.items, _by_axis(other))
@@ -240,6 +242,14 @@ class _Comparison(Formulas):
             differences.append(Node("add", "", (left.node, negated(right.node))))
         self.reach("symbolic")
         return ratio_sign(*differences)
+
+
+def _as_vector(group: Group) -> Group:
+    """`(1,2)` for a matrix of one row or one column."""
+    rows = [row.items for row in group.items if isinstance(row, Group)]
+    if group.brackets != "matrix" or (len(rows) > 1 and len(rows[0]) > 1):
+        return group
+    return Group("()", tuple(cell for row in rows for cell in row))
 
 
 def _joined_alike(one: Many, two: Many) -> bool:

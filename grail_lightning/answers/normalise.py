@@ -59,7 +59,7 @@ _SPELLINGS = {
     r"\ne ": "neq not=",
     "*": "cdot times ast bullet",
     "|": "lvert rvert vert mvert",
-    r"\emptyset ": "varnothing",
+    **{r"\emptyset ": "varnothing", r"\neg ": "lnot", r"\wedge ": "land", r"\vee ": "lor"},
     r"^\circ ": "degree degrees",
     **{"/": "div", "<": "lt", ">": "gt", r"\{": "lbrace", r"\}": "rbrace", "[": "lbrack", "]": "rbrack", "%": "%"},
     **{r"\epsilon ": "varepsilon", r"\theta ": "vartheta", r"\phi ": "varphi", r"\ldots ": "dots"},
