@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 
-from grail_lightning.answers.normalise import string_key
-from grail_lightning.answers.parse import Node, letters, number
+from grail_lightning.answers.normalise import TEXT, string_key
+from grail_lightning.answers.parse import Node, Unreadable, letters, number, parse
 from grail_lightning.answers.structure import Leaf
 from grail_lightning.answers.values import agree_everywhere, equal_by_math_verify, is_terminating, rational
 
@@ -88,7 +88,12 @@ class Formulas:
             value = rational(gold.node)
             if not slack or (value is not None and is_terminating(value)):
                 return False
-        return any(self.nodes(ours, theirs, slack) for ours, theirs in _readings(gold, other, gold.node, other.node))
+        if any(self.nodes(ours, theirs, slack) for ours, theirs in _readings(gold, other, gold.node, other.node)):
+            return True
+        if not (letters(gold.node) if other.unit and not gold.unit else letters(other.node) if gold.unit else ()):
+            return False
+        wholes = [_with_unit(leaf) for leaf in (gold, other)]
+        return wholes[0] is not None and wholes[1] is not None and self.nodes(wholes[0], wholes[1])
 
     def nodes(self, gold: Node, other: Node, slack: float = 0.0) -> bool:
         """Two formulas."""
@@ -142,7 +147,11 @@ def _anagrams(one: str, two: str) -> bool:
 
 
 def _readings(left: Leaf, right: Leaf, one: Node, two: Node) -> Iterator[tuple[Node, Node]]:
-    """What two formulas say: `28%` is 28 and 0.28, degrees are numbers beside other than radians, `+k` may be `+C`."""
+    """What two formulas say.
+
+    `28%` is 28 and 0.28. Degrees are numbers, unless the other side is in radians. In functions of x, t, u, y or z
+    `+k` may be `+C`.
+    """
     if left.percent != right.percent:
         yield one, two
         yield (_times(one, _HUNDREDTH), two) if left.percent else (one, _times(two, _HUNDREDTH))
@@ -152,14 +161,22 @@ def _readings(left: Leaf, right: Leaf, one: Node, two: Node) -> Iterator[tuple[N
         yield one, _times(two, _DEGREE)
     else:
         yield one, two
-        differ = letters(one) ^ letters(two)
-        if "C" in differ and len(differ) == 2 and differ <= {*"CckK"}:
+        differ, common = letters(one) ^ letters(two), letters(one) & letters(two)
+        if "C" in differ and len(differ) == 2 and differ <= {*"CckK"} and common and common <= {*"xtuyz"}:
             yield _with_constant(one), _with_constant(two)
 
 
+def _with_unit(leaf: Leaf) -> Node | None:
+    r"""The formula with the letters of its unit as letters: `25m^2` is `25\text{ m}^2`."""
+    try:
+        return parse(TEXT.sub(r" \1 ", leaf.whole))
+    except Unreadable:
+        return None
+
+
 def _with_constant(node: Node) -> Node:
-    """A sum of more than letters whose constant of integration, a letter alone, is called C."""
-    if node.kind != "add" or all(term.kind == "symbol" for term in node.args):
+    """The formula with the last letter of a sum called C, as constants of integration are."""
+    if node.kind != "add":
         return node
     return node._replace(args=tuple(Node("symbol", "C") if term in _CONSTANTS else term for term in node.args))
 

@@ -15,12 +15,12 @@ _ANGULAR = "|".join(TRIGONOMETRIC)
 _COMMAND = rf"\\(?!frac|sqrt|pi|infty|{_ANGULAR}|l[no]|exp|int|sum|text)[a-zA-Z]+"
 _LETTER = r"\s?(?:[A-Za-z]|\\[a-z]+)"
 _ORDER = r"(?:\^\{?[2-9]\}?)?"
-_DERIVATIVE = rf"\\frac\{{d{_ORDER}{_LETTER}\}}\{{d{_LETTER}{_ORDER}\}}|d{_LETTER}/d{_LETTER}"
+_DERIVATIVE = rf"\\frac\{{d{_ORDER}{_LETTER}\}}\{{d{_LETTER}{_ORDER}\}}|d{_ORDER}{_LETTER}/d{_LETTER}{_ORDER}"
 _NAME = re.compile(
     rf"""(?:m?\\(?:angle|triangle)\s?)?
     (?P<head>\\text\{{[A-Za-z][^{{}}]*\}}|\\mathbb\{{[A-Z]\}}|{_VECTOR}|{_SIZE}|{_DERIVATIVE}|\[[A-Z]{{3,6}}\]|[A-Z]{{2,5}}
       |[A-Za-z]{{3,}}(?:\s(?:of|[A-Za-z]{{3,}}))*|[A-Za-z]|{_COMMAND})
-    (?:'|_\{{[^{{}}]*\}}|_\\text\{{[^{{}}]*\}}|_[A-Za-z0-9]|(?<![xyzt])\^\{{-1\}}(?=\s?[(\[]|$)|\^\{{\([0-9n]\)\}})*
+    (?:'|_\{{[^{{}}]*\}}|_\\text\{{[^{{}}]*\}}|_[A-Za-z0-9]|(?<![xyzt])\^\{{-1\}}(?=\s?[(\[]|$)|(?<=[fghFGHuvy])\^\{{\([0-9n]\)\}})*
     (?P<argument>\s?\({_ARGUMENT}\)|\[{_ARGUMENT}\])?""",
     re.VERBOSE,
 )

@@ -113,21 +113,37 @@ _DENIAL = re.compile(
     r"|^\\text\{\s*(?:at (?:least|most)|(?:less|more|fewer|greater) than|half|twice|(?:everything )?except)\b",
     re.IGNORECASE,
 )
-# Units that would pass for a function, a letter or a quotient of letters.
-_POWER = r"(?:\^\{?-?[0-9]\}?)?"
-_LETTER, _SHORT = rf"[mgsLlJNWVAKChFPT]{_POWER}", rf"[A-Za-z]{{1,3}}{_POWER}"
-_UNIT = re.compile(
-    rf"min|sec|{_LETTER}(?:\s{_LETTER})*|{_SHORT}(?:\s?[/*]\s?{_SHORT})+|{_SHORT}(?:\s{_SHORT})+(?<=[}}0-9])"
+# The names of each unit, the first of which stands for all.
+_UNIT_NAMES = (
+    "m meter meters metre metres|cm centimeter centimeters centimetre centimetres cms|km kilometer kilometers "
+    "kilometre kilometres kms|mm millimeter millimeters millimetre millimetres|in inch inches|ft foot feet|"
+    "yd yard yards yds|mi mile miles|s sec secs second seconds|min mins minute minutes|h hr hrs hour hours|day days|"
+    "week weeks|month months|year years yr yrs|g gram grams|kg kilogram kilograms kgs|mg milligram milligrams|"
+    "lb lbs pound pounds|oz ounce ounces|l liter liters litre litres|ml milliliter milliliters|gallon gallons gal|"
+    "dollar dollars usd buck bucks|cent cents|j joule joules|n newton newtons|w watt watts|v volt volts|hz hertz|"
+    "mph|kelvin kelvins|rad rads radian radians|unit units|am|pm"
 )
+# In upright type alone: without it some would be products.
+_TYPED_UNIT_NAMES = (
+    "nm nanometer nanometers nanometre nanometres|kj kilojoule kilojoules|kw kilowatt kilowatts|kn kilonewton "
+    "kilonewtons|ev|kev|pa pascal pascals|kpa|bc bce|ad ce|increase|decrease|january jan|"
+    "february feb|march mar|april apr|may|june jun|july jul|august aug|september sep|october oct|november nov|"
+    "december dec|pm noon|am midnight|north|south|east|west"
+)
+UNITS = {name: names.split()[0] for names in _UNIT_NAMES.split("|") for name in names.split()}
+TYPED_UNITS = UNITS | {name: names.split()[0] for names in _TYPED_UNIT_NAMES.split("|") for name in names.split()}
+# Units that would pass for a function, a letter, or a product or quotient of letters.
+_UNIT = re.compile(r"min|sec|[mgsLlJNWVAKChFPT]|[A-Za-z]{1,3}\s?/\s?[A-Za-z]{1,3}(?:\^\{?[23]\}?)?")
+_POWER = r"(?:\^\{?-?[1-9]\}?)?"
+_SHORT = rf"[A-Za-z]{{1,3}}{_POWER}"
+_PRODUCT = re.compile(rf"{_SHORT}(?:(?:\s?[/*]\s?|\s){_SHORT})*")
 _BEHIND = r"(?:[0-9})]|\\pi)(?:\s|~|\\[ ,;:!])*"
 _BEHIND_NUMBER = re.compile(rf"{_BEHIND}$")
 # `\text{cm}^3/\text{s}` and `\frac{\text{m}}{\text{s}}` behind a number.
-_UNIT_NAME = rf"[A-Za-z]+[\s~]*\}}{_POWER}"
-_ONE_UNIT = rf"\\(?:text|mathrm)\s*\{{[\s~]*{_UNIT_NAME}"
-_NEXT_UNIT = rf"(?:\s*(?:[/*]|\\cdot|\\times)\s*{_ONE_UNIT}|\s*\\text\{{\s*/\s*{_UNIT_NAME})"
-_UNITS = re.compile(
-    rf"({_BEHIND})({_ONE_UNIT}{_NEXT_UNIT}+|\\d?frac\s*\{{{_ONE_UNIT}{_NEXT_UNIT}*\}}\s*\{{{_ONE_UNIT}{_NEXT_UNIT}*\}})"
-)
+_TYPE = r"\\(?:text|mathrm)\s*\{[\s~]*"
+_UNIT_NAME = rf"[A-Za-z]+(?:[\s~]*[/\s~][\s~]*[A-Za-z]+)?[\s~]*\}}{_POWER}"
+_SOME_UNITS = rf"{_TYPE}{_UNIT_NAME}(?:\s*(?:[/*]|\\cdot|\\times)\s*{_TYPE}{_UNIT_NAME}|\s*{_TYPE}/\s*{_UNIT_NAME})"
+_UNITS = re.compile(rf"({_BEHIND})({_SOME_UNITS}+|\\[dt]?frac\s*\{{{_SOME_UNITS}*\}}\s*\{{{_SOME_UNITS}*\}})")
 # What separates the members of a list in words.
 _LISTED = re.compile(r"(,(?!\d)|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))", re.IGNORECASE)
 
@@ -255,13 +271,20 @@ def _commands(text: str) -> str:
         text = _UNITS.sub(_one_text, text)
         text = _COMMAND.sub(_respelled, _WRAPPER.sub(_unwrapped, text))
     if "!=" in text:  # `5!=120` is a factorial.
-        text = re.sub(r"((?<![A-Za-z0-9_^{.])[0-9]+)?!=", lambda sign: sign[0] if sign[1] else r"\ne ", text)
+        text = re.sub(r"((?<![A-Za-z0-9_^{.])[0-9]+!?)?!=", lambda sign: sign[0] if sign[1] else r"\ne ", text)
     return text.replace("~", " ").replace("<=", r"\le ").replace(">=", r"\ge ")
 
 
 def _one_text(units: re.Match[str]) -> str:
-    names = re.sub(r"\\(?:text|mathrm|d?frac)", "", re.sub(r"\}\s*\{", "/", units[2]))
-    return rf"{units[1]}\text{{{re.sub(r'[{}~ ]', '', re.sub(r'.(?:cdot|times)', '*', names))}}}"
+    r"""`\text{cm^3/s}` for units that stand in types of their own, if all of them are known."""
+    inside = re.sub(r"\\(?:text|mathrm|[dt]?frac)|[{}]", "", re.sub(r"\}\s*\{", "}/{", units[2]))
+    inside = re.sub(r"\\(?:cdot|times)", "*", inside).replace("~", " ")
+    inside = re.sub(r"\s*([/*])\s*", r"\1", inside).strip()
+    return rf"{units[1]}\text{{{inside}}}" if _are_units(inside) else units[0]
+
+
+def _are_units(text: str) -> bool:
+    return TYPED_UNITS.keys() >= {*re.findall(r"[a-z]+", text.lower())}
 
 
 def _respelled(command: re.Match[str]) -> str:
@@ -281,7 +304,8 @@ def _unwrapped(wrapper: "regex.Match[str]") -> str:
     word = inner.strip()
     applied = word == "sec" and re.match(r"[ ~]*[A-Za-z0-9({|\\^]", wrapper.string[wrapper.end() :])
     behind = _BEHIND_NUMBER.search(wrapper.string[: wrapper.start()])
-    if name in _PLAIN and _UNIT.fullmatch(word) and behind and not applied:
+    is_unit = _UNIT.fullmatch(word) or (_PRODUCT.fullmatch(word) and _are_units(word) and re.search(r"\W", word))
+    if name in _PLAIN and is_unit and behind and not applied:
         return rf"\text{{{re.sub('[{}]', '', word)}}}"
     if word in _WRAPPED_FUNCTIONS or word.lower() == "infinity":
         return rf"\{word} " if word in _WRAPPED_FUNCTIONS else r"\infty "

@@ -15,31 +15,14 @@ from grail_lightning.answers.normalise import (
     ELEMENTARY,
     TEXT,
     TRIGONOMETRIC,
+    TYPED_UNITS,
+    UNITS,
     balanced,
     pieces,
     split,
 )
 from grail_lightning.answers.parse import Node, Unreadable, parse, signed, subtrees
 
-# The names of each unit, the first of which stands for all.
-_NAMES = (
-    "m meter meters metre metres|cm centimeter centimeters centimetre centimetres cms|km kilometer kilometers "
-    "kilometre kilometres kms|mm millimeter millimeters millimetre millimetres|in inch inches|ft foot feet|"
-    "yd yard yards yds|mi mile miles|s sec secs second seconds|min mins minute minutes|h hr hrs hour hours|day days|"
-    "week weeks|month months|year years yr yrs|g gram grams|kg kilogram kilograms kgs|mg milligram milligrams|"
-    "lb lbs pound pounds|oz ounce ounces|l liter liters litre litres|ml milliliter milliliters|gallon gallons gal|"
-    "dollar dollars usd buck bucks|cent cents|j joule joules|n newton newtons|w watt watts|v volt volts|hz hertz|"
-    "mph|kelvin kelvins|rad rads radian radians|unit units|am|pm"
-)
-# In upright type alone: without it some would be products.
-_TYPED_NAMES = (
-    "nm nanometer nanometers nanometre nanometres|kj kilojoule kilojoules|kw kilowatt kilowatts|kn kilonewton "
-    "kilonewtons|ev|kev|pa pascal pascals|kpa|bc bce|ad ce|increase|decrease|january jan|"
-    "february feb|march mar|april apr|may|june jun|july jul|august aug|september sep|october oct|november nov|"
-    "december dec|pm noon|am midnight|north|south|east|west"
-)
-_BARE_NAMES = {name: names.split()[0] for names in _NAMES.split("|") for name in names.split()}
-_CANONICAL = _BARE_NAMES | {name: names.split()[0] for names in _TYPED_NAMES.split("|") for name in names.split()}
 # Words that make another statement of a number than its bare value.
 _STOP_WORDS = (
     "or and not no none never if when where is are was only but either neither minus plus times over more less than "
@@ -54,15 +37,25 @@ _STOP_WORDS = (
 _STOP = frozenset(_STOP_WORDS.split())
 _FUNCTION_WORDS = frozenset([*ELEMENTARY, *"sqrt pi max min gcd lcm lim det arg mod inf infty".split()])  # noqa: SIM905
 
-_UNIT = re.compile(r"\s*\\text\{([A-Za-z\s./^0-9²³*\\-]*)\}(?:\s*\^\{?\s*(-?[0-9])\s*\}?)?\s*$")
-_NUMBER_IN_UNIT = re.compile(r"(?<!\^)(?<!\^-)[0-9](?!\s*[A-Za-z])")
-_FACTOR = re.compile(r"([a-z]+)(?:\s*\^\{?\s*(-?[0-9]))?")
+_UNIT = re.compile(r"\s*\\text\{([A-Za-z\s./^0-9²³*\\-]*)\}(?:\s*\^\{?\s*(-?[1-9])\s*\}?)?\s*$")
+_NUMBER_IN_UNIT = re.compile(r"(?<!\^)(?<!\^-)(?:[0-9](?!\s*[A-Za-z])|(?<=\s)[0-9])")
+_FACTOR = re.compile(r"([a-z]+)\.?(?:\^\{?(-?[1-9])\}?)?")
+_POWER_WORD = re.compile(r"\s*(square|sq|cubic)\s")
+# What may stand beside another unit without a sign between them: `kg m`, but `miles north` is no product.
+_SYMBOLS = frozenset("m cm km mm ft s min h g kg mg l ml j n w v hz pa rad".split())  # noqa: SIM905
 # What else is a product of other units.
-_DERIVED = {"j": "kg*m^2*s^-2", "n": "kg*m*s^-2", "w": "kg*m^2*s^-3", "hz": "s^-1", "mph": "mi*h^-1"}
+_DERIVED = {
+    **{"j": "kg*m^2*s^-2", "n": "kg*m*s^-2", "w": "kg*m^2*s^-3", "pa": "kg*m^-1*s^-2"},
+    **{"hz": "s^-1", "mph": "mi*h^-1"},
+}
 # `\text{ft}/s`: a single letter loses its `\mathrm` when it is normalised.
 _PER = re.compile(r"(?<=\})\s*/\s*([a-zA-Z]{1,3})(?=(?:\^\{?[0-9]\}?)?$)")
 _BARE_UNIT = re.compile(r"(?<=[0-9}\)])(?:\s*([A-Za-z]{2,})| ([A-Za-z]{4,}|[A-Za-z]{3,}(?: [A-Za-z]{3,})+))$")
-_BARE_RATE = re.compile(r"(?<=[0-9}\)]) [A-Za-z]+(?:\^[23])?/[A-Za-z]+(?:\^[23])?$")
+# `5 km/h` without a type of its own. Of single letters `m/s` alone is a unit, for `2 h/g` is a formula.
+_BARE_RATE = re.compile(
+    r"(?:(?<=[0-9}\)])|(?<=\\pi)) (?:m/s|[A-Za-z]+(?:\^[23])?/[A-Za-z]{2,}|[A-Za-z]{2,}(?:\^[23])?/[A-Za-z])"
+    r"(?:\^[23])?$"
+)
 _DEGREES = re.compile(r"\s*\^\{?\s*\\circ\s*\}?\s*(?:\\text\{([CF])\}|([CF]))?\s*$|\s*\\text\{\s*degrees?\s*\}$")
 _PERCENT = re.compile(r"\s*(?:%|\\text\{\s*(?:percent|pct)\.?\s*\}|(?<![A-Za-z])(?:percent|pct)\.?)\s*$")
 _WORD = re.compile(r"[A-Za-z]+")
@@ -73,7 +66,7 @@ _OF_ANGLE = re.compile(rf"\\(?:{'|'.join(TRIGONOMETRIC)})")
 class Leaf(NamedTuple):
     """One formula (`text`) without what surrounds it; `node` is None if the grammar does not cover it.
 
-    The unit is such as `cm^2` and `m*s^-1`, or `?apples` for one that is not known.
+    The unit is such as `cm^2` and `m*s^-1`, or `?apples` for one that is not known; `whole` has it as it was typed.
     """
 
     text: str
@@ -81,6 +74,7 @@ class Leaf(NamedTuple):
     percent: bool = False
     degrees: bool = False
     node: Node | None = None
+    whole: str = ""
 
 
 def _quantity(text: str) -> Leaf:
@@ -88,11 +82,11 @@ def _quantity(text: str) -> Leaf:
     money = re.match(r"([+-]?)\s*\\\$\s*", text)
     bare = re.sub(r"\s*\\\$$", "", money[1] + text[money.end() :] if money else text)
     if r"\text" in bare:
-        bare = _PER.sub(lambda per: rf"/\text{{{per[1]}}}" if per[1] in _CANONICAL else per[0], bare)
+        bare = _PER.sub(lambda per: rf"/\text{{{per[1]}}}" if per[1] in TYPED_UNITS else per[0], bare)
     elif (words := _BARE_UNIT.search(bare)) and _FUNCTION_WORDS.isdisjoint(words[0].split()):
-        alone = words[1] and words[1].lower() not in _BARE_NAMES and not (words[0][0] == " " and len(words[1]) > 3)
+        alone = words[1] and words[1].lower() not in UNITS and not (words[0][0] == " " and len(words[1]) > 3)
         bare = bare if alone else rf"{bare[: words.start()]}\text{{{words[0]}}}"
-    elif (rate := _BARE_RATE.search(bare)) and {*_WORD.findall(rate[0])} <= _BARE_NAMES.keys():
+    elif (rate := _BARE_RATE.search(bare)) and {*_WORD.findall(rate[0].lower())} <= UNITS.keys():
         bare = rf"{bare[: rate.start()]}\text{{{rate[0]}}}"
     quantity = Leaf(bare, unit="dollar" if money else "")
     for _ in range(6):
@@ -100,7 +94,7 @@ def _quantity(text: str) -> Leaf:
         if shorter is None or not shorter.text or shorter.text[-1] in "+-*^=<>(":
             break
         quantity = shorter
-    return quantity._replace(unit=_in_order(quantity.unit))
+    return quantity._replace(unit=_in_order(quantity.unit), whole=bare)
 
 
 def _without_suffix(quantity: Leaf) -> Leaf | None:
@@ -114,25 +108,25 @@ def _without_suffix(quantity: Leaf) -> Leaf | None:
     words = [word.lower() for word in _WORD.findall(suffix[1])] if suffix else []
     if suffix is None or len(words) > 5 or not _STOP.isdisjoint(words) or _NUMBER_IN_UNIT.search(suffix[1]):
         return None
-    rest, source = text[: suffix.start()].rstrip(), suffix[1] + (f"^{suffix[2]}" if suffix[2] else "")
+    rest, source = text[: suffix.start()].rstrip(), suffix[1].strip() + (f"^{suffix[2]}" if suffix[2] else "")
     if rest.endswith("/"):
         rest, source = rest[:-1].rstrip(), f"/{source}"
     return quantity._replace(text=rest, unit=f"{_canonical(words, source)}*{quantity.unit}")
 
 
 def _canonical(words: list[str], source: str) -> str:
-    """The factors of a unit, such as `cm^3*s^-1`; `?` and its words if one of them is not known."""
+    """The factors of a unit, such as `cm^3*s^-1`; `?` and its words if it is not known, as of `miles north`."""
     factors = []
-    for place, part in enumerate(source.lower().split("/")):
-        scale = 1
-        for word, power in _FACTOR.findall(part):
-            if word in ("square", "sq", "cubic"):
-                scale = 3 if word == "cubic" else 2
-                continue
-            if word not in _CANONICAL:
+    for place, part in enumerate(source.lower().split("/") if words else ()):
+        in_words = _POWER_WORD.match(part)
+        pieces = re.split(r"[\s*]+", part[in_words.end() if in_words else 0 :].strip())
+        for piece in pieces:
+            factor = _FACTOR.fullmatch(piece)
+            side_by_side = len(pieces) > 1 and "*" not in part
+            if factor is None or factor[1] not in (_SYMBOLS if side_by_side else TYPED_UNITS):
                 return f"?{' '.join(words)}"
-            factors.append(f"{_CANONICAL[word]}^{int(power or scale) * (-1 if place else 1)}")
-            scale = 1
+            power = factor[2] or ("1" if not in_words else "3" if in_words[1] == "cubic" else "2")
+            factors.append(f"{TYPED_UNITS[factor[1]]}^{int(power) * (-1 if place else 1)}")
     return "*".join(factors)
 
 
@@ -144,7 +138,7 @@ def _in_order(unit: str) -> str:
         for part in _DERIVED.get(name, name).split("*"):
             base, _, own = part.partition("^")
             powers[base] += int(power or 1) * int(own or 1)
-    return "*".join(name if power == 1 else f"{name}^{power}" for name, power in sorted(powers.items()))
+    return "*".join(name if power == 1 else f"{name}^{power}" for name, power in sorted(powers.items()) if power)
 
 
 class Group(NamedTuple):
@@ -199,6 +193,7 @@ _BASE = re.compile(r"[{(]?([0-9A-F]+(?:\.[0-9A-F]+)?)[})]?_(?:\{?\(?([0-9]{1,2})
 # The first digits of a number that goes on.
 _CUT_OFF = re.compile(r"(?<=[0-9])\\ldots$")
 _ARRAY = r"(?:matrix|array|smallmatrix)\}"
+_PLUS_MINUS = re.compile(r"\\pm(?![a-z])")
 _MATRIX = re.compile(
     rf"(?P<factor>[^&]*?)\\begin\{{(?P<kind>[pbBvV]?){_ARRAY}(?:\{{[lcr|]*\}})?(?P<body>.*?)\\end\{{[pbBvV]?{_ARRAY}",
     re.DOTALL,
@@ -306,8 +301,8 @@ def _bracketed(text: str) -> Answer | None:
     if opening[0] == r"\{":
         return _braces(inner) if closed == r"\}" else Broken("a set that closes with another bracket")
     parts, signs = split(inner, [";" if split(inner, [";"])[1] else ","])
-    if signs and r"\mp" in inner:  # Its sign is the opposite one of every plus-minus between the brackets.
-        readings = (inner.replace(r"\pm", sign).replace(r"\mp", other) for sign, other in ("+-", "-+"))
+    if signs and r"\mp" in inner and (both := _PLUS_MINUS.sub("\x02", inner)) != inner:
+        readings = (both.replace("\x02", sign).replace(r"\mp", other) for sign, other in ("+-", "-+"))
         return Many(tuple(_read(f"{opening[0]}{reading}{closed}") for reading in readings))
     if signs:
         return Group(opening[0] + closed, tuple(map(_read, parts)))
