@@ -142,8 +142,9 @@ _BEHIND_NUMBER = re.compile(rf"{_BEHIND}$")
 # `\text{cm}^3/\text{s}` and `\frac{\text{m}}{\text{s}}` behind a number.
 _TYPE = r"\\(?:text|mathrm)\s*\{[\s~]*"
 _UNIT_NAME = rf"[A-Za-z]+(?:[\s~]*[/\s~][\s~]*[A-Za-z]+)?[\s~]*\}}{_POWER}"
-_SOME_UNITS = rf"{_TYPE}{_UNIT_NAME}(?:\s*(?:[/*]|\\cdot|\\times)\s*{_TYPE}{_UNIT_NAME}|\s*{_TYPE}/\s*{_UNIT_NAME})"
-_UNITS = re.compile(rf"({_BEHIND})({_SOME_UNITS}+|\\[dt]?frac\s*\{{{_SOME_UNITS}*\}}\s*\{{{_SOME_UNITS}*\}})")
+_FIRST = rf"{_TYPE}{_UNIT_NAME}"
+_NEXT = rf"(?:\s*(?:[/*]|\\cdot|\\times)\s*{_TYPE}{_UNIT_NAME}|\s*{_TYPE}/\s*{_UNIT_NAME})"
+_UNITS = re.compile(rf"({_BEHIND})({_FIRST}{_NEXT}+|\\[dt]?frac\s*\{{{_FIRST}{_NEXT}*\}}\s*\{{{_FIRST}{_NEXT}*\}})")
 # What separates the members of a list in words.
 _LISTED = re.compile(r"(,(?!\d)|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))", re.IGNORECASE)
 
