@@ -173,7 +173,7 @@ def test_a_tool_that_hangs_ends_its_rollout_alone_and_the_order_of_answers_chang
     rows, task = [{"problem": letter} for letter in "abcd"], task_of(Slow, {"tool_seconds": 2.5})
     start = time.monotonic()
     batch = played([task] * 4, texts, rows)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 10
     assert [episode.end for episode in batch.episodes] == ["failures"] + ["answered"] * 3
     assert [episode.reward for episode in batch.episodes] == [None, 1.0, 1.0, 1.0]
     assert batch.rewards.tolist() == [0.0, 1.0, 1.0, 1.0]

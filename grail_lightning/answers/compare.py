@@ -90,7 +90,8 @@ class Formulas:
                 return False
         if any(self.nodes(ours, theirs, slack) for ours, theirs in _readings(gold, other, gold.node, other.node)):
             return True
-        if not (letters(gold.node) if other.unit and not gold.unit else letters(other.node) if gold.unit else ()):
+        # The letters of one answer may be the unit of the other.
+        if bool(gold.unit) == bool(other.unit) or not letters(other.node if gold.unit else gold.node):
             return False
         wholes = [_with_unit(leaf) for leaf in (gold, other)]
         return wholes[0] is not None and wholes[1] is not None and self.nodes(wholes[0], wholes[1])
@@ -175,7 +176,7 @@ def _with_unit(leaf: Leaf) -> Node | None:
 
 
 def _with_constant(node: Node) -> Node:
-    """The formula with the last letter of a sum called C, as constants of integration are."""
+    """The formula with C for c, k or K where one of them is a term of its sum, as constants of integration are."""
     if node.kind != "add":
         return node
     return node._replace(args=tuple(Node("symbol", "C") if term in _CONSTANTS else term for term in node.args))

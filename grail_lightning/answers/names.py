@@ -3,7 +3,7 @@ r"""The sides of an equation that only name what the others are: `x`, `f(2)`, `A
 import re
 
 from grail_lightning.answers.normalise import ELEMENTARY, GREEK, TRIGONOMETRIC
-from grail_lightning.answers.parse import letters, number
+from grail_lightning.answers.parse import DERIVATIVE, DIFFERENTIABLE, letters, number
 from grail_lightning.answers.structure import Answer, Chain, Leaf
 
 # What a name is applied to: `(2)`, `(A\mid B)`, `(X\ge 2)`, `[X]`, `(g(2))`.
@@ -13,14 +13,11 @@ _COMPLEX = r"[zw](?:_[0-9])?"
 _SIZE = rf"\|(?:[A-Z]{{1,2}}|{_COMPLEX}(?:\s?[+-]?\s?{_COMPLEX})*|{_VECTOR})\|"
 _ANGULAR = "|".join(TRIGONOMETRIC)
 _COMMAND = rf"\\(?!frac|sqrt|pi|infty|{_ANGULAR}|l[no]|exp|int|sum|text)[a-zA-Z]+"
-_LETTER = r"\s?(?:[A-Za-z]|\\[a-z]+)"
-_ORDER = r"(?:\^\{?[2-9]\}?)?"
-_DERIVATIVE = rf"\\frac\{{d{_ORDER}{_LETTER}\}}\{{d{_LETTER}{_ORDER}\}}|d{_ORDER}{_LETTER}/d{_LETTER}{_ORDER}"
 _NAME = re.compile(
     rf"""(?:m?\\(?:angle|triangle)\s?)?
-    (?P<head>\\text\{{[A-Za-z][^{{}}]*\}}|\\mathbb\{{[A-Z]\}}|{_VECTOR}|{_SIZE}|{_DERIVATIVE}|\[[A-Z]{{3,6}}\]|[A-Z]{{2,5}}
+    (?P<head>\\text\{{[A-Za-z][^{{}}]*\}}|\\mathbb\{{[A-Z]\}}|{_VECTOR}|{_SIZE}|{DERIVATIVE}|\[[A-Z]{{3,6}}\]|[A-Z]{{2,5}}
       |[A-Za-z]{{3,}}(?:\s(?:of|[A-Za-z]{{3,}}))*|[A-Za-z]|{_COMMAND})
-    (?:'|_\{{[^{{}}]*\}}|_\\text\{{[^{{}}]*\}}|_[A-Za-z0-9]|(?<![xyzt])\^\{{-1\}}(?=\s?[(\[]|$)|(?<=[fghFGHuvy])\^\{{\([0-9n]\)\}})*
+    (?:'|_\{{[^{{}}]*\}}|_\\text\{{[^{{}}]*\}}|_[A-Za-z0-9]|(?<![xyzt])\^\{{-1\}}(?=\s?[(\[]|$)|(?<=[{DIFFERENTIABLE}])\^\{{\([0-9n]\)\}})*
     (?P<argument>\s?\({_ARGUMENT}\)|\[{_ARGUMENT}\])?""",
     re.VERBOSE,
 )

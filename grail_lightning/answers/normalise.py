@@ -59,7 +59,8 @@ _SPELLINGS = {
     r"\ne ": "neq not=",
     "*": "cdot times ast bullet",
     "|": "lvert rvert vert mvert",
-    **{r"\emptyset ": "varnothing", r"\neg ": "lnot", r"\wedge ": "land", r"\vee ": "lor"},
+    r"\emptyset ": "varnothing",
+    **{r"\neg ": "lnot", r"\wedge ": "land", r"\vee ": "lor"},
     r"^\circ ": "degree degrees",
     **{"/": "div", "<": "lt", ">": "gt", r"\{": "lbrace", r"\}": "rbrace", "[": "lbrack", "]": "rbrack", "%": "%"},
     **{r"\epsilon ": "varepsilon", r"\theta ": "vartheta", r"\phi ": "varphi", r"\ldots ": "dots"},
@@ -284,6 +285,11 @@ def _one_text(units: re.Match[str]) -> str:
     return rf"{units[1]}\text{{{inside}}}" if _are_units(inside) else units[0]
 
 
+def _is_unit(word: str) -> bool:
+    product = not word.isalpha() and _PRODUCT.fullmatch(word)
+    return bool(_UNIT.fullmatch(word) or (product and _are_units(word)))
+
+
 def _are_units(text: str) -> bool:
     return TYPED_UNITS.keys() >= {*re.findall(r"[a-z]+", text.lower())}
 
@@ -305,8 +311,7 @@ def _unwrapped(wrapper: "regex.Match[str]") -> str:
     word = inner.strip()
     applied = word == "sec" and re.match(r"[ ~]*[A-Za-z0-9({|\\^]", wrapper.string[wrapper.end() :])
     behind = _BEHIND_NUMBER.search(wrapper.string[: wrapper.start()])
-    is_unit = _UNIT.fullmatch(word) or (_PRODUCT.fullmatch(word) and _are_units(word) and re.search(r"\W", word))
-    if name in _PLAIN and is_unit and behind and not applied:
+    if name in _PLAIN and behind and not applied and _is_unit(word):
         return rf"\text{{{re.sub('[{}]', '', word)}}}"
     if word in _WRAPPED_FUNCTIONS or word.lower() == "infinity":
         return rf"\{word} " if word in _WRAPPED_FUNCTIONS else r"\infty "

@@ -85,15 +85,15 @@ _FRACTION = re.compile(
 _APPLIED = re.compile(r"\(\s*([a-zA-Z]|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*\)")
 _AT_ZERO = re.compile(r"\(\s*(0)\s*\)")
 # The third derivative of f is no cube of it, and neither d nor a letter of dy/dx cancels.
+DIFFERENTIABLE = "fghFGHuvy"
 _LAGRANGE = re.compile(r"\^\s*\{\s*\(([0-9]+|n)\)\s*\}")
-_TIMES = r"(?:\^\s*\{?\s*([2-9])\s*\}?\s*)?"
-_OF = r"(\\[a-z]+|[a-zA-Z])\s*"
-_LEIBNIZ = re.compile(
-    rf"(\\frac\s*\{{\s*)?d\s*{_TIMES}{_OF}(?(1)\}}\s*\{{\s*|/\s*)d\s*{_OF}{_TIMES}(?(1)\}}|(?![a-zA-Z]))"
-)
+_TIMES = r"(?:\^\s*\{?\s*[2-9]\s*\}?\s*)?"
+_OF = r"(?:\\[a-z]+|[a-zA-Z])\s*"
+_UPPER, _LOWER = rf"d\s*{_TIMES}{_OF}", rf"d\s*{_OF}{_TIMES}"
+DERIVATIVE = rf"(?:\\frac\s*\{{\s*{_UPPER}\}}\s*\{{\s*{_LOWER}\}}|{_UPPER}/\s*{_LOWER}(?![a-zA-Z]))"
+_LEIBNIZ = re.compile(DERIVATIVE)
 _SUBSCRIPT = re.compile(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 _FUNCTION_LETTERS = "fghFGHPQVTIuvy"
-_DIFFERENTIABLE = "fghFGHuvy"
 
 
 class Unreadable(ValueError):  # noqa: N818 (it is caught, not reported)
@@ -209,7 +209,7 @@ class _Parser:
         if self.kind == "number":
             return self.numeral()
         if derivative := self.match(_LEIBNIZ):
-            return Node("symbol", "d{1}{2}/d{3}{4}".format(*derivative.groups()))
+            return Node("symbol", re.sub(r"\\frac|[^a-zA-Z2-9]", "", derivative[0]))
         if self.kind == "letter":
             return self.symbol(self.take())
         name = self.piece.removeprefix("\\")
@@ -270,7 +270,7 @@ class _Parser:
             name += "_" + self.subscript()
         if name in ("e", "i"):
             return Node("constant", name)
-        if name[0] in _DIFFERENTIABLE and (order := self.match(_LAGRANGE)):
+        if name[0] in DIFFERENTIABLE and (order := self.match(_LAGRANGE)):
             name += f"^({order[1]})"
         argument = self.match(_APPLIED if name[0] in _FUNCTION_LETTERS else _AT_ZERO)
         return Node("symbol", f"{name}({argument[1]})" if argument else name)

@@ -111,13 +111,13 @@ def _without_suffix(quantity: Leaf) -> Leaf | None:
     rest, source = text[: suffix.start()].rstrip(), suffix[1].strip() + (f"^{suffix[2]}" if suffix[2] else "")
     if rest.endswith("/"):
         rest, source = rest[:-1].rstrip(), f"/{source}"
-    return quantity._replace(text=rest, unit=f"{_canonical(words, source)}*{quantity.unit}")
+    return quantity._replace(text=rest, unit=f"{_canonical(source.lower())}*{quantity.unit}")
 
 
-def _canonical(words: list[str], source: str) -> str:
+def _canonical(source: str) -> str:
     """The factors of a unit, such as `cm^3*s^-1`; `?` and its words if it is not known, as of `miles north`."""
-    factors = []
-    for place, part in enumerate(source.lower().split("/") if words else ()):
+    factors, words = [], _WORD.findall(source)
+    for place, part in enumerate(source.split("/") if words else ()):
         in_words = _POWER_WORD.match(part)
         pieces = re.split(r"[\s*]+", part[in_words.end() if in_words else 0 :].strip())
         for piece in pieces:
@@ -301,8 +301,8 @@ def _bracketed(text: str) -> Answer | None:
     if opening[0] == r"\{":
         return _braces(inner) if closed == r"\}" else Broken("a set that closes with another bracket")
     parts, signs = split(inner, [";" if split(inner, [";"])[1] else ","])
-    if signs and r"\mp" in inner and (both := _PLUS_MINUS.sub("\x02", inner)) != inner:
-        readings = (both.replace("\x02", sign).replace(r"\mp", other) for sign, other in ("+-", "-+"))
+    if signs and r"\mp" in inner and _PLUS_MINUS.search(inner):  # Two answers: the signs of both kinds are opposite.
+        readings = (_PLUS_MINUS.sub(sign, inner).replace(r"\mp", other) for sign, other in ("+-", "-+"))
         return Many(tuple(_read(f"{opening[0]}{reading}{closed}") for reading in readings))
     if signs:
         return Group(opening[0] + closed, tuple(map(_read, parts)))

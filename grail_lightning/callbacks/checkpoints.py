@@ -61,12 +61,12 @@ class LastCheckpoint(Checkpoint):
         # A broadcast over all ranks, which would not be safe during an interruption.
         of_run = RunFolder(trainer).path / "checkpoints"
         self.file, self._saved_at = Path(self.folder or of_run) / "last.ckpt", None
-        if not trainer.is_global_zero:
+        if trainer.is_global_zero:
+            remove_parts(self.file.parent)
+        if not trainer.is_global_zero or trainer.ckpt_path is not None or fast_dev_run(trainer):
             return
-        remove_parts(self.file.parent)
         folders = [c.dirpath for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
-        kept = [self.file, *(Path(folder) / "best.ckpt" for folder in folders if folder)]
-        for file in kept if trainer.ckpt_path is None and not fast_dev_run(trainer) else []:
+        for file in (self.file, *(Path(folder) / "best.ckpt" for folder in folders if folder)):
             if file.parent != of_run and file.exists():  # Several runs may share a folder that the user has given.
                 aside = file.rename(unused(file))
                 rank_zero_info(f"{file} is of an earlier run, and now in {aside}.")
