@@ -15,6 +15,7 @@ from transformers import (
     DogeConfig,
     Gemma3TextConfig,
     Lfm2Config,
+    LlamaConfig,
     MiniMaxConfig,
     Qwen3MoeConfig,
 )
@@ -319,6 +320,14 @@ def test_models_that_pass_more_than_attention_from_token_to_token_train_on_whole
     policy = _saved(MIXING[what](), tmp_path).to(torch.bfloat16 if "beside" in what else torch.float32)
     assert not policy.tree_kernel
     assert policy.supports_kv_continuation == what.startswith("a mask")
+
+
+def test_special_tokens_have_no_part_in_the_trial(tmp_path):
+    """Their states may be so large that rounding changes what follows: here they are beyond every number."""
+    policy = _saved(LlamaConfig(**PLAIN), tmp_path)
+    policy.model.get_input_embeddings().weight.data[:8] = torch.inf
+    assert policy.tree_kernel
+    assert policy.supports_kv_continuation
 
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}

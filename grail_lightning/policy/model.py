@@ -288,7 +288,9 @@ class Policy(nn.Module):
     def trial(self, rows: int, columns: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Ids and their mask ``[rows, columns]`` for a trial run, which leaves modes and random states as they were."""
         vocabulary = self.model.config.get_text_config().vocab_size
-        ids = torch.arange(rows * columns, device=self.device).reshape(rows, columns) % vocabulary
+        ids = torch.arange(rows * columns, device=self.device).reshape(rows, columns)
+        # The first ids are often special tokens, whose states may be so large that rounding grows a thousandfold.
+        ids = (ids + vocabulary // 2) % vocabulary
         with self.evaluating(), torch.no_grad(), preserved(self.device):
             yield ids, torch.ones_like(ids, dtype=torch.bool)
 
