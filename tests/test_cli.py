@@ -191,6 +191,12 @@ def test_a_class_of_ones_own_is_found_in_the_working_folder(tmp_path, monkeypatc
     assert yaml.safe_load(capsys.readouterr().out)["model"]["credit"]["class_path"] == "ownpackage.Mine"
 
 
+def test_a_run_without_checkpoints_leaves_its_export_alone():
+    main(["fit", *SHORT, "--trainer.max_steps=1", "--trainer.enable_checkpointing=false"])
+    assert (RUN / "export" / "config.json").is_file()
+    assert not [*RUN.rglob("*.ckpt")]
+
+
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_a_run_says_once_what_is_missing_and_nothing_about_which_nobody_can_do_anything(tmp_path, caplog, capsys):
     caplog.set_level(logging.INFO)

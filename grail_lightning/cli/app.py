@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import ModelParallelStrategy
 
@@ -103,6 +103,7 @@ class GrailCLI(LightningCLI):
             }
         )
         self.known_options = list(parser.get_defaults().keys())
+        self._callback_keys = parser.callback_keys
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments; a ValueError if one is wrong."""
@@ -142,6 +143,8 @@ class GrailCLI(LightningCLI):
         options, config = (c[self.subcommand].trainer for c in (self.config, self.config_init))
         if isinstance(options.strategy, Namespace) and isinstance(config.strategy, ModelParallelStrategy):
             kwargs["strategy"] = type(config.strategy)(**fsdp2_options(options))
+        saves = config.enable_checkpointing is not False  # Lightning refuses the flag beside callbacks that save.
+        self._callback_keys[:] = [key for key, kind in ALWAYS_ON.items() if saves or not issubclass(kind, Checkpoint)]
         callbacks = as_list(config.callbacks)
         if config.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             kwargs["callbacks"] = [*callbacks, BatchProgressBar()]  # Rich's would be drawn again below the last line.
