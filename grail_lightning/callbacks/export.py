@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from grail_lightning.callbacks.hooks import callbacks_of, fast_dev_run, module_of
 from grail_lightning.policy import Policy, load_policy
 from grail_lightning.runtime.checks import check_option
-from grail_lightning.runtime.run_folder import RunFolder
+from grail_lightning.runtime.run_folder import RunFolder, unused
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
@@ -28,11 +28,15 @@ class ExportPolicy(Callback):
     """Writes the policy in Hugging Face format when training ends.
 
     ``AutoModelForCausalLM.from_pretrained`` loads the folder, and so does ``--model.policy=FOLDER``. Adapters are
-    merged into the weights.
+    merged into the weights. A policy that is already in a `folder` of yours, or is there when a new run ends, is moved
+    aside.
 
     Args:
         which: The exported weights: the last ones, or those of the checkpoint with the best monitored metric.
         folder: The folder to write to; default ``export`` in the folder of the run.
+
+    Raises:
+        ValueError: If `folder` is that of the policy which is trained.
     """
 
     def __init__(self, which: Literal["last", "best"] = "last", folder: str | None = None) -> None:
@@ -40,6 +44,13 @@ class ExportPolicy(Callback):
         self.which, self.folder = which, folder
         self._path, self._trained = Path(), False
         self._gathered: dict[str, Tensor] | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse to write over the policy that is trained, which a resumed run and its reference load again."""
+        name = module_of(pl_module).policy_name
+        own = isinstance(name, str) and self.folder and Path(self.folder).resolve() == Path(name).resolve()
+        if own and stage == "fit":
+            raise ValueError(f"`folder` of ExportPolicy must not be `policy`'s own, but got {self.folder!r}.")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Determine where to write. This is a broadcast over all ranks."""
@@ -76,6 +87,9 @@ class ExportPolicy(Callback):
                 "`python -m lightning.pytorch.utilities.consolidate_checkpoint`."
             )
         policy = module.policy if weights is None else _unsharded(module, weights)
+        if (self._path / "config.json").exists() and (self.folder or trainer.ckpt_path is None):
+            aside = self._path.rename(unused(self._path))
+            rank_zero_info(f"{self._path} held an earlier policy, which is now in {aside}.")
         policy.save(self._path)
         rank_zero_info(f"Wrote the policy ({source}) to {self._path}. Use it as `--model.policy={self._path}`.")
 

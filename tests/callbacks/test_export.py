@@ -45,6 +45,19 @@ def test_the_last_weights_and_those_of_the_best_checkpoint_load_back_as_hugging_
     assert all(torch.equal(last[n], w) for n, w in module.policy.model.state_dict().items())
 
 
+def test_an_earlier_policy_is_moved_aside_and_that_of_the_run_is_never_written_over(tmp_path):
+    folder = tmp_path / "policy"
+    for steps in (2, 4):
+        module = Scripted(_best_at_four)
+        run(steps, ExportPolicy(folder=str(folder)), default_root_dir=tmp_path).fit(module, loader(*[prompts(2)] * 2))
+    name, start = next(load_policy("arithmetic").model.named_parameters())
+    assert_near(_weights(folder)[name], _moved(start.detach(), 4), 16, torch.float32)
+    assert_near(_weights(tmp_path / "policy.1")[name], _moved(start.detach(), 2), 16, torch.float32)
+    module.policy_name = str(folder)
+    with pytest.raises(ValueError, match="must not be `policy`'s own"):
+        run(6, ExportPolicy(folder=f"{folder}/"), default_root_dir=tmp_path).fit(module, loader(prompts(2)))
+
+
 def test_a_second_policy_of_gathered_weights_is_the_first(tmp_path):
     """How sharded weights are exported, here with weights in one piece: a plain model, one without SDPA, adapters."""
     pytest.importorskip("peft")
