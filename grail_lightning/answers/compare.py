@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -93,8 +94,8 @@ class Formulas:
         # The letters of one answer may be the unit of the other.
         if bool(gold.unit) == bool(other.unit) or not letters(other.node if gold.unit else gold.node):
             return False
-        wholes = [_with_unit(leaf) for leaf in (gold, other)]
-        return wholes[0] is not None and wholes[1] is not None and self.nodes(wholes[0], wholes[1])
+        quantity, formula = (gold, other.node) if gold.unit else (other, gold.node)
+        return any(self.nodes(whole, formula) for whole in _with_unit(quantity))
 
     def nodes(self, gold: Node, other: Node, slack: float = 0.0) -> bool:
         """Two formulas."""
@@ -167,12 +168,12 @@ def _readings(left: Leaf, right: Leaf, one: Node, two: Node) -> Iterator[tuple[N
             yield _with_constant(one), _with_constant(two)
 
 
-def _with_unit(leaf: Leaf) -> Node | None:
-    r"""The formula with the letters of its unit as letters: `25m^2` is `25\text{ m}^2`."""
-    try:
-        return parse(TEXT.sub(r" \1 ", leaf.whole))
-    except Unreadable:
-        return None
+def _with_unit(leaf: Leaf) -> Iterator[Node]:
+    r"""The formula with its unit as letters: `25m^2` is `25\text{ m}^2` and `25\text{ square meters}`."""
+    symbols = leaf.unit.upper() if leaf.unit in ("l", "v") else re.sub(r"(?<=\^)-?\d", r"{\g<0>}", leaf.unit)
+    for text in (TEXT.sub(r" \1 ", leaf.whole), f"{leaf.text} {symbols}"):
+        with suppress(Unreadable):
+            yield parse(text)
 
 
 def _with_constant(node: Node) -> Node:

@@ -131,6 +131,8 @@ class _Comparison(Formulas):
     # structure --------------------------------------------------------------------------------------------------------
     def answers(self, gold: Answer, other: Answer, *, same_unit: bool = False) -> bool:
         """Whether two answers of any kinds are equal."""
+        if isinstance(gold, Leaf) != isinstance(other, Leaf):
+            gold, other = _quotient(gold), _quotient(other)
         match gold, other:
             case Leaf(), Leaf() if same_unit and gold.unit != other.unit:
                 return False
@@ -140,6 +142,8 @@ class _Comparison(Formulas):
                 return gold == other
             case (Words(words), Leaf(text)) | (Leaf(text), Words(words)):  # `odd` is no product here
                 return words == text.lower()
+            case (Words("none"), Many(())) | (Many(()), Words("none")):
+                return True
             case Group(), Group():
                 if {gold.brackets, other.brackets} == {"()", "matrix"}:
                     gold, other = _as_vector(gold), _as_vector(other)
@@ -242,6 +246,14 @@ class _Comparison(Formulas):
             differences.append(Node("add", "", (left.node, negated(right.node))))
         self.reach("symbolic")
         return ratio_sign(*differences)
+
+
+def _quotient(answer: Answer) -> Answer:
+    """`3/4` for `3:4`, and any other answer as it is."""
+    match answer:
+        case Group(":", (Leaf(one, "", node=Node() as over), Leaf(two, "", node=Node() as under))):
+            return Leaf(f"{one}/{two}", node=Node("divide", "", (over, under)))
+    return answer
 
 
 def _as_vector(group: Group) -> Group:

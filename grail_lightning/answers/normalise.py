@@ -44,7 +44,8 @@ _SYMBOLS = str.maketrans(
     | dict.fromkeys("“”", '"')
     | dict.fromkeys("°º", r"^\circ ")
     | dict.fromkeys("£€¥", r"\$")
-    | {"∣": "|", "￠": "", "％": "%", "\u200b": "", "\ufeff": ""}
+    | dict.fromkeys("¢￠", r"\text{cents}")
+    | {"∣": "|", "％": "%", "\u200b": "", "\ufeff": ""}
 )
 _SCRIPTS = [
     (mark, re.compile(f"[{scripts}]+"), str.maketrans(scripts, plain))
@@ -122,7 +123,7 @@ _UNIT_NAMES = (
     "week weeks|month months|year years yr yrs|g gram grams|kg kilogram kilograms kgs|mg milligram milligrams|"
     "lb lbs pound pounds|oz ounce ounces|l liter liters litre litres|ml milliliter milliliters|gallon gallons gal|"
     "dollar dollars usd buck bucks|cent cents|j joule joules|n newton newtons|w watt watts|v volt volts|hz hertz|"
-    "mph|kelvin kelvins|rad rads radian radians|unit units|am|pm"
+    "mph|kelvin kelvins|deg|rad rads radian radians|unit units|am|pm"
 )
 # In upright type alone: without it some would be products.
 _TYPED_UNIT_NAMES = (

@@ -35,12 +35,12 @@ _STOP_WORDS = (
     "wrong false true unknown undefined repeating recurring percent pct"
 )
 _STOP = frozenset(_STOP_WORDS.split())
-_FUNCTION_WORDS = frozenset([*ELEMENTARY, *"sqrt pi max min gcd lcm lim det arg mod inf infty".split()])  # noqa: SIM905
+_FUNCTION_WORDS = frozenset([*ELEMENTARY, *"sqrt pi max gcd lcm lim det arg mod inf infty".split()])  # noqa: SIM905
 
 _UNIT = re.compile(r"\s*\\text\{([A-Za-z\s./^0-9²³*\\-]*)\}(?:\s*\^\{?\s*(-?[1-9])\s*\}?)?\s*$")
 _NUMBER_IN_UNIT = re.compile(r"(?<!\^)(?<!\^-)(?:[0-9](?!\s*[A-Za-z])|(?<=\s)[0-9])")
 _FACTOR = re.compile(r"([a-z]+)\.?(?:\^\{?(-?[1-9])\}?)?")
-_POWER_WORD = re.compile(r"\s*(square|sq|cubic)\s")
+_POWER_WORD = re.compile(r"\s*(square|sq|cubic)\.?\s")
 # What may stand beside another unit without a sign between them: `kg m`, but `miles north` is no product.
 _SYMBOLS = frozenset("m cm km mm ft s min h g kg mg l ml j n w v hz pa rad".split())  # noqa: SIM905
 # What else is a product of other units.
@@ -53,10 +53,10 @@ _PER = re.compile(r"(?<=\})\s*/\s*([a-zA-Z]{1,3})(?=(?:\^\{?[0-9]\}?)?$)")
 _BARE_UNIT = re.compile(r"(?<=[0-9}\)])(?:\s*([A-Za-z]{2,})| ([A-Za-z]{4,}|[A-Za-z]{3,}(?: [A-Za-z]{3,})+))$")
 # `5 km/h` without a type of its own. Of single letters `m/s` alone is a unit, for `2 h/g` is a formula.
 _BARE_RATE = re.compile(
-    r"(?:(?<=[0-9}\)])|(?<=\\pi)) (?:m/s|[A-Za-z]+(?:\^[23])?/[A-Za-z]{2,}|[A-Za-z]{2,}(?:\^[23])?/[A-Za-z])"
-    r"(?:\^[23])?$"
+    r"(?:(?<=[0-9}\)])|(?<=\\pi)) (?:m/s|[A-Za-z]+(?:\^[23])?/[A-Za-z]{2,}|[A-Za-z]{2,}(?:\^[23])?/[A-Za-z]"
+    r"|sq\.? [a-z]+|(?:[ckm]m|ft|in|yd)(?=\^))(?:\^[23])?$"
 )
-_DEGREES = re.compile(r"\s*\^\{?\s*\\circ\s*\}?\s*(?:\\text\{([CF])\}|([CF]))?\s*$|\s*\\text\{\s*degrees?\s*\}$")
+_DEGREES = re.compile(r"\s*\^\{?\s*\\circ\s*\}?\s*(?:\\text\{([CF])\}|([CF]))?\s*$|\s*\\text\{\s*deg(?:rees?)?\s*\}$")
 _PERCENT = re.compile(r"\s*(?:%|\\text\{\s*(?:percent|pct)\.?\s*\}|(?<![A-Za-z])(?:percent|pct)\.?)\s*$")
 _WORD = re.compile(r"[A-Za-z]+")
 # The angle in `\sin 30^\circ` has the degrees, not the answer.
@@ -86,7 +86,7 @@ def _quantity(text: str) -> Leaf:
     elif (words := _BARE_UNIT.search(bare)) and _FUNCTION_WORDS.isdisjoint(words[0].split()):
         alone = words[1] and words[1].lower() not in UNITS and not (words[0][0] == " " and len(words[1]) > 3)
         bare = bare if alone else rf"{bare[: words.start()]}\text{{{words[0]}}}"
-    elif (rate := _BARE_RATE.search(bare)) and {*_WORD.findall(rate[0].lower())} <= UNITS.keys():
+    elif (rate := _BARE_RATE.search(bare)) and {*_WORD.findall(rate[0].lower())} - {"sq"} <= UNITS.keys():
         bare = rf"{bare[: rate.start()]}\text{{{rate[0]}}}"
     quantity = Leaf(bare, unit="dollar" if money else "")
     for _ in range(6):
@@ -202,7 +202,10 @@ _BRACKETED_ARRAY = re.compile(r"[\[(](\\begin\{array\}(?:(?!\\begin).)*?\\end\{a
 _PROSE = re.compile(r"(?:(?<![\\A-Za-z])[A-Za-z]{2,}\s+){2,}[A-Za-z]{2,}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'\- ]*[A-Za-z.]", re.ASCII)
 _SYNONYMS = {
-    **dict.fromkeys(["no solution", "no solutions", "no real solution", "no real solutions", "empty set"], "none"),
+    **dict.fromkeys(
+        [f"no {real}{name}" for real in ("", "real ") for name in ("solution", "solutions", "roots")], "none"
+    ),
+    "empty set": "none",
     **dict.fromkeys(["dne", "undefined"], "does not exist"),
     **dict.fromkeys(["infinitely many solutions", "infinite solutions"], "infinitely many"),
 }
