@@ -210,6 +210,7 @@ _SYNONYMS = {
     **dict.fromkeys(["infinitely many solutions", "infinite solutions"], "infinitely many"),
 }
 _SHORT_WORDS = ("yes", "no", "dne")
+_NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()  # noqa: SIM905
 _ANY_REAL = re.compile(r"[A-Za-z](?:\s*\\in\s*\\mathbb\{?R\}?)?")
 
 
@@ -234,12 +235,14 @@ def _read(text: str) -> Answer:
     return _leaf(text)
 
 
-def _words(text: str) -> Words | None:
+def _words(text: str) -> Answer | None:
     written = TEXT.sub(r" \1 ", text)
     wrapped = written != text
     plain = re.sub(r"\s+", " ", written).strip().strip('"').rstrip(".!")
     if not _WORDS.fullmatch(plain) or re.search(r"\b(?:and|or)\b", plain):
         return None
+    if plain.lower() in _NUMBER_WORDS:
+        return _leaf(str(_NUMBER_WORDS.index(plain.lower())))
     runs = _WORD.findall(plain)
     longest = max(map(len, runs))
     short = longest < 2 or (longest < 4 and not wrapped and not (longest == 3 and len(runs) > 1))
