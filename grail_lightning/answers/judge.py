@@ -32,7 +32,7 @@ _CHOICE = re.compile(
     r"(?:\\text\{)?(?:(?:[Oo]ption|[Cc]hoice) )?\(?([A-E])(?:[).:]|\}|$)\s*\}?"
     r"(?:(?!.*\bor\b)(?:[0-9]|\\\$|\\frac|\\sqrt|\\text\{[a-z ]|(?<= )[a-z]|(?<=\))[a-z]{3})[^A-Z(,;=]*)?"
 )
-_LABEL = re.compile(r"\(([A-E])\)(?=[0-9]|\\(?:\$|frac|sqrt|text))")
+_LABEL = re.compile(r"^\([A-E]\)(?=[0-9]|\\(?:\$|frac|sqrt|text))")
 _REJECTED = re.compile(r"\b(?:incorrect|wrong)\b")
 _FRACTION = re.compile(r"\\frac\{([0-9]+)\}\{(0*[1-9][0-9]*)\}", re.ASCII)
 # A whole number to the power of one half that is nobody's script or argument: behind `_`, `^`, `}`, a letter or a digit
@@ -117,8 +117,8 @@ class _Comparison(Formulas):
         choice = None if _REJECTED.search(prediction) else _CHOICE.fullmatch(prediction)
         if choice is not None and re.fullmatch(r"\(?[A-E]\)?", gold):
             return Outcome("right" if choice[1] == gold.strip("()") else "wrong", "string")
-        if (label := _LABEL.match(prediction)) is not None and label[1] not in gold:  # `(B)24` for 24
-            prediction = prediction[label.end() :]
+        if choice is not None and choice[1] not in gold:  # `(B)24` for 24
+            prediction = _LABEL.sub("", prediction)
         if _lowest_terms(gold) == _lowest_terms(prediction):
             return Outcome("right", "number")
         if _same_wording(gold, prediction):
