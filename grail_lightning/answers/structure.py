@@ -202,10 +202,8 @@ _BRACKETED_ARRAY = re.compile(r"[\[(](\\begin\{array\}(?:(?!\\begin).)*?\\end\{a
 _PROSE = re.compile(r"(?:(?<![\\A-Za-z])[A-Za-z]{2,}\s+){2,}[A-Za-z]{2,}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'\- ]*[A-Za-z.]", re.ASCII)
 _SYNONYMS = {
-    **dict.fromkeys(
-        [f"no {real}{name}" for real in ("", "real ") for name in ("solution", "solutions", "roots")], "none"
-    ),
-    "empty set": "none",
+    **dict.fromkeys(["no solution", "no solutions", "no real solution", "no real solutions", "empty set"], "none"),
+    **dict.fromkeys(["no roots", "no real roots"], "none"),
     **dict.fromkeys(["dne", "undefined"], "does not exist"),
     **dict.fromkeys(["infinitely many solutions", "infinite solutions"], "infinitely many"),
 }
