@@ -51,8 +51,8 @@ _DERIVED = {
 # `\text{ft}/s`: a single letter loses its `\mathrm` when it is normalised.
 _PER = re.compile(r"(?<=\})\s*/\s*([a-zA-Z]{1,3})(?=(?:\^\{?[0-9]\}?)?$)")
 _BARE_UNIT = re.compile(r"(?<=[0-9}\)])(?:\s*([A-Za-z]{2,})| ([A-Za-z]{4,}|[A-Za-z]{3,}(?: [A-Za-z]{3,})+))$")
-# `5 km/h` without a type of its own. Of single letters `m/s` alone is a unit, for `2 h/g` is a formula.
-_BARE_RATE = re.compile(
+# `5 km/h`, `6 sq ft` and `16 cm^2` without a type. Of single letters `m/s` alone is a unit, for `2 h/g` is a formula.
+_BARE_DERIVED = re.compile(
     r"(?:(?<=[0-9}\)])|(?<=\\pi)) (?:m/s|[A-Za-z]+(?:\^[23])?/[A-Za-z]{2,}|[A-Za-z]{2,}(?:\^[23])?/[A-Za-z]"
     r"|sq\.? [a-z]+|(?:[ckm]m|ft|in|yd)(?=\^))(?:\^[23])?$"
 )
@@ -86,8 +86,8 @@ def _quantity(text: str) -> Leaf:
     elif (words := _BARE_UNIT.search(bare)) and _FUNCTION_WORDS.isdisjoint(words[0].split()):
         alone = words[1] and words[1].lower() not in UNITS and not (words[0][0] == " " and len(words[1]) > 3)
         bare = bare if alone else rf"{bare[: words.start()]}\text{{{words[0]}}}"
-    elif (rate := _BARE_RATE.search(bare)) and {*_WORD.findall(rate[0].lower())} - {"sq"} <= UNITS.keys():
-        bare = rf"{bare[: rate.start()]}\text{{{rate[0]}}}"
+    elif (unit := _BARE_DERIVED.search(bare)) and {*_WORD.findall(unit[0].lower())} - {"sq"} <= UNITS.keys():
+        bare = rf"{bare[: unit.start()]}\text{{{unit[0]}}}"
     quantity = Leaf(bare, unit="dollar" if money else "")
     for _ in range(6):
         shorter = _without_suffix(quantity)
