@@ -92,9 +92,9 @@ class Formulas:
         if any(self.nodes(ours, theirs, slack) for ours, theirs in _readings(gold, other, gold.node, other.node)):
             return True
         # The letters of one answer may be the unit of the other.
-        if bool(gold.unit) == bool(other.unit) or not letters(other.node if gold.unit else gold.node):
-            return False
         quantity, formula = (gold, other.node) if gold.unit else (other, gold.node)
+        if bool(gold.unit) == bool(other.unit) or not letters(formula):
+            return False
         return any(self.nodes(whole, formula) for whole in _with_unit(quantity))
 
     def nodes(self, gold: Node, other: Node, slack: float = 0.0) -> bool:

@@ -28,8 +28,8 @@ class ExportPolicy(Callback):
     """Writes the policy in Hugging Face format when training ends.
 
     ``AutoModelForCausalLM.from_pretrained`` loads the folder, and so does ``--model.policy=FOLDER``. Adapters are
-    merged into the weights. A policy that is already in a `folder` of yours, or is there when a new run ends, is moved
-    aside.
+    merged into the weights. An earlier policy in the folder is moved aside, unless a resumed run writes the export in
+    its own folder again.
 
     Args:
         which: The exported weights: the last ones, or those of the checkpoint with the best monitored metric.

@@ -26,12 +26,13 @@ _TRIAL_WEIGHTS = 2**24  # The number of weights, besides those that are zero, wh
 
 def find_tree_kernel(policy: Policy) -> TreeKernel | None:
     """What computes attention in prefix trees; None if the model does not support them."""
-    on_cuda, attention = policy.device.type == "cuda", policy.model.config._attn_implementation
+    on_cuda = policy.device.type == "cuda"
     kernels: tuple[TreeKernel, ...] = ("varlen", "sdpa") if on_cuda else ("sdpa",)
-    trials = (kernel for kernel in kernels if attention == TREE_ATTENTION and _supports_prefix_trees(policy, kernel))
-    kernel = next(trials, None)
+    if policy.model.config._attn_implementation != TREE_ATTENTION:
+        kernels = ()
+    kernel = next((kernel for kernel in kernels if _supports_prefix_trees(policy, kernel)), None)
     if kernel is None:
-        rank_zero_info(f"The policy, with {attention} attention, cannot share prefixes: every row is run separately.")
+        rank_zero_info("This policy cannot share prefixes as it is loaded: every row is run separately.")
     elif on_cuda:
         rank_zero_info(f"Attention in prefix trees is computed by {kernel}.")
     return kernel
