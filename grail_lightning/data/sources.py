@@ -322,11 +322,13 @@ def _load(builder: str, source: str, /, **options: object) -> Any:
 def select_rows(table: Table, spec: DatasetSpec, optional: Collection[str] = ()) -> list[int]:
     """The indices of the rows that `spec` selects, ascending, with a problem and an answer unless `optional`."""
     where = spec.where or {}
-    needed = [column for name, column in (("problem", spec.problem), ("answer", spec.answer)) if name not in optional]
+    columns = {"problem": spec.problem, "answer": spec.answer}
+    needed = [column for name, column in columns.items() if name not in optional]
+    named = [column for name, column in columns.items() if column != name]  # It may be empty, but not missing.
     selected: list[int] = []
     for index, row in enumerate(table.columns([spec.problem, spec.answer, *where])):
         place = table.place(index)
-        missing = [column for column in (*needed, *where) if column not in row]
+        missing = [column for column in (*needed, *named, *where) if column not in row]
         if missing:
             there = getattr(table.rows, "column_names", None) or list(row)
             raise ValueError(

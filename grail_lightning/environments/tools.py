@@ -195,6 +195,12 @@ def check_columns(environment_class: type, columns: Iterable[str]) -> None:
             f"`{environment_class.__name__}.reset` must take the columns {_listed(there)} of a row, but got: {error}. "
             "Add or remove the column, give the parameter a default, or let `reset` end with `**columns`."
         ) from None
+    if "prompt" in there and "problem" not in there and "prompt" not in signature.parameters:  # A dataset for TRL.
+        raise ValueError(
+            "The text that the policy is shown must be in the column `problem`, but got `prompt`, which nothing reads. "
+            "Set `problem: prompt` of the dataset, or name `prompt` among the parameters of "
+            f"`{environment_class.__name__}.reset`."
+        )
 
 
 def call_reset(

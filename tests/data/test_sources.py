@@ -13,8 +13,9 @@ from grail_lightning.answers import Marker
 from grail_lightning.data import ArithmeticData, DatasetSpec, FewShot, MathData
 from grail_lightning.data.sources import check_path
 from grail_lightning.grading import TaskVerifiers, grade_answers
-from grail_lightning.tasks import ArithmeticTask, MathTask
+from grail_lightning.tasks import ArithmeticTask, EnvironmentTask, MathTask
 from tests.data.recorder import rows, write
+from tests.environments.test_tools import Desk
 
 ROWS = [{"problem": f"{k}+1", "answer": k + 1, "level": k, "solution": f"\\boxed{{{k + 1}}}"} for k in range(6)]
 FORMS = {"list": ROWS, "Dataset": datasets.Dataset.from_list(ROWS)}
@@ -245,6 +246,19 @@ def test_rows_become_prompts_as_those_of_a_file_do_and_stay_unchanged(form, tmp_
     assert [(p.reference, p.dataset) for p in load("train", train=spec)] == [(k, "few") for k in "234"]
     assert [dict(row) for row in FORMS[form]] == ROWS
     assert {"problem": "0+1", "answer": 1}.items() <= ROWS[0].items()
+
+
+def test_a_problem_that_an_environment_can_do_without_is_never_left_out_by_mistake():
+    task = EnvironmentTask(Desk, instruction="")
+    problems = [("problem", {}), ("question", {"question": None}), ("prompt", {"prompt": "Go."})]
+    loaded = [load("train", task=task, train=DatasetSpec([row], problem=name)) for name, row in problems]
+    assert [prompt.messages[-1]["content"] for (prompt,) in loaded] == ["", "", "Go."]
+    for name, row, said in (
+        ("qestion", {"question": "Go."}, "row 1: there is no column `qestion`. The columns are: question"),
+        ("problem", {"prompt": "Go."}, "row 1: .* got `prompt`, which nothing reads. Set `problem: prompt`"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            [*load("train", task=task, train=DatasetSpec([row], problem=name))]
 
 
 @pytest.mark.parametrize(
