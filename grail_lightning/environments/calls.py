@@ -11,7 +11,7 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 MAX_CALLS = 16  # Of one turn; what goes beyond is one more call with an error.
@@ -70,11 +70,12 @@ def llama3_calls(text: str) -> list[ParsedCall]:
     return _capped(calls)
 
 
-def tag_calls(text: str, parameters: Mapping[str, Sequence[str]]) -> list[ParsedCall]:
+def tag_calls(text: str, parameters: Mapping[str, Sequence[str]], optional: Collection[str] = ()) -> list[ParsedCall]:
     """The call ``<name>…</name>`` that ends a turn, or none; `parameters` are the names of each tool's.
 
-    The content is the value of the one parameter, as text; of several, a JSON object. A call counts wherever it stands,
-    in a block of thinking too, because its closing tag has ended the turn.
+    The content is the value of the one parameter, as text; of several, a JSON object. Without content a tool of
+    `optional` has its defaults. A call counts wherever it stands, in a block of thinking too, because its closing tag
+    has ended the turn.
     """
     ends = [(text.find(f"</{name}>"), name) for name in parameters]
     end, name = min((place for place in ends if place[0] >= 0), default=(-1, ""))
@@ -86,6 +87,8 @@ def tag_calls(text: str, parameters: Mapping[str, Sequence[str]]) -> list[Parsed
     if not tag:
         return [ParsedCall(name, error=f"This call has no <{name}> before its </{name}>.")]
     content, names = content.strip(), parameters[name]
+    if not content and name in optional:
+        return [ParsedCall(name)]
     if len(names) == 1:
         return [_call_of({"name": name, "arguments": {names[0]: content}}, "")]
     return [_read(content, tag_form(name, names), name)] if names else [ParsedCall(name)]

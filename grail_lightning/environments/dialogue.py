@@ -112,7 +112,7 @@ class Tags(Dialect):
         instruction: str = "",
     ) -> None:
         self.instruction = instruction
-        self.parameters = _parameters(schemas)
+        self.parameters, self.optional = _parameters(schemas), _without_required(schemas)
         if "result" in self.parameters:
             raise ValueError("A tool must not be named `result`, because this is the tag of results. Rename the tool.")
         names = [*self.parameters, "result"]
@@ -129,7 +129,7 @@ class Tags(Dialect):
 
     def calls(self, ids: Sequence[int]) -> list[ParsedCall]:
         """See `Dialect.calls`. There is at most one, as its closing tag ends the turn."""
-        return reading.tag_calls(self._text(ids), self.parameters)
+        return reading.tag_calls(self._text(ids), self.parameters, self.optional)
 
     def between(self, results: Sequence[Result]) -> list[int]:
         """See `Dialect.between`. The policy goes on in the same message."""
@@ -268,3 +268,9 @@ def describe(schemas: Sequence[dict[str, Any]]) -> str:
 def _parameters(schemas: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     functions = [schema["function"] for schema in schemas]
     return {function["name"]: list(function["parameters"]["properties"]) for function in functions}
+
+
+def _without_required(schemas: Sequence[dict[str, Any]]) -> set[str]:
+    """The tools that can be called without an argument."""
+    functions = [schema["function"] for schema in schemas]
+    return {function["name"] for function in functions if not function["parameters"].get("required")}

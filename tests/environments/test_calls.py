@@ -16,7 +16,7 @@ from grail_lightning.environments.calls import (
 )
 
 ONE = {"name": "search", "arguments": {"query": "Ada"}}
-TAGS = {"search": ["query"], "move": ["x", "y"], "look": []}
+TAGS = {"search": ["query"], "move": ["x", "y"], "look": [], "list": ["folder"], "sort": ["by", "down"]}
 
 
 def _hermes(*values):
@@ -24,7 +24,7 @@ def _hermes(*values):
 
 
 def tags(text):
-    return tag_calls(text, TAGS)
+    return tag_calls(text, TAGS, {"look", "list", "sort"})
 
 
 def by_parser(text):
@@ -55,6 +55,8 @@ SEARCH, LOOK, NOTE = ParsedCall("search", {"query": "Ada"}), ParsedCall("look"),
         (tags, "Who? <seek>4</seek> <search> Ada </search>\n", [SEARCH]),
         (tags, '<move>{"x": 1, "y": [2]}</move>', [ParsedCall("move", {"x": 1, "y": [2]})]),
         (tags, "<look></look>", [LOOK]),
+        (tags, "<search></search>", [ParsedCall("search", {"query": ""})]),
+        *((tags, f"<{name}> </{name}>", [ParsedCall(name)]) for name in ("list", "sort")),  # By their defaults.
         (tags, "<search>a <search>b</search>", [ParsedCall("search", {"query": "b"})]),
         (tags, "<think>I can use <search> here.</think>4", []),
         (tags, "<think><search>Ada</search>", [SEARCH]),  # The tag has ended the turn.

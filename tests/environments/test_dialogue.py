@@ -271,6 +271,14 @@ def test_a_prompt_in_plain_text_and_a_tool_named_like_the_tag_of_results_are_ref
         _find(_model("qwen2_5"), "tags", [_schema("result", x="string")])
 
 
+def test_a_tool_in_tags_whose_parameters_have_defaults_is_called_without_any():
+    optional = _schema("list", folder="string")
+    del optional["function"]["parameters"]["required"]  # As Transformers writes it.
+    dialect = _find(_model("qwen2_5"), "tags", [optional, _schema("search", query="string")])
+    calls = [dialect.calls(dialect.tokenizer.encode(text)) for text in ("<list></list>", "<search></search>")]
+    assert calls == [[ParsedCall("list")], [ParsedCall("search", {"query": ""})]]
+
+
 def test_tools_are_named_behind_a_system_turn_of_parts():
     """As that of a prompt with pictures is."""
     turn = {"role": "system", "content": [{"type": "text", "text": "Be careful."}]}
