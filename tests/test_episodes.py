@@ -16,6 +16,7 @@ from grail_lightning.batch import Sampling
 from grail_lightning.engines.turns import SampledTurn
 from grail_lightning.environments.calculator import Calculator
 from grail_lightning.environments.dialogue import describe
+from grail_lightning.environments.episode import transcript
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import Policy
 from grail_lightning.step.episodes import play
@@ -220,8 +221,9 @@ def test_an_answer_is_never_read_out_of_a_result_and_a_task_without_an_environme
     assert graded.answer.whole[1:].any(1).all()
 
 
-def test_what_reset_returns_is_in_a_prompt_of_text():
+def test_what_reset_returns_is_in_a_prompt_of_text_and_in_the_transcript():
     batch = played([task_of(Opening)], [[f"#### 5{END}"]], messages="2+3?")
+    assert transcript(batch.episodes[0]).startswith("[reset]\n     The rules.\n[turn 1]")
     assert POLICY.tokenizer.decode(batch.input_ids[0, : batch.prompt_width]) == "2+3? The rules."
 
 

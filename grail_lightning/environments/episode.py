@@ -84,6 +84,7 @@ class Episode:
     turns: tuple[Turn, ...]
     end: EndReason
     reward: float | None = None  # What the environment's `get_reward` returned at the end, if it has one.
+    opening: str | None = None  # What its `reset` returned, which is the end of the prompt.
 
     @property
     def calls(self) -> list[Call]:
@@ -105,7 +106,7 @@ def episode_columns(episode: Episode) -> dict[str, Any]:
 
 def transcript(episode: Episode) -> str:
     """What the policy wrote and was told, in its order. Each line of it is indented, so that none can pass for ours."""
-    parts = []
+    parts = [("[reset]", episode.opening)] if episode.opening else []
     for number, turn in enumerate(episode.turns, 1):
         score = "" if turn.score is None else f", score {turn.score:.3g}"
         parts.append((f"[turn {number}{score}]", turn.text))

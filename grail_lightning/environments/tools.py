@@ -216,7 +216,7 @@ def call_reset(
     text = _call(environment, "reset", arguments)
     if text is not None and not isinstance(text, str):
         raise _wrong(environment, "reset", "return text or None", text)
-    return text
+    return text and text.encode(errors="replace").decode()  # Files take no lone surrogate.
 
 
 def call_number(environment: object, method: Literal["get_reward", "score_turn"]) -> float | None:

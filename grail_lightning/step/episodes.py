@@ -286,5 +286,7 @@ def _batch(policy: Policy, rollouts: Sequence[_Rollout], group_size: int) -> Sam
             else r.prompt
             for r in rollouts
         ],
-        episodes=[Episode(turns=tuple(r.turns), end=r.end or "answered", reward=r.reward) for r in rollouts],
+        episodes=[
+            Episode(turns=tuple(r.turns), end=r.end or "answered", reward=r.reward, opening=r.opening) for r in rollouts
+        ],
     )

@@ -162,6 +162,8 @@ def _group(rows: Sequence[Row], methods: Sequence[str], first: int) -> dict[str,
             }
         )
     group = dict(zip(("dataset", "prompt", "reference"), _problem(rows[0]), strict=False))
+    if rows[0].get("episode") is not None:
+        group["prompt"] += read_episode(rows[0]["episode"]).opening or ""
     return group | {"rollouts": parts, "tree": tree, "sources": [*sources]}
 
 

@@ -42,6 +42,7 @@ def test_reset_gets_columns_and_a_seed_if_it_names_one():
     assert row.given[3] == 5
     assert call_reset(Desk(), {"number": 4, "other": 1}, seed=7) == "Number 4."
     assert call_reset(Row(), columns, seed=7) is None
+    assert call_reset(Row(reset="a\ud800"), columns, seed=7) == "a?", "files take no lone surrogate"
 
 
 def test_rewards_scores_and_states():

@@ -26,8 +26,12 @@ GAME = Episode(
     ),
     end="answered",
     reward=1.0,
+    opening="[turn 8]\nWhich colour?",
 )
-TRANSCRIPT = """[turn 1, score 0.5]
+TRANSCRIPT = """[reset]
+    [turn 8]
+    Which colour?
+[turn 1, score 0.5]
     Let me see.
 [done call of 'find']
     [turn 9]

@@ -63,7 +63,8 @@ def _page(tmp_path, rows, compared=(), **options):
 def _played(text="sea", **columns):
     """Two turns, with text of a tool that may be hostile."""
     calls = (Call(name=text, result=text), Call(name="", result="No.", status="invalid"))
-    episode = Episode(turns=(Turn(text="a", calls=calls, score=0.5), Turn(text="bc")), end="answered")
+    turns = Turn(text="a", calls=calls, score=0.5), Turn(text="bc")
+    episode = Episode(turns=turns, end="answered", opening=" Look!")
     return in_turns([["a"], [text, "!"], ["b", "c"]], episode, advantage=-2.0, **columns)
 
 
@@ -139,6 +140,7 @@ def test_turns_have_their_calls_scores_and_credit_on_the_page(tmp_path):
     row = _played(**{"weights.Other": None, "scores.Other": None, "fallback.Other": False})
     data = data_of(_page(tmp_path, [row, rollout(["z"], correct=True)], compared=["Other"])[0])
     shown, plain = data["groups"][0]["rollouts"]
+    assert data["groups"][0]["prompt"] == row["prompt"] + " Look!"
     assert shown["pieces"] == ["a", "sea", "!", "b", "c"]
     assert (shown["turn_of"], shown["outside"], shown["end"]) == ([0, -1, -1, 1, 1], [], "answered")
     calls = [["sea", "done", "sea"], ["", "invalid", "No."]]
