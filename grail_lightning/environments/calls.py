@@ -172,9 +172,19 @@ def checked_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -
         except (StopIteration, ValueError, RecursionError):
             wrong.append(f"`{name}` must be {_kind(properties[name])}, but got {shown(arguments[name])}")
     if wrong:
-        form = [f"{name}: {_kind(s)}{'' if name in required else ' (optional)'}" for name, s in properties.items()]
+        form = parameter_forms(schema).values()
         raise ValueError(f"{'; '.join(wrong)}. The tool is `{function['name']}({', '.join(form)})`.")
     return checked
+
+
+def parameter_forms(schema: Mapping[str, Any]) -> dict[str, str]:
+    """The parameters of a tool by their names, in words: ``times: integer (optional)``."""
+    parameters = schema["function"]["parameters"]
+    required = parameters.get("required", ())
+    return {
+        name: f"{name}: {_kind(form)}{'' if name in required else ' (optional)'}"
+        for name, form in parameters["properties"].items()
+    }
 
 
 def shown(value: object) -> str:

@@ -257,9 +257,10 @@ def find_dialect(
 def describe(schemas: Sequence[dict[str, Any]]) -> str:
     """Instructions that list the tags of the tools, for a prompt of the dialect `tags`."""
     lines = ["You can call these tools. The result follows in <result>…</result>."]
-    for function in (schema["function"] for schema in schemas):
+    for schema in schemas:
+        function, forms = schema["function"], reading.parameter_forms(schema)
         known = function["parameters"]["properties"]
-        notes = [f"`{name}`: {known[name]['description']}" for name in known if known[name].get("description")]
+        notes = [f"`{forms[name]}`: {known[name].get('description', '')}".removesuffix(": ") for name in known]
         about = " ".join([function.get("description", ""), *notes])
         lines.append(f"{reading.tag_form(function['name'], list(known))} {about}".rstrip())
     return "\n".join(lines)

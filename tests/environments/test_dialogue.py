@@ -176,9 +176,12 @@ def test_a_tokenizer_without_tools_in_its_template_or_without_a_template_gets_pl
     assert _find(_tokenizer(None, QWEN)).kind == "tags"
     assert _find(_model("qwen2_5"), "tags").kind == "tags"
     assert _find(_model("qwen2_5"), schemas=[]).stop == ()
-    assert describe(SCHEMAS).splitlines()[1:] == [
-        "<search>…</search> A tool. `query`: The query.",
-        '<move>{"x": …, "y": …}</move> A tool. `x`: The x. `y`: The y.',
+    optional = {"n": {"type": "integer", "nullable": True}, "unit": {"type": "string", "enum": ["m", "km"]}}
+    listed = {"function": {"name": "list", "description": "Lists.", "parameters": {"properties": optional}}}
+    assert describe([*SCHEMAS, listed]).splitlines()[1:] == [
+        "<search>…</search> A tool. `query: string`: The query.",
+        '<move>{"x": …, "y": …}</move> A tool. `x: integer`: The x. `y: integer`: The y.',
+        '<list>{"n": …, "unit": …}</list> Lists. `n: integer or null (optional)` `unit: one of ["m", "km"] (optional)`',
     ]
 
 
