@@ -26,6 +26,7 @@ _SIGN = re.compile(
     r"(?<![\w)\]}])([-\u2212][$\u20ac\u00a3]?)\Z"
     r"|(?:[=:,(\[{<>\u2248\u2264\u2265\u2192]\ *|[$*\"'|\u201c])([-\u2212]\ )\Z"
 )
+_ENDING = re.compile(r"^####[ \t]*(.+)\Z", re.MULTILINE)
 _PATTERN_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
@@ -48,8 +49,12 @@ class AnswerForm(ABC):
         return text[found[-1].content_start : found[-1].content_stop].strip() if found else None
 
     def bare(self, reference: str) -> str:
-        """The reference answer without what marks it, if the reference is a worked solution in this form."""
-        return reference
+        r"""The answer alone, if the reference is a worked solution: its last box, or what ends it after `####` (GSM8K).
+
+        A form that marks answers in another way reads its own mark first.
+        """
+        ending = _ENDING.search(reference.rstrip())
+        return box_content(reference) or (ending[1] if ending else reference)
 
 
 class LastNumber(AnswerForm):
@@ -77,7 +82,7 @@ class Marker(AnswerForm):
     """What follows a marker, to the end of its line or of the response: `7` in `#### 7` or in `Answer: 7`.
 
     White space and asterisks around the answer (`**Answer:** 7`) are left out. A marker without anything behind it is
-    no answer. If a reference contains the marker, as in GSM8K, only what follows it is the reference answer.
+    no answer. If a reference contains the marker, only what follows it is the reference answer.
 
     Args:
         marker: The marker, upper and lower case distinguished.
@@ -110,7 +115,7 @@ class Marker(AnswerForm):
 
     def bare(self, reference: str) -> str:
         """See `AnswerForm`."""
-        return self.last(reference) or reference
+        return self.last(reference) or super().bare(reference)
 
 
 @dataclass(frozen=True)
@@ -190,17 +195,13 @@ Box = AnswerSpan
 
 
 class Boxed(AnswerForm):
-    r"""The content of the last complete `\boxed{...}`. A reference with a box is replaced by the box's content."""
+    r"""The content of the last complete `\boxed{...}`."""
 
     instruction = r" Please reason step by step, and put your final answer within \boxed{}."  # as in the published runs
 
     def find(self, text: str) -> list[AnswerSpan]:
         """See `AnswerForm`."""
         return find_boxes(text)
-
-    def bare(self, reference: str) -> str:
-        """See `AnswerForm`."""
-        return self.last(reference) or reference
 
 
 def find_boxes(text: str) -> list[Box]:

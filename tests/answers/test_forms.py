@@ -123,6 +123,14 @@ def test_references_lose_what_marks_them():
     assert Boxed().bare(r"So it is \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
     assert Marker().bare("72") == Boxed().bare("72") == LastNumber().bare("72") == "72"
     assert LastNumber().bare("x = 72 or 73") == "x = 72 or 73"  # A formula is not cut down to a number.
+    assert Marker().bare("#### 72 boxes\nare right") == "72 boxes"
+    assert Boxed().bare("#### 72 boxes\nare right") == "#### 72 boxes\nare right"  # Not on the last line.
+
+
+@pytest.mark.parametrize("form", [Boxed(), LastNumber(), Marker(), Marker("Answer:"), Pattern(r"is (\d+)")])
+@pytest.mark.parametrize("solution", ["Natalia sold 48/2 = <<48/2=24>>24.\n#### 72\n", r"Thus it is \boxed{72}."])
+def test_the_answer_of_a_worked_solution_is_found_whatever_the_form_of_responses(form, solution):
+    assert form.bare(solution) == "72"
 
 
 @pytest.mark.parametrize(
