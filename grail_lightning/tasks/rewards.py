@@ -150,12 +150,11 @@ class Reward:
             leading = [*signature.bind_partial([], []).arguments]
         except TypeError:
             leading = []
-        # A reward of TRL's would be given other texts than it expects.
-        if not leading or {"prompts", "completions"} & set(leading):
-            takes = f"{', '.join(leading)}, as TRL's rewards do" if leading else signature
+        # A reward of TRL's would be given other texts than it expects, one without references these as a column.
+        if not leading or {"prompts", "completions", *GRADED} - {"answers"} & {*leading}:
             raise ValueError(
                 f"The reward `{self.path}` must take responses and references first, and columns by their names, but "
-                f"takes {takes}. Write `def {self.path.rpartition('.')[2]}(responses, references, **columns)`."
+                f"takes {signature}. Write `def {self.path.rpartition('.')[2]}(responses, references, **columns)`."
             )
         try:
             signature.bind_partial([], [], **self.arguments)
