@@ -255,6 +255,11 @@ def read_problem(row: Mapping[str, Any]) -> CodeProblem:
     if row.get("test") is not None and "entry_point" in row:
         return _human_eval(row)
     if row.get("test_list") is not None:
+        if row.get("test"):
+            raise ValueError(
+                "The tests of the column `test`, as in MBPP+, cannot be read beside `test_list`. Leave the column out "
+                "to take those of `test_list` alone, which are MBPP's."
+            )
         text, code = _text(row, "text") or _text(row, "prompt"), _text(row, "code")
         imports = _listed(row, "test_imports") if row.get("test_imports") else ()
         setup = "\n".join([*map(str, imports), _text(row, "test_setup_code")]).strip()

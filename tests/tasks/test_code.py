@@ -128,6 +128,7 @@ def test_rows_of_three_forms_are_read(row, tests):
         ({"tests": ["near(f(1), 2)"], "setup": "def near(a, b): return a == b"}, "Tests must be assertions"),
         ({"tests": ["assert True"]}, r"Each test must call .* \(none was found\)"),
         ({"tests": ["assert f(1)", "assert g(1)"]}, r"same function \(f\), but got 'assert g\(1\)'"),
+        (MBPP | {"test": "assertion(remove_Occ('a'), '')"}, "`test`, as in MBPP.*, cannot be read beside `test_list`"),
         (MBPP | {"code": 5}, "`code` must be text, but got 5"),
         (HUMAN_EVAL | {"test": "assert add(1, 1) == 2"}, r"must have `prompt`, .* and `check\(candidate\)` in `test`"),
     ],
