@@ -97,6 +97,14 @@ class GivenLoader(EvaluationLoader):
     def __init__(self, prompts: Sequence[Prompt], prompts_per_batch: int, rank: int = 0, world_size: int = 1) -> None:
         super().__init__(prompts, prompts_per_batch, rank, world_size)
         self._batches: list[list[list[int]]] = []
+        # A batch that lacks one would be sampled, the responses of the others left out.
+        given = [isinstance(prompt.columns.get("response"), str | int | float) for prompt in prompts]
+        if not all(given) and any("response" in prompt.columns for prompt in prompts):
+            number = given.index(False)
+            raise ValueError(
+                f"`response` must be text in every row of {prompts[0].dataset}, or a column of none, but in prompt "
+                f"{number + 1} of {len(given)} it is {prompts[number].columns.get('response')!r:.80}."
+            )
         numbers = groupby(range(len(prompts)), key=lambda number: response_group(prompts[number]))
         for own in (list(own) for _, own in numbers):
             whole = prompts[own[0]].columns.get("response_group") is not None

@@ -152,6 +152,14 @@ def test_given_responses_of_one_group_stay_in_one_batch_on_one_rank(world_size):
     assert [len(batch) for batch in GivenLoader(prompts(9), 4)] == [4, 4, 1]
 
 
+@pytest.mark.parametrize("columns", [{}, {"response": None}, {"response": [{"role": "assistant"}]}])
+def test_a_given_response_that_is_no_text_is_an_error(columns):
+    """The batch would be sampled where one is missing, and "None" be graded."""
+    rows = [given("a"), Prompt(messages="b", reference="1", task=TASK, columns=columns, dataset="d")]
+    with pytest.raises(ValueError, match=r"`response` must be text in every row of .* but in prompt 2 of 2 it is"):
+        GivenLoader(rows, 5)
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_groups_that_prompts_imply_are_at_most_a_batch_and_the_same_on_any_number_of_ranks(world_size, arithmetic):
     assert [len(batch) for batch in GivenLoader([given("a")] * 10, 4)] == [4, 4, 2]
