@@ -358,7 +358,10 @@ def answers_in(value: object) -> list[object]:
 
 def _check_text(value: object, place: str) -> None:
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
-        raise ValueError(f"{place} must be text or a number, but got {value!r:.80}.")
+        raise ValueError(
+            f"{place} must be text or a number, but got {value!r:.80}. A task of your own can read its "
+            "parts (`optional_columns`, docs/your_task.md)."
+        )
     if value is None or not str(value).strip() or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(
             f"{place} must be text that is not empty, or a finite number, but got {value!r}. Fill it in, remove the "
