@@ -116,7 +116,7 @@ def evaluation_table(samples: pd.DataFrame, options: TableOptions) -> str:
     for column in options.by:
         split = {f"{labels[name]}, {column} {text}": rows for name, text, rows in by_column(samples, column)}
         alone = {name: {name: 1.0} for name in split}
-        blocks.append(_solved(split, alone, options) if split else f"No problem has a column {column!r}.")
+        blocks.append(_solved(split, alone, options) if split else f"No problem has a text or number {column!r}.")
     return "\n\n".join([*blocks, "In brackets: 95 % intervals."])
 
 

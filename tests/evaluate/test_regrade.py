@@ -160,7 +160,7 @@ def test_parts_by_column_rows_that_were_left_out_and_repeated_problems_are_told(
     said = capsys.readouterr().out
     assert "sums (first 4)  " in said
     assert "sums (first 4), level 1" in said
-    assert "\n\nNo problem has a column 'subject'.\n" in said
+    assert "\n\nNo problem has a text or number 'subject'.\n" in said
     assert {name for name in figures if "level" in name} == {
         f"test/sums/level_{level}/{name}" for level in (1, 2) for name in ("accuracy", "pass_at_1")
     }

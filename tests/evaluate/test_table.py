@@ -92,7 +92,7 @@ def test_parts_by_column_stand_in_the_order_of_their_values():
     blocks = evaluation_table(PROBLEMS, options).split("\n\n")
     assert list(_rows(blocks[2])) == ["a (first 2), level 9", "a (first 2), level 10"]
     assert list(_rows(blocks[3])) == ["a (first 2), subject algebra"]
-    assert blocks[4:] == ["No problem has a column 'nothing'.", "In brackets: 95 % intervals."]
+    assert blocks[4:] == ["No problem has a text or number 'nothing'.", "In brackets: 95 % intervals."]
 
 
 @pytest.mark.parametrize(
