@@ -8,7 +8,6 @@ checked, because it may be the user's own class. Shapes: ``B`` rows, ``T`` respo
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -134,11 +133,11 @@ def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict
         texts, prompts = [batch.texts[r] for r in rows], [batch.prompts[r] for r in rows]
         task = prompts[0].task
         earned = task.earn(texts, prompts, [verdicts[r] for r in rows], [lengths[r] for r in rows])
-        total = [float(value) for value in earned.total]
+        total = torch.tensor([float(value) for value in earned.total], dtype=torch.float32)
         wanted = f"`{type(task).__name__}.earn` must return {len(rows)} finite numbers, one a response,"
-        if len(total) != len(rows) or not all(map(math.isfinite, total)):
+        if len(total) != len(rows) or not total.isfinite().all():
             raise ValueError(f"{wanted} but got {str(earned.total)[:200]}.")
-        rewards[rows] = torch.tensor(total, dtype=torch.float32)
+        rewards[rows] = total
         for name, part in earned.values.items():
             if len(part) != len(rows):
                 raise ValueError(f"{wanted} but its part `{name}` has {len(part)}.")

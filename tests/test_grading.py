@@ -225,6 +225,7 @@ NO_STEPS = r"`Mine\.label_steps` must return a list of `Step` .*; but got %s.* f
 RETURNED = [
     (_earned([1.0]), r"`Mine\.earn` must return 2 finite numbers, one a response, but got \[1\.0\]"),
     (_earned([1.0, math.nan]), r"`Mine\.earn` must return 2 finite numbers, .*but got \[1\.0, nan"),
+    (_earned([1.0, 1e39]), r"`Mine\.earn` must return 2 finite numbers, .*but got \[1\.0, 1e\+39"),  # In float32.
     (_earned([1.0] * 2, half=[0.5]), r"`Mine\.earn` must return 2 .*its part `half` has 1"),
     (mine("answer_spans", [SPAN]), r"ranges within the text"),
     *(

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
 
 # What the names of the figures of each dataset begin with; the others are logged for all datasets together.
-_OF_EACH_DATASET = ("accuracy", "pass_at", "maj_at", "completions/mean_length", "completions/clipped_ratio")
+_OF_EACH_DATASET = ("accuracy", "pass_at", "maj_at", "reward", "completions/mean_length", "completions/clipped_ratio")
 
 
 class Evaluation(Callback):
     """Sets how validation and test sample, and logs their results.
 
-    Logs ``val/accuracy``, ``val/pass_at_8``, ``val/<dataset>/accuracy``, ``val/<dataset>/pass_at_8``,
+    Logs ``val/accuracy``, ``val/pass_at_8``, ``val/reward``, the same for each dataset (``val/<dataset>/accuracy``),
     ``val/completions/mean_length`` (and so on) and the share of each verdict, ``val/verdict/<status>``. `test` logs the
     same metrics under ``test/``. Outside of a fit they are logged at the step of the evaluated policy. The last line of
     a fit shows its first and its last accuracy, which a checkpoint keeps.
@@ -285,6 +285,7 @@ def _figures(samples: pd.DataFrame, options: TableOptions) -> dict[str, float]:
     metrics.update(**{name: torch.tensor(column.to_numpy()) for name, column in columns.items()})
     return {
         **{name: float(value) for name, value in metrics.compute().items()},
+        "reward": _mean(samples["reward"]),
         "completions/mean_length": _mean(lengths),
         "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()),

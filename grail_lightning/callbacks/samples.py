@@ -275,7 +275,8 @@ def samples_of(batch: GradedBatch, indices: Sequence[int]) -> list[Sample]:
     `indices` are the places of the problems in their datasets. The seed of a sample is that of a test.
     """
     num_samples = len(batch) // max(1, len(indices))
-    lengths, finished, correct = (t.tolist() for t in (batch.response_lengths, batch.finished, batch.correct))
+    columns = batch.response_lengths, batch.finished, batch.correct, batch.rewards
+    lengths, finished, correct, rewards = (column.tolist() for column in columns)
     return [
         Sample(
             dataset=prompt.dataset,
@@ -287,6 +288,7 @@ def samples_of(batch: GradedBatch, indices: Sequence[int]) -> list[Sample]:
             response=batch.texts[row],
             prediction=None if verdict.status == "missing" else verdict.prediction,
             correct=correct[row],
+            reward=rewards[row],
             status=verdict.status,
             layer=verdict.layer,
             num_tokens=lengths[row],

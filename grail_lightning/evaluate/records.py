@@ -50,6 +50,7 @@ class Sample:
     finished: bool  # Whether the response ended by itself within the limit.
     seed: int  # Of the response's random numbers.
     columns: dict[str, Any] = field(default_factory=dict)  # Short further ones of the row: `subject`, `level`.
+    reward: float | None = None  # When it was sampled; a new grading leaves it. Files of older versions have none.
     # Of a rollout in an environment; the lines of others do not have them.
     num_turns: int | None = None
     num_calls: int | None = None
@@ -62,6 +63,7 @@ _PROBLEM = ["dataset", "index"]
 # The columns of a frame of samples, with their types.
 _FRAME = {"dataset": "object", "index": "int64", "sample": "int64", "problem": "object", "columns": "object"}
 _FRAME |= {"correct": "bool", "status": "object", "num_tokens": "int64", "finished": "bool", "prediction": "object"}
+_FRAME |= {"reward": "float64"}
 
 
 def sample_frame(samples: Iterable[Sample], num_samples: int) -> pd.DataFrame:

@@ -68,11 +68,12 @@ class Scripted(pl.LightningModule):
         return self.graded(batch)
 
     def graded(self, batch):
-        """A right answer has an advantage of 1/2, another one the opposite."""
+        """A right answer has the reward of its task and an advantage of 1/2, another one the opposite."""
         verdicts = [self.verdict(text, prompt) for text, prompt in zip(batch.texts, batch.prompts, strict=True)]
         right = torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool)
         given = {"tokenizer": self.tokenizer, "verdicts": verdicts}
-        return rollouts(batch, right.float(), right.float() - 0.5, correct=right, **given)
+        weights = torch.tensor([prompt.task.rewards[0].weight for prompt in batch.prompts])
+        return rollouts(batch, right * weights, right.float() - 0.5, correct=right, **given)
 
     def verdict(self, text, prompt):
         answer = TASK.answer(text)

@@ -1,5 +1,7 @@
 """Held-out problems are measured before, during and after training, and what is logged are their figures."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -7,6 +9,8 @@ from lightning.pytorch import Callback
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation, LastCheckpoint
 from grail_lightning.data.loaders import PromptSet, TrainingLoader
+from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.rewards import RewardSpec
 from tests.callbacks.scripted import LIMIT, Scripted, board, box, loader, prompts, run, scalars
 
 
@@ -68,7 +72,9 @@ def test_figures_are_logged_per_dataset_and_over_all_on_the_axis_of_optimiser_st
         unfinished = prompt.dataset == "easy" and prompt.reference == "3"
         return None if unfinished else _right_for(right)(prompt, k, step)
 
-    data = [loader(prompts(2, "a/b@c"), prompts(1, "a/b@c")), loader(prompts(3, "easy"))]
+    half = ArithmeticTask(rewards=[RewardSpec(function="correctness", weight=0.5)])
+    easy = [replace(prompt, task=half) for prompt in prompts(3, "easy")]
+    data = [loader(prompts(2, "a/b@c"), prompts(1, "a/b@c")), loader(easy)]
     evaluation = Evaluation(num_samples=2, pass_at=(1, 2), maj_at=(2,))
     run(2, evaluation, logger=board(tmp_path)).fit(Scripted(say), loader(prompts(2)), data)
     found = scalars(tmp_path)
@@ -86,6 +92,8 @@ def test_figures_are_logged_per_dataset_and_over_all_on_the_axis_of_optimiser_st
         "val/easy/accuracy": 1 / 2,
         "val/easy/pass_at_2": 2 / 3,
         "val/accuracy_simple_average": (5 / 6 + 1 / 2) / 2,
+        "val/reward": (5 + 0.5 * 3) / 12,
+        "val/easy/reward": 0.5 * 3 / 6,
         "val/verdict/right": 8 / 12,
         "val/verdict/wrong": 2 / 12,
         "val/verdict/missing": 2 / 12,

@@ -122,7 +122,7 @@ def test_the_panel_and_samples_have_the_turns_and_lines_of_others_stay_as_they_a
     assert facts == [(3, 2, 0, "answered"), (1, 0, 0, "answered")]
     assert made[0].transcript == told
     line = (tmp_path / "rank_00000.jsonl").read_text().splitlines()[2]
-    assert line.endswith('"columns": {}}')
+    assert line.endswith('"columns": {}, "reward": 1.0}')
     assert '"prediction": "1"' in line
 
 
