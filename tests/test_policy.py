@@ -272,3 +272,9 @@ def test_rows_fit_below_the_extension_of_longrope_beyond_which_they_depend_on_th
 def test_adapters_on_layers_that_are_not_there_or_tied_are_refused(targets, message):
     with pytest.raises(ValueError, match=message):
         load_policy("arithmetic", Loading(lora=LoRA(target_modules=targets)))
+
+
+def test_a_release_of_peft_that_transformers_refuses_is_not_called_a_wrong_layer(monkeypatch):
+    monkeypatch.setattr("transformers.integrations.peft.MIN_PEFT_VERSION", "999.0")
+    with pytest.raises(ValueError, match=r"`loading.lora` cannot be used: .* version >= 999\.0\. If there"):
+        load_policy("arithmetic", Loading(lora=LoRA()))

@@ -39,6 +39,10 @@ def add_adapters(model: PreTrainedModel, lora: LoRA, *, leave_out: Sequence[str]
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # Of tied layers, which are refused below.
             model.add_adapter(config)
     except ValueError as error:  # If it finds none of them.
+        if "version" in str(error):  # Transformers names the oldest release of peft that it takes.
+            raise ValueError(
+                f"`loading.lora` cannot be used: {first_line(error)}. If there is none, take an earlier Transformers."
+            ) from error
         raise ValueError(unknown % first_line(error)) from error
     adapted = [f".{name}" for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)]
     # peft leaves out the names of a list that it does not find.
