@@ -20,6 +20,7 @@ import torch
 from grail_lightning.batch import Sampling
 from grail_lightning.engines.draw import draw, warpers
 from grail_lightning.policy import load_policy
+from grail_lightning.policy.capabilities import cache_argument
 from grail_lightning.vllm_worker import WeightReceiver
 
 _packaged = functools.cache(functools.partial(load_policy, "arithmetic", trainable=False))
@@ -51,10 +52,11 @@ class Worker(WeightReceiver):
         sampling = Sampling(max_response_length=length, temperature=asked["temperature"], **cut)
         noise = torch.rand(length, dtype=torch.float64, generator=torch.Generator().manual_seed(asked["seed"]))
         ids, logprobs, cache, reason = [], [], None, "length"
+        name = cache_argument(self.policy.model)
         for place in range(length):
             given = torch.tensor([ids[-1:] or prompt])
-            out = self.policy.model(given, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+            out = self.policy.model(given, **{name: cache}, use_cache=True)
+            cache = out[name]
             token, logprob = draw(out.logits[:, -1], sampling, warpers(sampling), noise[place : place + 1])
             ids.append(int(token))
             logprobs.append(float(logprob))

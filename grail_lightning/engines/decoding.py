@@ -19,6 +19,7 @@ from grail_lightning.engines.cache import GrowingCache, can_drop_rows
 from grail_lightning.engines.draw import Ending, Sampled, draw, warpers
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
+from grail_lightning.policy.capabilities import cache_argument
 from grail_lightning.policy.layout import token_positions
 from grail_lightning.policy.micro_batch import MIN_COMMON_TOKENS
 from grail_lightning.runtime.collectives import all_reduce
@@ -41,7 +42,7 @@ def supports(model: PreTrainedModel) -> bool:
         and all(hasattr(model, name) for name in used)
         and type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
         and bool(type(model)._supports_default_dynamic_cache())
-        and {"position_ids", "past_key_values"} <= inspect.signature(model.forward).parameters.keys()
+        and {"position_ids", cache_argument(model)} <= inspect.signature(model.forward).parameters.keys()
         and can_drop_rows(model.config.get_text_config(decoder=True))
     )
 
@@ -101,6 +102,7 @@ class Decoding:
         read = max(len(row) - size for row, size in zip(rows, known, strict=True))
         limit = max(known) + read + sampling.max_response_length
         self.cache = GrowingCache(policy.model.config.get_text_config(decoder=True), limit, len(rows))
+        self.cache_argument = cache_argument(policy.model)
         self.common, self.padded = 0, False
         shape = (len(rows), sampling.max_response_length)
         self.ids = torch.full(shape, policy.tokenizer.pad_token_id, dtype=torch.long, device=device)
@@ -198,8 +200,8 @@ class Decoding:
             **self.policy.inputs(ids),
             attention_mask=mask.long() if self.padded else None,
             position_ids=positions,
-            past_key_values=self.cache,
             use_cache=True,
+            **{self.cache_argument: self.cache},
             **options,
         )
         return full_precision(out.logits[:, -1])

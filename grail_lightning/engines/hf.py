@@ -189,7 +189,8 @@ class HFEngine(RolloutEngine):
             stopping_criteria=StoppingCriteriaList([recorder.ends]),
             synced_gpus=self._synchronised,
         )
-        assert out.past_key_values is not None, "`generate` ran without its KV cache"
+        # The first name since Transformers 5.24.
+        assert "cache" in out or "past_key_values" in out, "`generate` ran without its KV cache"
         logprobs = torch.stack(recorder.logprobs, 1)
         return Sampled(out.sequences[:, ids.shape[1] :], logprobs, recorder.lengths, recorder.finished)
 

@@ -5,6 +5,7 @@ Shapes: ``B`` rows, ``W`` columns, ``n`` branches, ``D`` width.
 
 from __future__ import annotations
 
+import inspect
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +106,11 @@ def supports_kv_continuation(policy: Policy) -> bool:
     except Exception:
         return False
     return _agree(continued, whole, spread=whole, dtype=policy.compute_dtype)
+
+
+def cache_argument(model: nn.Module) -> str:
+    """The name under which a model or its decoder takes a cache: the first one since Transformers 5.24."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 class Trunk:

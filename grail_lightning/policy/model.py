@@ -224,8 +224,8 @@ class Policy(nn.Module):
             **self.inputs(input_ids[:, begun:], embeds),
             attention_mask=attention_mask.long(),
             position_ids=self.position_ids(input_ids, token_positions(attention_mask))[..., begun:],
-            past_key_values=past_key_values,
             use_cache=past_key_values is not None,
+            **{capabilities.cache_argument(self.decoder): past_key_values},
         )
         return cast(Tensor, out.last_hidden_state)
 
