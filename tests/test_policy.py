@@ -8,6 +8,7 @@ from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
     Gemma2Config,
+    Gemma3nTextConfig,
     GraniteConfig,
     MistralConfig,
     Phi3Config,
@@ -70,6 +71,19 @@ def test_log_probabilities_equal_the_models_own_logits(name, arithmetic):
     expected = distribution.log_prob(ids[:, -7:])
     assert_near(found.logprobs[response].double(), expected[response], 64, torch.float32)
     assert_near(found.entropy[response].double(), distribution.entropy()[response], 64, torch.float32)
+
+
+def test_embeddings_that_are_given_leave_the_others_that_a_model_has_for_the_ids(arithmetic):
+    """Gemma 3n has some for each layer."""
+    layers = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 448, "num_kv_shared_layers": 0}
+    config = Gemma3nTextConfig(**TINY | layers, laurel_rank=8, layer_types=["full_attention"] * 4)
+    policy = Policy(AutoModelForCausalLM.from_config(config), arithmetic.tokenizer).eval()
+    for parameter in policy.parameters():  # Some begin as zero.
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    ids, mask, _ = _rows()
+    expected, embeds = policy.hidden(mask, ids), policy.embed(ids)
+    assert torch.equal(policy.hidden(mask, ids, embeds=embeds), expected)
+    assert (policy.hidden(mask, ids, embeds=2 * embeds) - expected).abs().max() > 1e-2
 
 
 def test_a_head_that_we_do_not_know_is_an_error(arithmetic):

@@ -199,13 +199,26 @@ class Policy(nn.Module):
 
     def decode(self, layout: TokenLayout, embeds: Tensor | None = None) -> Tensor:
         """The decoder's output ``[R, N, D]`` for the tokens of a layout, or for embeddings that replace them."""
-        out = self.decoder(
-            **self.inputs(layout.ids, embeds),
+        return self._run_decoder(
+            layout.ids,
+            embeds,
             position_ids=self.position_ids(layout.ids, layout.positions),
             use_cache=False,
             **layout.attention(self.compute_dtype),
         )
-        return cast(Tensor, out.last_hidden_state)
+
+    def _run_decoder(self, input_ids: Tensor, embeds: Tensor | None, **options: Any) -> Tensor:
+        """The decoder's output for ids; `embeds` replace their embeddings where the model computes them.
+
+        Models may read the ids elsewhere, too: Gemma 3n has embeddings for each layer, DeepSeek-V4 routes by ids.
+        """
+        if embeds is None or self.vision is not None:
+            return cast(Tensor, self.decoder(**self.inputs(input_ids, embeds), **options).last_hidden_state)
+        hook = self.model.get_input_embeddings().register_forward_hook(lambda *_: embeds)
+        try:
+            return cast(Tensor, self.decoder(input_ids=input_ids, **options).last_hidden_state)
+        finally:
+            hook.remove()
 
     def hidden(
         self,
@@ -220,14 +233,14 @@ class Policy(nn.Module):
         `embeds` replace the input embeddings of all columns.
         """
         begun = 0 if past_key_values is None else past_key_values.get_seq_length()
-        out = self.decoder(
-            **self.inputs(input_ids[:, begun:], embeds),
+        return self._run_decoder(
+            input_ids[:, begun:],
+            embeds,
             attention_mask=attention_mask.long(),
             position_ids=self.position_ids(input_ids, token_positions(attention_mask))[..., begun:],
             use_cache=past_key_values is not None,
             **{capabilities.cache_argument(self.decoder): past_key_values},
         )
-        return cast(Tensor, out.last_hidden_state)
 
     def forward(
         self,
