@@ -13,6 +13,7 @@ from transformers import (
     MistralConfig,
     Phi3Config,
     T5Config,
+    TrOCRConfig,
 )
 
 from grail_lightning.batch import Sampling
@@ -97,6 +98,14 @@ def test_a_head_that_we_do_not_know_is_an_error(arithmetic):
 
     model.forward = changed
     with pytest.raises(ValueError, match="changes its logits in a way"):
+        load_policy(LoadedPolicy(model, arithmetic.tokenizer))
+
+
+def test_a_model_whose_rows_depend_on_their_padding_is_refused(arithmetic):
+    """It numbers columns. DeepSeek-V4 compresses windows of them."""
+    sizes = {"vocab_size": 448, "d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 2}
+    model = AutoModelForCausalLM.from_config(TrOCRConfig(**sizes, decoder_ffn_dim=32, init_std=0.2))
+    with pytest.raises(ValueError, match=r"same log-probabilities behind padding, but TrOCRForCausalLM does not \(rel"):
         load_policy(LoadedPolicy(model, arithmetic.tokenizer))
 
 

@@ -169,6 +169,22 @@ def has_dropout(policy: nn.Module) -> bool:
     return any(isinstance(rate, int | float) and rate > 0 for module in policy.modules() for rate in rates(module))
 
 
+def check_padding(policy: Policy) -> None:
+    """Check that padding does not change a row: some architectures count columns, or compress windows of them."""
+    pads = 3
+    with policy.trial(2, 12) as (ids, mask), policy.eager_attention():
+        ids[1, pads:] = ids[0, :-pads]
+        mask[0, -pads:] = mask[1, :pads] = False
+        states = policy.hidden(mask, ids).float()
+    alone, behind = states[0, :-pads], states[1, pads:]
+    error = (behind - alone).norm() / alone.norm()
+    if not error < torch.finfo(policy.model.dtype).eps ** 0.5:
+        raise ValueError(
+            f"`policy` must give a row the same log-probabilities behind padding, but {type(policy.model).__name__} "
+            f"does not (relative difference {error:.3g}): rows would depend on others. Take another model."
+        )
+
+
 def check_packing(policy: Policy) -> None:
     """Check that packed rows are as when run one by one: some architectures pass information to the next row."""
     with policy.trial(3, 5) as (ids, mask), policy.eager_attention() if policy.uses_flash else nullcontext():

@@ -12,7 +12,7 @@ import torch
 
 from grail_lightning.picture import Picture
 from grail_lightning.policy.adapters import add_adapters
-from grail_lightning.policy.capabilities import check_packing
+from grail_lightning.policy.capabilities import check_packing, check_padding
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.options import LoadedPolicy, Loading, PolicySource, first_line, read_config, reading
 from grail_lightning.policy.pictures import PictureTokens, load_pictures, placed, takes_pictures, vision_parameters
@@ -56,6 +56,7 @@ def load_policy(
     own = loading if trainable else replace(loading, train_vision=False)
     policy = Policy(model, tokenizer, own, pictures)
     _check_head(policy)
+    check_padding(policy)
     if policy.vision is not None:
         _check_vision(policy, policy.vision.pictures)
     if loading.packing:
