@@ -25,6 +25,17 @@ SIZES = {
     "initializer_range": 0.2,  # Large enough for attention to tell tokens apart.
     "attention_dropout": 0.1,
 }
+SELECTING = {  # Of DeepSeek-V3.2: each token attends to some of the tokens before it, `index_topk` of them.
+    "num_key_value_heads": 4,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "index_n_heads": 16,
+    "index_head_dim": 16,
+    "first_k_dense_replace": 4,
+}
 
 
 def tiny(name, folder, lora=None, *, checkpointed=False, **changes):

@@ -7,6 +7,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
+    DeepseekV32Config,
     Gemma2Config,
     Gemma3nTextConfig,
     GraniteConfig,
@@ -30,8 +31,7 @@ from grail_lightning.policy import (
 )
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.policy.options import LoadedPolicy, check_dtype, check_precision
-from grail_lightning.policy.trees import TREE_ATTENTION
-from tests.architectures import SIZES, live
+from tests.architectures import SELECTING, SIZES, live
 from tests.runs import TASK
 from tests.tolerance import assert_near
 
@@ -41,6 +41,7 @@ ARCHITECTURES = {
     "gemma 2, soft-capped": Gemma2Config(**TINY, final_logit_softcapping=3.0, sliding_window=8),
     "cohere, scaled": CohereConfig(**TINY, logit_scale=0.25),
     "granite, scaled": GraniteConfig(**TINY, logits_scaling=4.0),
+    "deepseek 3.2, sparse": DeepseekV32Config(**TINY | SELECTING, index_topk=4),
 }
 
 
@@ -63,10 +64,11 @@ def test_log_probabilities_equal_the_golden_tensors(golden, golden_policy, golde
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_log_probabilities_equal_the_models_own_logits(name, arithmetic):
-    policy = Policy(AutoModelForCausalLM.from_config(ARCHITECTURES[name]), arithmetic.tokenizer).double().eval()
+    model = AutoModelForCausalLM.from_config(ARCHITECTURES[name]).double().eval()
     ids, mask, response = _rows()
     with torch.no_grad():
-        logits = policy.model(input_ids=ids, attention_mask=mask.long()).logits[:, -8:-1] / 0.7
+        logits = model(input_ids=ids, attention_mask=mask.long()).logits[:, -8:-1] / 0.7
+        policy = Policy(model, arithmetic.tokenizer)
         found = policy(padded_layout(ids, mask, response), temperature=0.7, with_entropy=True)
     distribution = torch.distributions.Categorical(logits=logits.double())
     expected = distribution.log_prob(ids[:, -7:])
@@ -236,10 +238,10 @@ def test_a_packaged_policy_is_found_beside_a_folder_of_its_name_that_holds_no_ot
     assert resolve_policy(packaged) == packaged
 
 
-@pytest.mark.parametrize(("attention", "runs"), [("sdpa", TREE_ATTENTION), ("eager", "eager")])
-def test_the_attention_that_was_asked_for_is_the_one_that_runs(attention, runs):
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_attention_that_was_asked_for_is_the_one_that_runs(attention):
     """In the place of `sdpa` runs one that calls it, and knows prefix trees."""
-    assert load_policy("arithmetic", Loading(attention=attention)).model.config._attn_implementation == runs
+    assert load_policy("arithmetic", Loading(attention=attention)).model.config._attn_implementation == attention
 
 
 @pytest.mark.parametrize("dtype", ["float16", "auto"])

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
+    DeepseekV32Config,
     DogeConfig,
     Gemma3TextConfig,
     Lfm2Config,
@@ -29,7 +30,7 @@ from grail_lightning.policy.micro_batch import cut_into_trees, cut_rows
 from grail_lightning.policy.trees import tree_layout
 from grail_lightning.step.fused import SaliencyForward
 from tests import batches
-from tests.architectures import ARCHITECTURES, SIZES, tiny
+from tests.architectures import ARCHITECTURES, SELECTING, SIZES, tiny
 from tests.steps import FEWER, gap, steps, update_of
 
 
@@ -309,6 +310,8 @@ MIXING = {
         **PLAIN, layer_types=["linear_attention", "full_attention"] * 2, num_local_experts=2, num_experts_per_tok=1
     ),
     # Doge adds a mask to its scores that is the same for all keys as long as its parameter A is 0, as it begins.
+    # As wide as the trial's rows: what it selects has no effect in them.
+    "a selection": lambda: DeepseekV32Config(**PLAIN | SELECTING, index_topk=64),
     "a mask": lambda: DogeConfig(**PLAIN),
     "a mask beside biases": lambda: DogeConfig(**PLAIN, attention_bias=True),
 }

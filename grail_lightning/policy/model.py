@@ -27,7 +27,7 @@ from grail_lightning.policy.options import Loading
 from grail_lightning.policy.pictures import PictureTokens, Vision
 from grail_lightning.policy.reference import rotary_frequencies_kept
 from grail_lightning.policy.tokenizer import encode_prompt, end_token_ids
-from grail_lightning.policy.trees import TREE_ATTENTION, TreeKernel, tree_layout
+from grail_lightning.policy.trees import TreeKernel, tree_layout
 from grail_lightning.runtime.seeds import preserved
 from grail_lightning.tasks.problem import Messages
 
@@ -55,9 +55,6 @@ class Policy(nn.Module):
         super().__init__()
         # For every new shape cuDNN plans its attention anew, in 50 to 140 ms. Each micro-batch and each token has one.
         torch.backends.cuda.enable_cudnn_sdp(False)
-        if model.config._attn_implementation == "sdpa":
-            # It is Transformers' own SDPA, which computes attention within prefix trees as well.
-            model.set_attn_implementation(TREE_ATTENTION)
         self.model = model
         self.tokenizer = tokenizer
         self.loading = loading or Loading()

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy.layout import TokenLayout, aligned, first_rows, gather_rows, shared_columns
@@ -34,8 +33,9 @@ _MOST_KEYS = 3
 """`varlen_attn` has copies of the path's keys for each row. Where they exceed this multiple of the distinct tokens, as
 behind long prompts with short answers, SDPA computes, whose units join rows."""
 
-TREE_ATTENTION = "prefix_tree_sdpa"
-"""The attention implementation with which a policy is loaded in place of Transformers' `sdpa`."""
+TREE_ATTENTION = "sdpa"
+"""The attention implementation that computes prefix trees, too, in the place of Transformers' own of this name. Models
+with sparse attention, such as DeepSeek-V3.2 and GLM-5, compute all of it under a name that they do not know."""
 
 
 class _AttentionUnits(NamedTuple):
@@ -70,6 +70,8 @@ def _tree_attention(
 ) -> tuple[Tensor, None]:
     """Transformers' SDPA or, if `units` or `paths` are given, attention ``[1, N, heads, d]`` in prefix trees."""
     scale = cast("float | None", options.get("scaling"))
+    if (paths or units) and attention_mask is not None and attention_mask.numel() > 1:
+        raise ValueError("Prefix trees have no place for the mask that this model adds to its attention.")
     if paths is not None:
         # Under autocast rotary embeddings may leave queries and keys in float32 beside values in half precision.
         asked, *states = (s[0].transpose(0, 1).to(value.dtype) for s in (query, key, value))
@@ -96,7 +98,6 @@ def _gather(states: Tensor, index: Tensor) -> Tensor:
 
 
 AttentionInterface.register(TREE_ATTENTION, _tree_attention)
-AttentionMaskInterface.register(TREE_ATTENTION, sdpa_mask)
 
 
 def tree_layout(
