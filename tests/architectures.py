@@ -1,9 +1,17 @@
 """Tiny random models of the decoders people train."""
 
 import torch
-from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3nTextConfig,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen3Config,
+)
 
-from grail_lightning.policy import Loading, load_policy, load_tokenizer
+from grail_lightning.policy import Loading, Policy, load_policy, load_tokenizer
 
 CAPS = {"final_logit_softcapping": 3.0, "sliding_window": 8, "query_pre_attn_scalar": 8}
 ARCHITECTURES = {
@@ -53,6 +61,16 @@ def tiny(name, folder, lora=None, *, checkpointed=False, **changes):
         if "norm" in parameter_name and "proj" not in parameter_name:
             parameter.data.add_(0.1 * torch.randn_like(parameter))
     return made
+
+
+def per_layer(tokenizer):
+    """A Gemma 3n, which has embeddings of the ids for each layer."""
+    layers = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 448, "num_kv_shared_layers": 0}
+    config = Gemma3nTextConfig(**SIZES | layers, pad_token_id=0, laurel_rank=8, layer_types=["full_attention"] * 4)
+    policy = Policy(AutoModelForCausalLM.from_config(config), tokenizer).eval()
+    for parameter in policy.parameters():  # Some begin as zero.
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return policy
 
 
 def live(policy):

@@ -9,7 +9,6 @@ from transformers import (
     CohereConfig,
     DeepseekV32Config,
     Gemma2Config,
-    Gemma3nTextConfig,
     GraniteConfig,
     MistralConfig,
     Phi3Config,
@@ -31,7 +30,7 @@ from grail_lightning.policy import (
 )
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.policy.options import LoadedPolicy, check_dtype, check_precision
-from tests.architectures import SELECTING, SIZES, live
+from tests.architectures import SELECTING, SIZES, live, per_layer
 from tests.runs import TASK
 from tests.tolerance import assert_near
 
@@ -77,13 +76,7 @@ def test_log_probabilities_equal_the_models_own_logits(name, arithmetic):
 
 
 def test_embeddings_that_are_given_leave_the_others_that_a_model_has_for_the_ids(arithmetic):
-    """Gemma 3n has some for each layer."""
-    layers = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 448, "num_kv_shared_layers": 0}
-    config = Gemma3nTextConfig(**TINY | layers, laurel_rank=8, layer_types=["full_attention"] * 4)
-    policy = Policy(AutoModelForCausalLM.from_config(config), arithmetic.tokenizer).eval()
-    for parameter in policy.parameters():  # Some begin as zero.
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    ids, mask, _ = _rows()
+    policy, (ids, mask, _) = per_layer(arithmetic.tokenizer), _rows()
     expected, embeds = policy.hidden(mask, ids), policy.embed(ids)
     assert torch.equal(policy.hidden(mask, ids, embeds=embeds), expected)
     assert (policy.hidden(mask, ids, embeds=2 * embeds) - expected).abs().max() > 1e-2

@@ -220,6 +220,8 @@ def _forward_from_leaf(
     caught: list[Tensor] = []
 
     def catch(tensor: Tensor) -> Tensor:
+        if caught:  # Models that loop over their blocks (Dory) call one again. The leaf is its first output.
+            return tensor
         leaf = tensor.detach() if cut_off else tensor
         # With frozen weights below (adapters, for example) the tensor may need no gradient. The graph then starts here.
         caught.append(leaf if leaf.requires_grad else leaf.requires_grad_(True))
@@ -228,12 +230,12 @@ def _forward_from_leaf(
     def catch_output(module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> object:
         return (catch(output[0]), *output[1:]) if isinstance(output, tuple) else catch(output)
 
-    embeds = policy.embed(layout.ids)
-    if number == 0:
-        return policy.decode(layout, catch(embeds)), caught[0]
-    hook = policy.blocks[number - 1].register_forward_hook(catch_output)
+    if number == 0 and policy.vision is not None:  # Pictures stand among the embeddings that the model is given.
+        return policy.decode(layout, catch(policy.embed(layout.ids))), caught[0]
+    module = policy.blocks[number - 1] if number else policy.model.get_input_embeddings()
+    hook = module.register_forward_hook(catch_output)
     try:
-        states = policy.decode(layout, embeds)
+        states = policy.decode(layout)
     finally:
         hook.remove()
     return states, caught[0]

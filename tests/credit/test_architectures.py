@@ -9,7 +9,7 @@ from grail_lightning.batch import AnswerMasks
 from grail_lightning.credit import GRAIL, OARGradient, OARPerturbation
 from grail_lightning.credit.saliency import SaliencyTarget, forward_with_saliency
 from grail_lightning.policy import LoRA
-from tests.architectures import ARCHITECTURES, tiny
+from tests.architectures import ARCHITECTURES, per_layer, tiny
 from tests.batches import of_ids, rollouts
 from tests.credit.rollouts import context, golden_error, logits_and_leaf, row_ids, row_perturbation, row_saliency
 from tests.tolerance import roundings
@@ -105,3 +105,16 @@ def test_scores_and_gradients_are_those_of_the_whole_model(model, leaf, batch, t
         expected = policy.get_parameter(n).grad
         atol = max(1e-30, CLOSE[name] * expected.abs().max().item())
         torch.testing.assert_close(gradient, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("what", ["embeddings for each layer", "a block that runs twice"])
+def test_a_pass_with_saliency_has_the_policys_own_log_probabilities(what, batch, tmp_path, arithmetic):
+    policy = per_layer(arithmetic.tokenizer) if "embeddings" in what else tiny("qwen3", tmp_path).eval()
+    if "twice" in what:
+        policy.blocks[2] = policy.blocks[1]
+    layout = policy.layout(batch)
+    target = {"explained": batch.answer.whole, "rows": torch.ones(3, dtype=torch.bool)}
+    for leaf in ("embeddings", "middle"):
+        stats, saliency = forward_with_saliency(policy, layout, SaliencyTarget(**target, leaf=leaf), temperature=1.0)
+        assert torch.equal(stats.logprobs, policy(layout).logprobs)
+        assert saliency().any()
