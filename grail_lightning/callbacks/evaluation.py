@@ -96,6 +96,10 @@ class Evaluation(Callback):
         if self.at_start and trainer.global_step == 0:
             _validate(trainer)
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
+        """Forget the step of the last validation, by which `ModelCheckpoint` would name what it saves from now on."""
+        trainer.callback_metrics.pop("step", None)
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validate after training, before the callbacks that monitor a metric read it."""
         steps, epochs = trainer.max_steps, trainer.max_epochs

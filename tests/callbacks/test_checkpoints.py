@@ -245,3 +245,11 @@ def test_a_run_goes_on_from_inside_a_batch_with_the_next_prompts(whole, tmp_path
     with pytest.warns(UserWarning, match="saved inside a batch"):
         after = _fit(tmp_path / "resumed", 7, path=tmp_path / "inside.ckpt")
     assert _seen(before, after) == _seen(whole)
+
+
+def test_checkpoints_of_lightning_between_two_validations_are_named_after_their_own_step(tmp_path):
+    each = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2, save_top_k=-1, filename="{step}")
+    with pytest.warns(UserWarning, match="AFTER optimization"):  # Lightning's, of manual optimisation
+        _fit(tmp_path / "last", 8, Evaluation(), each)
+    saved = {file.stem: _saved_at(file) for file in tmp_path.glob("*.ckpt")}
+    assert saved == {"step=2": 2, "step=4": 4, "step=6": 6, "step=8": 8}
