@@ -176,6 +176,7 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
         ),
         ("--trainer.logger=false --trainer.default_root_dir=/proc/x", f"`trainer.default_root_dir` {UNWRITABLE}"),
         ("--checkpoint.dirpath=/proc/x", f"`dirpath` of ModelCheckpoint {UNWRITABLE}"),
+        ("--checkpoint.train_time_interval=0:10:0", "`train_time_interval` of ModelCheckpoint must be left out"),
         ("--last_checkpoint.folder=/dev/null/x", f"`folder` of LastCheckpoint {UNWRITABLE}"),
         ("--export.folder=mine.py", f"`folder` of ExportPolicy {UNWRITABLE}"),
         (f"{MATH}train.jsonl --data.task=ArithmeticTask", r"must be whole numbers .*but got '1\+1\?'"),

@@ -55,6 +55,11 @@ class LastCheckpoint(Checkpoint):
         """Make Lightning write checkpoints completely or not at all. A plugin that the user has set is kept."""
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = DurableCheckpointIO()
+        if stage == "fit" and any(getattr(c, "_train_time_interval", None) for c in trainer.checkpoint_callbacks):
+            raise ValueError(
+                "`train_time_interval` of ModelCheckpoint must be left out: Lightning ignores it where optimisation is "
+                "manual. Use `last_checkpoint.every_n_batches`, or `every_n_train_steps`."
+            )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Determine where to save, remove partial files of killed runs, and move checkpoints of earlier runs aside."""
