@@ -143,8 +143,10 @@ class LastCheckpoint(Checkpoint):
             for state in chain.from_iterable(states.values() for states in by_parameter):
                 if "step" in state:
                     state["step"] = state["step"] * 0
-        checkpoint["steps_left"] = module_of(pl_module).steps_cut
-        if 0 < trainer.fit_loop.epoch_loop.batch_progress.current.ready < trainer.num_training_batches:
+        batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+        module, begun = module_of(pl_module), batches.ready > batches.processed  # An exception has ended a batch, say.
+        checkpoint["steps_left"] = module.execution.steps_per_batch if begun else module.steps_cut
+        if 0 < batches.ready < trainer.num_training_batches:
             for progress in checkpoint["loops"]["fit_loop"]["epoch_progress"].values():
                 progress["processed"] = progress["completed"] = max(progress["started"] - 1, 0)
 
@@ -156,8 +158,9 @@ class LastCheckpoint(Checkpoint):
             check_steps_left(trainer, trainer.ckpt_path, checkpoint)
         if checkpoint.get("steps_left"):
             rank_zero_warn(
-                f"This checkpoint was saved inside a batch of rollouts, at step {checkpoint['global_step']}: its last "
-                f"{checkpoint['steps_left']} steps are lost. Resume from last.ckpt to equal an uninterrupted run."
+                f"This checkpoint was saved inside a batch of rollouts, at step {checkpoint['global_step']}: the rest "
+                f"of it, at most {checkpoint['steps_left']} steps, is lost. Resume from last.ckpt to equal an "
+                "uninterrupted run."
             )
 
     def _save_if_due(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 
 from grail_lightning.callbacks import Evaluation, LastCheckpoint, default_callbacks
 from grail_lightning.callbacks.checkpoints import DefaultCheckpoints
@@ -253,3 +253,12 @@ def test_checkpoints_of_lightning_between_two_validations_are_named_after_their_
         _fit(tmp_path / "last", 8, Evaluation(), each)
     saved = {file.stem: _saved_at(file) for file in tmp_path.glob("*.ckpt")}
     assert saved == {"step=2": 2, "step=4": 4, "step=6": 6, "step=8": 8}
+
+
+@pytest.mark.filterwarnings("ignore:.*ckpt_path=", "ignore:.*no last checkpoint")  # Lightning's, of such a callback
+def test_a_checkpoint_of_an_exception_inside_a_batch_says_on_a_resume_that_the_batch_is_lost(whole, tmp_path):
+    saved = OnExceptionCheckpoint(tmp_path)
+    before = _fit(tmp_path, 8, At("on_train_batch_start", 4, _fail), saved, ends=ConnectionError)
+    with pytest.warns(UserWarning, match="saved inside a batch of rollouts, at step 4: .* at most 2 steps"):
+        after = _fit(tmp_path / "resumed", 6, path=tmp_path / "on_exception.ckpt")
+    assert _seen(before, after) == [*_seen(whole)[:2], _seen(whole)[3]]
