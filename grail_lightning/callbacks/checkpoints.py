@@ -47,6 +47,7 @@ class LastCheckpoint(Checkpoint):
         check_option("every_n_batches", every_n_batches, "[0, inf)")
         self.every_n_batches, self.on_validation, self.folder = every_n_batches, on_validation, folder
         self._saved_at: int | None = None
+        self._best: list[Any] = []  # What `_best_of` was at the last save.
         self._due = False
         self.file = Path()
         self._termination = _Termination()
@@ -107,6 +108,11 @@ class LastCheckpoint(Checkpoint):
         if self.on_validation:
             self._save(trainer, pl_module, again=True)
         self._save_if_due(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save again if Lightning has kept a better checkpoint since: a resumed run would write over it."""
+        if trainer.global_step == self._saved_at and _best_of(trainer) != self._best:
+            self._save(trainer, pl_module, again=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the state at the end of training, unless `max_steps` has interrupted a batch."""
@@ -181,7 +187,7 @@ class LastCheckpoint(Checkpoint):
         save_whole(trainer, self.file)
         if not self._saved_at and trainer.is_global_zero:  # At step 0 the optimiser has no state yet.
             _warn_of_full_disk(self.file)
-        self._saved_at = trainer.global_step
+        self._saved_at, self._best = trainer.global_step, _best_of(trainer)
 
 
 class DefaultCheckpoints(Callback):
@@ -244,6 +250,12 @@ class _Termination:
     def end(self) -> NoReturn:
         """Raise the exception with which Lightning cleans up and leaves the trainer."""
         raise SIGTERMException(self._code)
+
+
+def _best_of(trainer: Trainer) -> list[Any]:
+    """The best checkpoints of Lightning's callbacks, and their scores."""
+    callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+    return [(c.best_model_path, c.best_model_score) for c in callbacks]
 
 
 def _warn_of_full_disk(file: Path) -> None:

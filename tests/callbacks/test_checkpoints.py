@@ -262,3 +262,13 @@ def test_a_checkpoint_of_an_exception_inside_a_batch_says_on_a_resume_that_the_b
     with pytest.warns(UserWarning, match="saved inside a batch of rollouts, at step 4: .* at most 2 steps"):
         after = _fit(tmp_path / "resumed", 6, path=tmp_path / "on_exception.ckpt")
     assert _seen(before, after) == [*_seen(whole)[:2], _seen(whole)[3]]
+
+
+def test_the_last_checkpoint_knows_the_best_one_that_lightning_saves_at_the_end_of_an_epoch(tmp_path):
+    best = ModelCheckpoint(dirpath=tmp_path, monitor="val/accuracy", mode="max", filename="best")
+    trainer = run(8, Evaluation(), best, LastCheckpoint(folder=str(tmp_path)), enable_checkpointing=True)
+    data = ArithmeticData(num_train=4, num_val=4, prompts_per_batch=2, eval_prompts_per_batch=4)
+    trainer.fit(Scripted(lambda prompt, k, step: box(prompt.reference if step > 5 else "none")), datamodule=data)
+    assert _saved_at(best.best_model_path) == 8
+    kept = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"][best.state_key]
+    assert (kept["best_model_path"], kept["best_model_score"]) == (best.best_model_path, best.best_model_score)
