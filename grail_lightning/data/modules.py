@@ -112,6 +112,7 @@ class PromptData(pl.LightningDataModule, ABC):
     def train_dataloader(self) -> TrainingLoader:
         """The training loader, the same for the whole fit, so that each epoch continues at its position."""
         assert self._training is not None, "call `setup('fit')` first"
+        self._training.prompts_per_batch = self.prompts_per_batch  # Lightning's BatchSizeFinder sets it after `setup`.
         return self._training
 
     def val_dataloader(self) -> list[EvaluationLoader]:

@@ -66,6 +66,13 @@ def test_the_seed_of_the_run_moves_the_order_of_training_problems_and_nothing_el
     assert drawn(1) == (train, val)
 
 
+def test_the_size_of_a_batch_may_change_after_setup_as_a_finder_of_lightning_changes_it():
+    data = ArithmeticData(**SIZES)
+    data.setup("fit")
+    data.prompts_per_batch = 30
+    assert [len(batch) for batch in data.train_dataloader()] == [30, 30]
+
+
 @pytest.mark.parametrize("option", ["num_test", "prompts_per_batch", "eval_prompts_per_batch"])
 def test_sizes_must_be_positive(option):
     with pytest.raises(ValueError, match=rf"`{option}` must lie in \[1, inf\), but got 0"):
