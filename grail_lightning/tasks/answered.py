@@ -154,11 +154,15 @@ class MathTask(AnswerTask):
         self.instruction = self.form.instruction if instruction is None else instruction
         self.system_prompt = system_prompt
 
+    def instruction_of(self, row: Mapping[str, Any]) -> str:
+        """The text that is appended to the problem of a row."""
+        return self.instruction
+
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The prompt of the columns `problem` and `answer` of a row; it keeps all columns."""
         if not {"problem", "answer"} <= row.keys():
             raise ValueError(f"A row must have the columns `problem` and `answer`, but got only {sorted(row)}.")
-        messages: Messages = [{"role": "user", "content": f"{row['problem']}{self.instruction}"}]
+        messages: Messages = [{"role": "user", "content": f"{row['problem']}{self.instruction_of(row)}"}]
         if self.system_prompt is not None:
             messages.insert(0, {"role": "system", "content": self.system_prompt})
         reference = self.form.bare(str(row["answer"])).strip()

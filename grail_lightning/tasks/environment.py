@@ -57,7 +57,7 @@ class EnvironmentTask(MathTask):
         calls: How the policy writes calls: `hermes`, `llama3`, `tags` (``<name>…</name>``), or `auto` by the
             tokenizer's chat template. Without a template that knows tools it is `tags`.
         limits: The limits of turns, tokens and tools.
-        instruction: The text that is appended to the problem; default that of the answer's form.
+        instruction: The text that is appended to the problem; default that of the answer's form if the row has one.
         tool_instruction: The text of the system turn that says which tags there are, where calls are plain tags.
             Default a description of the tools; '' for none, if worked examples or earlier training show it.
         system_prompt: The beginning of that turn; none by default.
@@ -93,6 +93,7 @@ class EnvironmentTask(MathTask):
         self.optional_columns = ("problem", "answer") if self.gives_reward else ()
         own = [RewardSpec(function="environment")] if self.gives_reward else None
         super().__init__(instruction, system_prompt, rewards or own, answer, compare)
+        self._asks_for_answer = instruction is None
         self.tool_instruction = describe(self.tools.schemas) if tool_instruction is None else tool_instruction
 
     def dialect(
@@ -119,6 +120,10 @@ class EnvironmentTask(MathTask):
     def check_columns(self, columns: Collection[str]) -> None:
         """Check that the data has the columns that the rewards ask for."""
         super().check_columns({*columns, REWARD})
+
+    def instruction_of(self, row: Mapping[str, Any]) -> str:
+        """See `MathTask`; a game without answers asks for none."""
+        return "" if self._asks_for_answer and row["answer"] == "" else self.instruction
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The prompt of a row; `problem` and `answer` may be missing where the environment has a reward."""

@@ -9,7 +9,7 @@ import datasets
 import pandas
 import pytest
 
-from grail_lightning.answers import Marker
+from grail_lightning.answers import Boxed, Marker
 from grail_lightning.data import ArithmeticData, DatasetSpec, FewShot, MathData
 from grail_lightning.data.sources import check_path
 from grail_lightning.grading import TaskVerifiers, grade_answers
@@ -249,10 +249,13 @@ def test_rows_become_prompts_as_those_of_a_file_do_and_stay_unchanged(form, tmp_
 
 
 def test_a_problem_that_an_environment_can_do_without_is_never_left_out_by_mistake():
-    task = EnvironmentTask(Desk, instruction="")
-    problems = [("problem", {}), ("question", {"question": None}), ("prompt", {"prompt": "Go."})]
+    task = EnvironmentTask(Desk)
+    problems = [("problem", {}), ("question", {"question": None}), ("prompt", {"prompt": "Go.", "answer": None})]
     loaded = [load("train", task=task, train=DatasetSpec([row], problem=name)) for name, row in problems]
     assert [prompt.messages[-1]["content"] for (prompt,) in loaded] == ["", "", "Go."]
+    texts = [EnvironmentTask(Desk, instruction=" Play.").prompt({}), task.prompt({"problem": "2?", "answer": 2})]
+    texts = [prompt.messages[-1]["content"] for prompt in texts]
+    assert texts == [" Play.", f"2?{Boxed.instruction}"], "asked for where there is an answer, or by the option"
     for name, row, said in (
         ("qestion", {"question": "Go."}, "row 1: there is no column `qestion`. The columns are: question"),
         ("problem", {"prompt": "Go."}, "row 1: .* got `prompt`, which nothing reads. Set `problem: prompt`"),
