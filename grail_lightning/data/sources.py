@@ -64,7 +64,7 @@ class DatasetSpec:
             if not (isinstance(self.path, list | tuple) or (table and hasattr(self.path, "__len__"))):
                 raise ValueError(
                     "A dataset must be a path, a list of dicts or a `datasets.Dataset`, but got "
-                    f"{type(self.path).__name__}. Give `df.to_dict('records')` of a table, or one split."
+                    f"{type(self.path).__name__}. Give `datasets.Dataset.from_pandas(df)` of a table, or one split."
                 )
             object.__setattr__(self, "rows", self.path)
             object.__setattr__(self, "path", f"{len(self.path)} rows {GIVEN}")
