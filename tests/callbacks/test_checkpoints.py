@@ -167,6 +167,7 @@ class Validated(Callback):
 @pytest.mark.parametrize(
     ("hook", "step", "border", "on_validation"),
     [
+        ("on_train_start", 0, 2, True),  # Lightning's handler receives it.
         ("on_train_batch_start", 2, 4, True),
         ("on_train_batch_end", 2, 2, False),
         ("on_validation_start", 4, 4, False),
