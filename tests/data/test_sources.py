@@ -269,7 +269,7 @@ def test_a_problem_that_an_environment_can_do_without_is_never_left_out_by_mista
     [
         ([{"problem": "1+1"}], "1 rows given in Python, row 1: there is no column `answer`"),
         ([{"problem": "\ud83d", "answer": "1"}], "row 1: `problem` must be valid Unicode"),
-        (pandas.DataFrame(ROWS), r"list of dicts or a `datasets.Dataset`, but got DataFrame. Give `datasets.Dataset.from_pandas"),
+        (pandas.DataFrame(ROWS), r"list of dicts or a `datasets.Dataset`, but got DataFrame. Give .*from_pandas"),
         (datasets.DatasetDict(train=FORMS["Dataset"]), "but got DatasetDict. .*one split"),
         (DatasetSpec([]), "must hold at least one row"),
         ([ROWS, ROWS], "must have different names, but got 'rows'"),
