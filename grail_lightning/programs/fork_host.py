@@ -49,7 +49,6 @@ def main(config: Message) -> None:
     for name in config["preload"]:
         __import__(name)
     sys.argv = [""]  # A program must not read the configuration.
-    sys.modules["random"].seed(0)
     os.environ.clear()
     confine, nowhere = _confinement(config), os.open("/dev/null", os.O_RDWR)
     control = socket.socket(fileno=0)

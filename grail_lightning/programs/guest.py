@@ -14,6 +14,7 @@ import builtins
 import io
 import json
 import os
+import random
 import reprlib
 import sys
 import traceback
@@ -347,6 +348,7 @@ def serve(door: Door) -> NoReturn:
         return message
 
     first = exchange({})
+    random.seed(0)  # In each process: Python seeds it anew after a fork.
     sys.stdout = sys.stderr = _Output(first["output"])
     {"solve": solve, "check": check, "script": script}[first["role"]](first, exchange)
 

@@ -292,9 +292,10 @@ def test_a_forged_trace_costs_the_grader_little(executor):
 
 def test_outcomes_are_kept_in_order_and_reproducible(executor, monkeypatch):
     """The newest stay, and no traces."""
-    noisy = "import os\ndef f(x): return hash(str(x)), list({str(n) for n in range(50)}), os.getpid() > 0"
+    drawn = "hash(str(x)), random.random(), list({str(n) for n in range(50)}), os.getpid() > 0"
+    noisy = f"import os, random\ndef f(x): return {drawn}"
     texts = {executor.run(f"{noisy}  # {n}", Tests("f", (Call((1,), None),))).message for n in range(3)}
-    assert len(texts) == 1, "hashes have the same seed in each run"
+    assert len(texts) == 1, "hashes and `random` have the same seed in each run"
     monkeypatch.setattr("grail_lightning.programs.executor._MOST_KEPT", 5)
     jobs = [Job(f"def f(x): return x + {n % 9}", TESTS) for n in range(18)]
     outcomes = executor.run_many(jobs)

@@ -42,6 +42,7 @@ def test_outcomes_are_those_of_a_sandbox_of_this_machine(remote, programs_run):
         Job("def f(n):\n    print('noise')\n    return n * n", CALLS, 1),
         Job(keeps, CALLS),
         Job(keeps, ASSERTIONS),
+        Job("import random\ndef f(n): return random.random()", CALLS),
         Job("def f(n:", ASSERTIONS),
         Job("def g(n): return 1", CALLS),
         Job("def f(n): return {}[n] if n == 2 else n * n", CALLS),
