@@ -68,7 +68,7 @@ class CodeTask(MathTask):
         answer: Where a response has its program: `Fenced` (default: the last block between lines of three backticks)
             or `Marker` with `to_end`.
         explained: The part of a program that counts as the answer for credit methods such as GRAIL: its last `return`
-            statement, or the whole program.
+            statement (the whole program where it has none), or the whole program.
         shown_tests: The number of assertions in the prompt, where the problem does not name the function as code.
         backend: How programs are isolated; see `Executor`.
         limits: The limits of one program with all of its tests.
