@@ -9,7 +9,7 @@ import pytest
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from grail_lightning.cli.app import FitOptions
-from tests.shell import built
+from tests.shell import SHORT, built, fails_early
 from tests.test_published import SMALL
 
 ROOT = Path(__file__).parents[1]
@@ -48,6 +48,10 @@ def test_two_machines_of_eight_devices_are_one_run(monkeypatch):
     assert (made.trainer.world_size, made.trainer.global_rank, made.trainer.node_rank) == (16, 11, 1)
     assert (made.trainer.strategy._data_parallel_size, made.trainer.strategy._tensor_parallel_size) == (16, 1)
     assert made.datamodule.prompts_per_batch % made.trainer.world_size == 0
+
+
+def test_a_run_on_several_machines_that_no_launcher_has_started_does_not_wait_for_the_others(capsys):
+    assert "needs a launcher" in fails_early(capsys, "fit", *SHORT, "--trainer.num_nodes=2")
 
 
 def test_a_published_run_takes_the_files_of_several_machines():

@@ -97,6 +97,12 @@ def check_devices(trainer: Trainer) -> None:
     environment = getattr(trainer.strategy, "cluster_environment", None)
     if environment is not None and environment.creates_processes_externally:
         environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
+    elif trainer.num_nodes > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        raise ValueError(
+            f"`trainer.num_nodes` {trainer.num_nodes} needs a launcher that starts the processes of all machines, but "
+            "this one was started without, and would wait for the others. Start it by torchrun or SLURM's srun "
+            "(docs/clusters.md)."
+        )
 
 
 def environments_of_runs(jobs: int | None, devices: int) -> list[dict[str, str]]:
