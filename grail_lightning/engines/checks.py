@@ -66,6 +66,8 @@ def check_rollouts(
             )
     for field, kind, shape in _forms(batch, rows):
         check_tensor(f"{must} `{field}`", getattr(batch, field), kind, shape, policy.device)
+    if rows and not batch.response_ids.shape[1]:
+        raise ValueError(f"{must} one token of a response at least, but got none. {_REMEDY}")
     if rows:
         vocabulary = policy.model.get_input_embeddings().weight.shape[0]
         pictures = None if policy.vision is None else policy.vision.pictures

@@ -65,6 +65,16 @@ WRONG = {
         lambda b: b.replace(input_ids=b.response_ids, attention_mask=b.response_mask),
         r"`input_ids` as an integer tensor of shape \[6, 7\] on cpu, but got int32 of shape \[6, 6\]",
     ),
+    "no tokens": (
+        lambda b: b.replace(
+            input_ids=b.input_ids[:, : b.prompt_width],
+            attention_mask=b.attention_mask[:, : b.prompt_width],
+            response_ids=b.response_ids[:, :0],
+            response_mask=b.response_mask[:, :0],
+            sampling_logprobs=b.sampling_logprobs[:, :0],
+        ),
+        r"one token of a response at least, but got none",
+    ),
     "rows": (_put("row", 3, 2), r"rows that `row` numbers from 0, but got 2 in row 3\. "),
     "groups": (_put("group", 2, 1), r"numbered from 0 and of 3 neighbours, but got 1 in row 2"),
     "a hole": (_hole, r"the tokens after the prompt padded on the right, but got False in row 1, column 2\. "),
