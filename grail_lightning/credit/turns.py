@@ -61,7 +61,7 @@ def check_scored(method: TokenCredit, sets: Sequence[Sequence[Prompt]], *, neede
     if not tasks or any(hasattr(getattr(task, "environment_class", None), "score_turn") for task in tasks):
         return ""
     name, has = type(method).__name__, f"that of `{type(tasks[0]).__name__}` has none."
-    if not needed:
+    if not needed and any(task.has_environment for task in tasks):  # Else there are no turns.
         return f"`{name}` adds the scores of the environment's method `score_turn`, but {has} Rewards alone act."
     judge = ", set `model.credit.judge`" if hasattr(method, "judge") else ""
     raise ValueError(

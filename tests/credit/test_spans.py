@@ -10,7 +10,7 @@ from grail_lightning.credit.base import token_advantages
 from grail_lightning.credit.spans import _Span
 from grail_lightning.environments.python import Python
 from grail_lightning.environments.search import Search
-from grail_lightning.tasks import EnvironmentTask
+from grail_lightning.tasks import EnvironmentTask, MathTask
 from tests.credit.episodes import Row, by_turn, played
 from tests.credit.groups import FLAWED, SOUND, groups
 from tests.credit.rollouts import context
@@ -151,6 +151,8 @@ UNSCORED = EnvironmentTask(Python).prompt({"problem": "1+1", "answer": "2"})
 def test_a_method_that_adds_scores_of_turns_tells_that_there_are_none(method):
     assert "adds the scores of the environment's method `score_turn`" in method.check_prompts([[UNSCORED]])
     assert GiGPO().check_prompts([[UNSCORED]]) == ""
+    with pytest.raises(ValueError, match=r"needs an environment with the method `score_turn`, but that of `MathTask`"):
+        method.check_prompts([[MathTask().prompt({"problem": "1+1", "answer": "2"})]])
 
 
 @pytest.mark.parametrize("method", [CriticSearch(), SpanScores(), WarmUp(CriticSearch())])
