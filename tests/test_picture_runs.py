@@ -210,6 +210,15 @@ def test_a_model_whose_pictures_enter_deeper_layers_is_refused_in_one_line(tmp_p
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_whose_pictures_fail_in_an_index_is_refused_in_one_line(tmp_path, monkeypatch):
+    """ShieldGemma 2's processor makes three rows of one text."""
+    policy = load_policy(checkpoint("llava", tmp_path))
+    monkeypatch.setattr(type(policy.model), "get_image_features", lambda *_, **__: [][1])
+    with pytest.raises(ValueError, match="cannot be a policy that takes pictures: list index out of range") as caught:
+        load_policy(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="torchvision is installed")
 @pytest.mark.parametrize("name", ["Qwen2_5_VL", "SmolVLM"])
 def test_a_package_that_a_processor_lacks_is_named(name, tmp_path):

@@ -132,7 +132,7 @@ def _check_vision(policy: Policy, pictures: PictureTokens) -> None:
             found = policy.head(policy.hidden(mask, ids)).float()
         difference = float((expected - found).abs().max() / expected.abs().max().clamp(min=1))
         reason = f"its logits behind a picture differ by {difference:.3g}" if difference > _HEAD_TOLERANCE else None
-    except (ValueError, TypeError, AttributeError, RuntimeError, KeyError, AssertionError) as error:
+    except (ValueError, TypeError, AttributeError, RuntimeError, LookupError, AssertionError) as error:
         reason = first_line(error)
     if reason is not None:
         raise ValueError(
