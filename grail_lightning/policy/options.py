@@ -58,6 +58,7 @@ def as_source(policy: object) -> PolicySource:
                 f"but got {got}. For adapters set `loading.lora`."
             )
     # A copy of such a model would call the modules of the first one, or be exported as adapters alone.
+    model = source.model
     if getattr(model, "_hf_peft_config_loaded", False) or any(hasattr(m, "_hf_hook") for m in model.modules()):
         raise ValueError("`policy` must be a model without adapters or `device_map`. Merge them, or load it again.")
     return source
