@@ -14,7 +14,7 @@ from grail_lightning.engines.base import build_batch
 from grail_lightning.engines.hf import HFEngine
 from grail_lightning.picture import FIRST_PICTURE_ID, Picture
 from grail_lightning.policy import load_policy
-from grail_lightning.policy.options import LoadedPolicy
+from grail_lightning.policy.options import LoadedPolicy, as_source
 from grail_lightning.policy.pictures import vision_parameters
 from grail_lightning.tasks.base import Prompt
 from tests.runs import TASK
@@ -58,8 +58,9 @@ def _own_logprobs(policy, messages, response):
 def test_a_policy_is_loaded_inside_a_context_of_another_device(tmp_path):
     """Lightning loads on a GPU that way. Here what is made on the default device has no data."""
     policy = seeing("qwen2.5-vl", tmp_path)
+    source = LoadedPolicy(policy.model, policy.tokenizer, policy.vision.pictures.processor)
     with torch.device("meta"):
-        again = load_policy(LoadedPolicy(policy.model, policy.tokenizer, policy.vision.pictures.processor))
+        again = load_policy(as_source(source))
     assert again.device == torch.device("cpu")
 
 
@@ -134,6 +135,29 @@ def test_a_trained_tower_has_the_gradients_of_the_model_called_with_pixels(tmp_p
     for n, p in policy.named_parameters():
         if p.grad is not None:
             assert_near(ours[n], p.grad, 16, torch.float32, max(1.0, p.grad.abs().max()))
+
+
+def test_pictures_that_share_a_text_are_refused_where_the_processor_makes_others_of_them(tmp_path, monkeypatch):
+    policy = seeing("llava", tmp_path)
+    tokens, words = policy.vision.pictures, "other tokens of a picture that is not the only one of its text"
+
+    def fewer(inputs, **_):
+        return tokens.place * (16 // len(inputs["pixel_values"]))
+
+    monkeypatch.setattr(tokens.processor, "replace_image_token", fewer)
+    assert sum(i >= FIRST_PICTURE_ID for i in policy.encode(question(*pictures(1)))) == 16
+    with pytest.raises(ValueError, match=words):
+        policy.encode(question(*pictures(2)))
+    with pytest.raises(ValueError, match=words):
+        tokens.expand("<image>", pictures(1), begins=False)
+
+
+def test_a_picture_of_which_the_processor_makes_no_token_is_refused(tmp_path, monkeypatch):
+    """Processors that merge patches make none of a picture that is too narrow."""
+    policy = seeing("llava", tmp_path)
+    monkeypatch.setattr(policy.vision.pictures.processor, "replace_image_token", lambda *_, **__: "")
+    with pytest.raises(ValueError, match="a prompt: the picture must have a token, but LlavaProcessor makes none"):
+        policy.encode(question(*pictures(1, 200, 10)))
 
 
 class Seen:

@@ -16,6 +16,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -88,6 +89,11 @@ class PictureTokens:
             raise ValueError(
                 f"{where}: a prompt must have a place ({self.place}) for each picture, but after the chat template it "
                 f"has {len(rest)} for {len(pictures)}. Use a template for pictures."
+            )
+        if len(pictures) > begins and self._reads_others:
+            raise ValueError(
+                f"{pictures[0].place}: {type(self.processor).__name__} makes other tokens of a picture that is not the "
+                "only one of its text, but here each is read alone. Give prompts of one picture, and none in results."
             )
         whole = first + "".join(self._expansion(p).text + after for p, after in zip(pictures, rest, strict=True))
         begin = self.tokenizer.bos_token
@@ -198,17 +204,29 @@ class PictureTokens:
             if not offsets:
                 raise ValueError(f"{type(self.processor).__name__} does not tell what replaces a picture in a text.")
             count = int((made["input_ids"] == self.place_id).sum())
+            if not count:
+                raise picture.refusal(f"have a token, but {type(self.processor).__name__} makes none of it")
             views = math.prod(made["pixel_values"].shape[:-3]) if "pixel_values" in made else 0
             grid = made.get("image_grid_thw")
             self._expansions[size] = _Expansion(offsets[0][0]["replacement"], count, grid, views)
         return self._expansions[size]
 
-    def _process(self, picture: Picture) -> dict[str, Any]:
-        options, image = {"return_text_replacement_offsets": True, "return_tensors": "pt"}, picture.open()
+    @cached_property
+    def _reads_others(self) -> bool:
+        """Whether what replaces a picture depends on others of its text, as with LLaVA-OneVision's processor."""
+        from PIL import Image
+
+        shown = [Picture(Image.new("RGB", size), "A picture that is tried") for size in ((96, 64), (64, 96))]
+        (offsets,) = self._process(*shown)["text_replacement_offsets"]
+        return [one["replacement"] for one in offsets] != [self._expansion(picture).text for picture in shown]
+
+    def _process(self, *pictures: Picture) -> dict[str, Any]:
+        options = {"return_text_replacement_offsets": True, "return_tensors": "pt"}
+        images = [p.open() for p in pictures]
         try:
-            return dict(self.processor(text=[self.place], images=[[image]], **options))
+            return dict(self.processor(text=[self.place * len(images)], images=[images], **options))
         except (ValueError, TypeError, RuntimeError, ZeroDivisionError) as error:
-            raise picture.refusal(f"suit the model's processor, which says: {first_line(error)}") from error
+            raise pictures[0].refusal(f"suit the model's processor, which says: {first_line(error)}") from error
 
 
 class Vision:
