@@ -31,6 +31,16 @@ def test_a_sampler_with_the_same_weights_is_well_within_the_exact_bound(arithmet
     assert "at most over 64 tokens (sampler in float32, trainer in float32)." in said
 
 
+def test_its_prompts_are_the_same_where_half_precision_is_the_default(arithmetic, requests, monkeypatch):
+    """As in the steps of a module under ``bf16-true``: 447, the last id, rounds to 448 there."""
+    monkeypatch.setattr("grail_lightning.engines.vllm.probe._GROUP", 1)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert probe_requests(arithmetic) == requests
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_one_weight_that_was_changed_is_noticed(arithmetic, requests):
     """One scale of one normalisation, doubled. The bound of a sampler in half precision is wider."""
     stale = copy.deepcopy(arithmetic)

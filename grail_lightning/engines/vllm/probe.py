@@ -51,7 +51,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 def probe_requests(policy: Policy) -> list[Request]:
     """Requests for a few tokens, at two temperatures, after a text and after ids from all over the vocabulary."""
     vocabulary = policy.model.config.get_text_config().vocab_size
-    spread = torch.linspace(0, vocabulary - 1, min(_SPREAD_TOKENS, vocabulary)).long().tolist()
+    # The dtype is given, since with `bf16-true` the default one rounds the last id up to one beyond the vocabulary.
+    spread = torch.linspace(0, vocabulary - 1, min(_SPREAD_TOKENS, vocabulary), dtype=torch.float64).long().tolist()
     prompts = [policy.encode([{"role": "user", "content": _TEXT}] if policy.tokenizer.chat_template else _TEXT), spread]
     return [
         Request(prompt, sampling_parameters(kind, (), seed))
