@@ -110,7 +110,9 @@ class ServerClient:
             refused = f"{self.url} refused {path} ({said})."
             if path == "/collective_rpc":
                 refused += f" It takes weights if it is started with this command: {self.command}."
-            raise ValueError(f"{refused} If it has --api-key, set the variable VLLM_API_KEY here.")
+            if status in (401, 403):
+                refused += " If it has --api-key, set the variable VLLM_API_KEY here."
+            raise ValueError(refused)
         try:
             return json.loads(text) if text else None
         except (ValueError, RecursionError):
