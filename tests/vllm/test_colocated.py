@@ -5,6 +5,7 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,13 @@ def _own(policy, sampling, group_size=4):
     engine = HFEngine()
     engine.update_weights(policy)
     return engine.generate(PROMPTS, group_size, sampling, seed=1)
+
+
+def test_prompts_of_more_tokens_than_vllm_reads_at_once_are_sampled(engine, policy):
+    long = [replace(p, messages=p.messages * 8) for p in problems(64)]
+    assert sum(len(policy.encode(p.messages)) for p in long) > 4096
+    drawn = Sampling(max_response_length=4)
+    assert engine.generate(long, 2, drawn, seed=0).texts[:2] == engine.generate(long[:1], 2, drawn, seed=0).texts
 
 
 @pytest.mark.parametrize("stop", [(), ("\n",), ("=1",), ("\\boxed",)])

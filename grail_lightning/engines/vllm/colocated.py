@@ -173,6 +173,8 @@ class VLLMEngine(RolloutEngine):
             "max_model_len": self.max_model_len or -1,  # -1: what the model has positions and the cache has memory for.
             "enforce_eager": on_cpu,
         }
+        if on_cpu:  # Where vLLM 0.32 cuts a prompt, it ends with "CPU Generator does not use offset".
+            arguments["enable_chunked_prefill"] = False
         with _starting(policy) as folder, _undisturbed(policy.device):
             try:
                 from vllm import LLM
