@@ -389,7 +389,8 @@ def main(arguments: list[str] | None = None) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, runner.stop)
         done = _run(runs, every, content["choose"], runner)
-        print("All runs are finished." if done else "Not all runs are finished. The same command goes on.")
+        these = "All runs" if runs == every else f"These runs ({len(runs)} of {len(every)})"
+        print(f"{these} are finished." if done else "Not all runs are finished. The same command goes on.")
     raise SystemExit(not done)
 
 

@@ -193,7 +193,9 @@ def test_a_second_call_skips_what_is_finished_and_tries_again_what_failed(tmp_pa
     (here / "sweep.json").write_text(json.dumps(before["Here__sums__0"] | {"state": "started"}))
     assert call(file, "--only", "Here") == 0
     assert records(file)["Here__sums__0"] == before["Here__sums__0"]
-    assert before["Here__sums__0"]["outcome"] in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert before["Here__sums__0"]["outcome"] in printed
+    assert "These runs (1 of 2) are finished." in printed
     changed = write(tmp_path, methods=methods, options={"trainer.max_steps": 4})
     assert "there is one with others" in refusal(capsys, main, str(changed))
 
