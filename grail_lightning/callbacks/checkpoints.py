@@ -230,7 +230,7 @@ class _Termination:
     def watch(self, trainer: Trainer, *, noting: bool) -> None:
         """Install the handler. It records the signal if `noting`, and otherwise ends the process at once."""
         self._noting = noting
-        self._noted = self._noted or trainer.received_sigterm  # By Lightning's handler, which stood before this one.
+        self._noted = self._noted or trainer.received_sigterm  # By Lightning's handler, which this one replaces.
         # Lightning kills the first process of a node in its cleanup if another one that it has started fails earlier.
         self._first, self._code = trainer.is_global_zero, 0 if trainer.local_rank else 143
         if threading.current_thread() is threading.main_thread():

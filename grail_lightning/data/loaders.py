@@ -97,17 +97,18 @@ class GivenLoader(EvaluationLoader):
     def __init__(self, prompts: Sequence[Prompt], prompts_per_batch: int, rank: int = 0, world_size: int = 1) -> None:
         super().__init__(prompts, prompts_per_batch, rank, world_size)
         self._batches: list[list[list[int]]] = []
+        every = [*prompts]  # Rows of a table become prompts each time that they are read.
         # A batch that lacks one would be sampled, the responses of the others left out.
-        given = [isinstance(prompt.columns.get("response"), str | int | float) for prompt in prompts]
-        if not all(given) and any("response" in prompt.columns for prompt in prompts):
+        given = [isinstance(prompt.columns.get("response"), str | int | float) for prompt in every]
+        if not all(given) and any("response" in prompt.columns for prompt in every):
             number = given.index(False)
             raise ValueError(
-                f"`response` must be text in every row of {prompts[0].dataset}, or a column of none, but in prompt "
-                f"{number + 1} of {len(given)} it is {prompts[number].columns.get('response')!r:.80}."
+                f"`response` must be text in every row of {every[0].dataset}, or a column of none, but in prompt "
+                f"{number + 1} of {len(given)} it is {every[number].columns.get('response')!r:.80}."
             )
-        numbers = groupby(range(len(prompts)), key=lambda number: response_group(prompts[number]))
+        numbers = groupby(range(len(every)), key=lambda number: response_group(every[number]))
         for own in (list(own) for _, own in numbers):
-            whole = prompts[own[0]].columns.get("response_group") is not None
+            whole = every[own[0]].columns.get("response_group") is not None
             size = len(own) if whole else prompts_per_batch
             for group in (own[k : k + size] for k in range(0, len(own), size)):
                 if not self._batches or sum(map(len, self._batches[-1])) + len(group) > prompts_per_batch:

@@ -18,7 +18,15 @@ def add_adapters(model: PreTrainedModel, lora: LoRA, *, leave_out: Sequence[str]
     """Add LoRA adapters to `model`, in place, and freeze all other weights; the modules `leave_out` get none."""
     from peft import LoraConfig
     from peft.tuners.tuners_utils import BaseTunerLayer
+    from transformers.integrations.peft import MIN_PEFT_VERSION
+    from transformers.utils import check_peft_version
 
+    try:
+        check_peft_version(min_version=MIN_PEFT_VERSION)
+    except ValueError as error:
+        raise ValueError(
+            f"`loading.lora` cannot be used: {first_line(error)}. If there is none, take an earlier Transformers."
+        ) from error
     wanted, option = lora.target_modules, "`loading.lora.target_modules` must"
     if isinstance(wanted, str) and wanted.isidentifier():  # peft takes a text for a regular expression of whole names.
         wanted = [wanted]
@@ -39,10 +47,6 @@ def add_adapters(model: PreTrainedModel, lora: LoRA, *, leave_out: Sequence[str]
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # Of tied layers, which are refused below.
             model.add_adapter(config)
     except ValueError as error:  # If it finds none of them.
-        if "version" in str(error):  # Transformers names the oldest release of peft that it takes.
-            raise ValueError(
-                f"`loading.lora` cannot be used: {first_line(error)}. If there is none, take an earlier Transformers."
-            ) from error
         raise ValueError(unknown % first_line(error)) from error
     adapted = [f".{name}" for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)]
     # peft leaves out the names of a list that it does not find.

@@ -176,9 +176,7 @@ def check_padding(policy: Policy) -> None:
         ids[1, pads:] = ids[0, :-pads]
         mask[0, -pads:] = mask[1, :pads] = False
         states = policy.hidden(mask, ids).float()
-    alone, behind = states[0, :-pads], states[1, pads:]
-    error = (behind - alone).norm() / alone.norm()
-    if not error < torch.finfo(policy.model.dtype).eps ** 0.5:
+    if error := _difference(states[1, pads:], states[0, :-pads], policy.model.dtype):
         raise ValueError(
             f"`policy` must give a row the same log-probabilities behind padding, but {type(policy.model).__name__} "
             f"does not (relative difference {error:.3g}): rows would depend on others. Take another model."
@@ -192,12 +190,17 @@ def check_packing(policy: Policy) -> None:
         rows = ids, mask, mask[:, 2:]
         layouts = packed_layout(*rows, flash=False), padded_layout(*rows)
         together, alone = (layout.at_predictors(policy.decode(layout)).float() for layout in layouts)
-    error = (together - alone).norm() / alone.norm()
-    if not error < torch.finfo(policy.model.dtype).eps ** 0.5:
+    if error := _difference(together, alone, policy.model.dtype):
         raise ValueError(
             f"`loading.packing` needs rows that do not attend to each other, but in {type(policy.model).__name__} they "
             f"do (relative difference {error:.3g}). Leave packing off for this architecture."
         )
+
+
+def _difference(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
+    """The relative difference of two results; 0 if rounding can explain it, and NaN if one is not finite."""
+    error = float((found - expected).norm() / expected.norm())
+    return 0.0 if error < torch.finfo(dtype).eps ** 0.5 else error
 
 
 def _length(parts: list[Tensor]) -> float:

@@ -34,8 +34,8 @@ _MOST_KEYS = 3
 behind long prompts with short answers, SDPA computes, whose units join rows."""
 
 TREE_ATTENTION = "sdpa"
-"""The attention implementation that computes prefix trees, too, in the place of Transformers' own of this name. Models
-with sparse attention, such as DeepSeek-V3.2 and GLM-5, compute all of it under a name that they do not know."""
+"""The name under which this attention replaces Transformers' own SDPA, which it calls where there is no prefix tree.
+Models such as DeepSeek-V3.2 and GLM-5 select keys under this name and `eager` alone, and attend to all under others."""
 
 
 class _AttentionUnits(NamedTuple):

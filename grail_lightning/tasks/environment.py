@@ -122,7 +122,7 @@ class EnvironmentTask(MathTask):
         super().check_columns({*columns, REWARD})
 
     def instruction_of(self, row: Mapping[str, Any]) -> str:
-        """See `MathTask`; a game without answers asks for none."""
+        """See `MathTask`. A row without an answer is not asked for the form of one."""
         return "" if self._asks_for_answer and row["answer"] == "" else self.instruction
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:

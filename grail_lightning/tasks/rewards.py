@@ -151,7 +151,7 @@ class Reward:
         except TypeError:
             leading = []
         # A reward of TRL's would be given other texts than it expects, one without references these as a column.
-        if not leading or {"prompts", "completions", *GRADED} - {"answers"} & {*leading}:
+        if not leading or ({"prompts", "completions", *GRADED} - {"answers"}) & {*leading}:
             raise ValueError(
                 f"The reward `{self.path}` must take responses and references first, and columns by their names, but "
                 f"takes {signature}. Write `def {self.path.rpartition('.')[2]}(responses, references, **columns)`."
