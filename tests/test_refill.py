@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from grail_lightning.answers import Verifier
-from grail_lightning.batch import Sampling
-from grail_lightning.batch.rows import join
+from grail_lightning.batch import Sampling, join
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
 from grail_lightning.grading import grade_and_locate

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from grail_lightning.batch import Sampling, join
-from grail_lightning.batch.rows import cut_responses
+from grail_lightning.batch import Sampling, cut_responses, join
 from grail_lightning.engines.checks import check_rollouts
 from grail_lightning.environments.episode import Episode, Turn
 from grail_lightning.functional.advantages import discounted_returns, process_advantages

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from grail_lightning.batch import RolloutBatch, micro_batches
-from grail_lightning.batch.rows import cut_responses, last_marked
+from grail_lightning.batch import RolloutBatch, cut_responses, last_marked, micro_batches
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, one_elsewhere
 from grail_lightning.credit.saliency import explaining
 from grail_lightning.functional import bilevel_map, token_logprobs

@@ -15,8 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from grail_lightning.batch import RolloutBatch
-from grail_lightning.batch.rows import cut_responses, last_marked
+from grail_lightning.batch import RolloutBatch, cut_responses, last_marked
 from grail_lightning.credit.base import CreditContext, Needs, TokenCredit, TokenWeights
 from grail_lightning.functional.tokens import TokenStats, full_precision, token_logprobs
 from grail_lightning.picture import FIRST_PICTURE_ID

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from grail_lightning.batch import RolloutBatch, pad_left
-from grail_lightning.batch.rows import lengths_to_mask
+from grail_lightning.batch import RolloutBatch, lengths_to_mask, pad_left
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
 from grail_lightning.credit.measure import logprobs
 from grail_lightning.functional import masked_mean

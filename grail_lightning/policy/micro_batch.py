@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from grail_lightning.batch import SampledBatch
-from grail_lightning.batch.rows import micro_batches
+from grail_lightning.batch import SampledBatch, micro_batches
 from grail_lightning.policy.capabilities import within_attention_window
 from grail_lightning.policy.layout import AlignedRows, aligned, order_by_beginning, shared_columns
 from grail_lightning.policy.model import Policy

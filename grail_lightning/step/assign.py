@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from grail_lightning.answers.records import AnswerSpan, Verdict
-from grail_lightning.batch import AnswerMasks, RolloutBatch
-from grail_lightning.batch.rows import cut_responses
+from grail_lightning.batch import AnswerMasks, RolloutBatch, cut_responses
 from grail_lightning.credit.base import (
     CreditContext,
     CreditControl,

@@ -29,8 +29,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from grail_lightning.batch import GradedBatch, SampledBatch
-from grail_lightning.batch.rows import join
+from grail_lightning.batch import GradedBatch, SampledBatch, join
 from grail_lightning.credit.base import TokenCredit
 from grail_lightning.engines.base import RolloutEngine
 from grail_lightning.environments.episode import Turn, episode_json, read_episode

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import grail_lightning.credit as credits
-from grail_lightning.batch.rows import cut_responses
+from grail_lightning.batch import cut_responses
 from grail_lightning.credit import CreditControl, TokenCredit, TokenWeights
 from grail_lightning.credit.base import check_weights, token_advantages
 from grail_lightning.environments.episode import Episode, Turn

@@ -1,6 +1,6 @@
-r"""Sampling options, and the rollouts of a training step in three stages: sampled, graded and ready for training.
+r"""Sampling options; the rollouts of a training step in three stages, sampled, graded, ready for training; their rows.
 
-Shapes: ``B`` rows (rollouts), ``P`` prompt tokens, ``T`` response tokens. Masks are bool and True counts.
+Shapes: ``B`` rows (rollouts), ``P`` prompt tokens, ``T`` response tokens, ``W`` columns. Masks: bool, True counts.
 
 One row as an example. The prompt ``Compute 2+3.`` has 5 tokens, and the response ``2+3=5\n\boxed{5}<end>`` has 11. The
 batch has ``P = 6`` and ``T = 12`` because other rows are longer::
@@ -20,19 +20,23 @@ Prompts are padded on the left and responses on the right, so all responses begi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from grail_lightning.environments.episode import one_turn
 from grail_lightning.runtime.checks import check_options
 
 if TYPE_CHECKING:
     from grail_lightning.answers.records import Verdict
     from grail_lightning.environments.episode import Episode
     from grail_lightning.tasks.problem import Prompt
+
+_WHOLE_ROWS = ("input_ids", "attention_mask")  # The fields whose columns are prompt and response.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +163,7 @@ class SampledBatch:
         def cut(name: str, value: Tensor) -> Tensor:
             if value.ndim == 1:
                 return value[taken]
-            cells = value[taken, columns if name in WHOLE_ROWS else slice(0, response)]
+            cells = value[taken, columns if name in _WHOLE_ROWS else slice(0, response)]
             return cells.long() if name in ("input_ids", "response_ids") else cells
 
         changed = {name: _map_tensors(name, value, cut) for name, value in self.fields().items()}
@@ -200,9 +204,6 @@ class RolloutBatch(GradedBatch):
         return ~self.correct & torch.isin(self.group, self.group[self.advantages != 0])
 
 
-WHOLE_ROWS = ("input_ids", "attention_mask")  # The fields whose columns are prompt and response.
-
-
 def _map_tensors(name: str, value: object, change: Callable[[str, Tensor], Tensor]) -> Any:
     """A field of a batch with `change` applied to each of its tensors; other values are unchanged."""
     match value:
@@ -215,3 +216,108 @@ def _map_tensors(name: str, value: object, change: Callable[[str, Tensor], Tenso
             return AnswerMasks(**{key: change(key, part) for key, part in fields.items()})
         case _:
             return value
+
+
+# --- rows --------------------------------------------------------------------------------------------------------
+
+_Batch = TypeVar("_Batch", bound=SampledBatch)
+
+
+def join(first: _Batch, second: _Batch) -> _Batch:
+    """The rows of both batches, padded to common widths.
+
+    If one batch alone has rollouts of several turns, the responses of the other are rollouts of one turn.
+    """
+    if (first.turn is None) != (second.turn is None):
+        first, second = _with_turns(first), _with_turns(second)
+    prompt = max(first.prompt_width, second.prompt_width)
+    response = max(first.response_ids.shape[1], second.response_ids.shape[1])
+
+    def widen(name: str, value: Tensor, batch: _Batch) -> Tensor:
+        if value.ndim < 2:
+            return value
+        left = prompt - batch.prompt_width if name in _WHOLE_ROWS else 0
+        return F.pad(value, (left, response - batch.response_ids.shape[1]))
+
+    def both(name: str, one: Any, other: Any) -> Any:
+        match one:
+            case Tensor():
+                return torch.cat([widen(name, one, first), widen(name, other, second)])
+            case list():
+                return one + other
+            case AnswerMasks():
+                names = [f.name for f in dataclasses.fields(one)]
+                return AnswerMasks(**{n: both(n, getattr(one, n), getattr(other, n)) for n in names})
+            case dict():
+                # Tasks may differ in the parts of their rewards; NaN means not applicable.
+                rows = {key: (_or_nan(one, key, first), _or_nan(other, key, second)) for key in one | other}
+                return {key: torch.cat(parts) for key, parts in rows.items()}
+            case _:
+                return one
+
+    others = second.fields()
+    return first.replace(**{name: both(name, value, others[name]) for name, value in first.fields().items()})
+
+
+def _with_turns(batch: _Batch) -> _Batch:
+    """The batch with `turn` and `episodes`: a response without an environment is one turn."""
+    if batch.turn is not None:
+        return batch
+    episodes = list(map(one_turn, batch.texts, batch.finished.tolist()))
+    return batch.replace(turn=torch.zeros_like(batch.response_ids, dtype=torch.long), episodes=episodes)
+
+
+def _or_nan(values: dict[str, Tensor], key: str, batch: SampledBatch) -> Tensor:
+    missing = torch.full((len(batch),), torch.nan, device=batch.input_ids.device)
+    return values.get(key, missing)
+
+
+def pad_left(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Lists of token ids as ``ids [B, W]`` and ``mask [B, W]``, padded on the left."""
+    width = max((len(row) for row in rows), default=0)
+    ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], dtype=torch.long)
+    mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows], dtype=torch.bool)
+    return ids.reshape(len(rows), width), mask.reshape(len(rows), width)
+
+
+def lengths_to_mask(lengths: Tensor, width: int) -> Tensor:
+    """``[B]`` lengths as a ``[B, width]`` bool mask that is True on the first columns."""
+    return torch.arange(width, device=lengths.device) < lengths[:, None]
+
+
+def micro_batches(costs: Tensor, token_budget: int, rows: Tensor | None = None) -> list[Tensor]:
+    """Cut rows into micro-batches whose padded size is within a token budget; the rows of each are ascending.
+
+    Rows are sorted by length, longest first, so that a lack of memory shows in the first micro-batch. Rows are added to
+    a micro-batch as long as ``number of rows × longest row ≤ token_budget``. A row longer than the budget has a
+    micro-batch of its own.
+
+    `costs` are the tokens of each row, ``[B]``; or ``[B, C]`` for parts that are padded separately, such as prompt and
+    response: the longest row is then the sum of the longest parts. Without ``rows [n]`` all rows are cut.
+    """
+    if rows is None:
+        rows = torch.arange(len(costs))
+    parts, rows = costs.cpu().reshape(len(costs), -1), rows.cpu()
+    order = rows[torch.argsort(parts.sum(1)[rows], descending=True, stable=True)]
+    cuts: list[list[int]] = []
+    longest = parts.new_zeros(parts.shape[1])
+    for row in order.tolist():
+        grown = torch.maximum(longest, parts[row])
+        if not cuts or (len(cuts[-1]) + 1) * int(grown.sum()) > token_budget:
+            cuts.append([])
+            grown = parts[row]
+        cuts[-1].append(row)
+        longest = grown
+    return [torch.tensor(sorted(cut), dtype=torch.long) for cut in cuts]
+
+
+def last_marked(mask: Tensor) -> Tensor:
+    """``[B]`` long: the last True column of each row of ``[B, T]``, counted from 1; 0 for a row without one."""
+    return (torch.arange(1, mask.shape[1] + 1, device=mask.device) * mask).amax(1)
+
+
+def cut_responses(batch: _Batch, ends: Tensor) -> _Batch:
+    """The batch with each response ending before column `ends` ``[B]``; the number of columns is unchanged."""
+    kept = lengths_to_mask(ends, batch.response_mask.shape[1])
+    attention = torch.cat([batch.attention_mask[:, : batch.prompt_width], batch.valid_mask & kept], 1)
+    return batch.replace(response_mask=batch.response_mask & kept, attention_mask=attention)
