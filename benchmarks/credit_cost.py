@@ -48,8 +48,8 @@ from grail_lightning.functional import grail_map
 from grail_lightning.module import GrailModule
 from grail_lightning.policy import Loading, Policy, load_tokenizer
 from grail_lightning.policy.reference import Reference
+from grail_lightning.step.credit_needs import TrainedModel
 from grail_lightning.step.options import Distillation, Execution
-from grail_lightning.step.second_model import TrainedModel
 from grail_lightning.tasks.base import Prompt, Task
 
 RIGHT, WRONG = "1", "2"

@@ -47,7 +47,7 @@ from grail_lightning.credit import CreditContext, TokenCredit, Uniform
 from grail_lightning.credit.base import token_advantages
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.advantages import compute_advantages
+from grail_lightning.step.assign import compute_advantages
 from grail_lightning.step.forward import Forward
 from grail_lightning.step.options import Objective
 

@@ -61,7 +61,7 @@ from grail_lightning.functional import group_advantages
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.continuations import SampledContinuations
+from grail_lightning.step.credit_needs import SampledContinuations
 from grail_lightning.step.sampler import Sampler
 
 TOKEN_BUDGET = 4096  # Padded tokens of a forward pass.

@@ -28,7 +28,7 @@ from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import group_nodes
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.second_model import TrainedModel
+from grail_lightning.step.credit_needs import TrainedModel
 from grail_lightning.tasks.base import Prompt
 
 PROMPTS_PER_BATCH = 32

@@ -21,7 +21,7 @@ from grail_lightning.batch import GradedBatch, RolloutBatch
 from grail_lightning.credit import TurnRewards
 from grail_lightning.credit.oar import scoped_tokens
 from grail_lightning.credit.turns import turn_scores, turn_table
-from grail_lightning.functional.turns import spread_turns, sum_by_turn, turn_starts
+from grail_lightning.functional.advantages import spread_turns, sum_by_turn, turn_starts
 from grail_lightning.grading import align_rows, step_masks
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.seeds import derive_seed

@@ -43,11 +43,10 @@ from grail_lightning.credit.tree import prefix_path
 from grail_lightning.credit.turns import turn_table
 from grail_lightning.data import ArithmeticData, ChartsData, CodeData, PromptData, SearchData, WordProblemData
 from grail_lightning.engines import HFEngine
-from grail_lightning.engines.base import build_batch, decode
+from grail_lightning.engines.base import SampledTurn, TurnRequest, TurnSampler, build_batch, decode
 from grail_lightning.engines.continued import ContinuedTurns
-from grail_lightning.engines.turns import SampledTurn, TurnRequest, TurnSampler
+from grail_lightning.functional.advantages import sum_by_turn, turn_numbers, turn_starts
 from grail_lightning.functional.certainty import repeat_probability
-from grail_lightning.functional.turns import sum_by_turn, turn_numbers, turn_starts
 from grail_lightning.grading import grade_and_locate, grade_answers
 from grail_lightning.picture import FIRST_PICTURE_ID
 from grail_lightning.policy import Policy, load_policy

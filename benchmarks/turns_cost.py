@@ -36,8 +36,7 @@ from transformers import AutoModelForCausalLM
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.data import ChartsData
 from grail_lightning.engines import HFEngine
-from grail_lightning.engines.base import build_batch
-from grail_lightning.engines.turns import TurnRequest, resend_turns
+from grail_lightning.engines.base import TurnRequest, build_batch, resend_turns
 from grail_lightning.policy import Loading, Policy, load_policy
 from grail_lightning.policy.micro_batch import cut_rows
 from grail_lightning.policy.options import LoadedPolicy

@@ -44,13 +44,19 @@ from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce, world_size
 from grail_lightning.runtime.run_folder import check_last_found
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
-from grail_lightning.step.advantages import compute_advantages
-from grail_lightning.step.assign import assign_credit, run_credit
+from grail_lightning.step.assign import assign_credit, compute_advantages, run_credit
 from grail_lightning.step.collect import Ahead, check_engine, collect
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
 from grail_lightning.step.options import Execution, Objective
-from grail_lightning.step.outputs import SHOWN, EvaluationPlan, StepOutput, tag, test_seeds
-from grail_lightning.step.report import batch_figures, warn_of_limits
+from grail_lightning.step.report import (
+    SHOWN,
+    EvaluationPlan,
+    StepOutput,
+    batch_figures,
+    tag,
+    test_seeds,
+    warn_of_limits,
+)
 from grail_lightning.step.sampler import Sampler
 from grail_lightning.step.update import Update
 from grail_lightning.tasks.problem import Messages, Prompt
@@ -58,7 +64,7 @@ from grail_lightning.tasks.problem import Messages, Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from grail_lightning.step.second_model import TrainedModel
+    from grail_lightning.step.credit_needs import TrainedModel
 
     GivenPolicy = str | tuple[PreTrainedModel, PreTrainedTokenizerBase]
 else:  # What YAML can say.
@@ -113,7 +119,7 @@ class GrailModule(pl.LightningModule):
         check_engine(self.engine, execution, self.credit)
         check_optimizer(optimizer, scheduler)
         if (training := self.needs.training) is not None:
-            from grail_lightning.step.second_model import check_training
+            from grail_lightning.step.credit_needs import check_training
 
             check_training(training, source, trust_remote_code=loading.trust_remote_code)
         self.objective, self.execution = objective, execution.for_engine(self.engine.own_weights)
@@ -188,7 +194,7 @@ class GrailModule(pl.LightningModule):
             apart = self.loading.lora is None
             self.reference = Reference(load(self.policy_name, trainable=False) if apart else self.policy)
         if fits and (training := self.needs.training) is not None and self.second is None:
-            from grail_lightning.step.second_model import TrainedModel
+            from grail_lightning.step.credit_needs import TrainedModel
 
             model = load(training.model or self.policy_name, trainable=True)
             self.second = TrainedModel(model, training, self.trainer.strategy, self.execution.max_grad_norm)
@@ -373,7 +379,7 @@ class GrailModule(pl.LightningModule):
         step = self.global_step if self.trainer.state.fn == "fit" else self.weights_step
         continuations: Continuations | None = None
         if credit.needs().continuations:
-            from grail_lightning.step.continuations import SampledContinuations
+            from grail_lightning.step.credit_needs import SampledContinuations
 
             # A sampler of its own, whose seconds belong to the credit method.
             sampler = self._sampler(PhaseClock(self.device), self.execution.group_size, self.sampling)

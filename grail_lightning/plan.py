@@ -37,7 +37,7 @@ from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
 from grail_lightning.credit.base import Needs, TokenCredit
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import LoRA
-from grail_lightning.policy.adapters import add_adapters
+from grail_lightning.policy.load import add_adapters
 from grail_lightning.policy.options import first_line, read_config
 
 _GIB = 2**30

@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 from grail_lightning.engines import HFEngine
-from grail_lightning.engines.turns import SampledTurn
+from grail_lightning.engines.base import SampledTurn
 
 
 class WrittenTurns:

@@ -22,7 +22,7 @@ from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import load_policy
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.outputs import tag
+from grail_lightning.step.report import tag
 from tests.elsewhere import Elsewhere
 from tests.processes import on_ranks
 from tests.runs import Watch, module, trainer, weights

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from grail_lightning.answers import LastNumber, Marker, Verifier
 from grail_lightning.batch import Sampling
-from grail_lightning.engines.turns import SampledTurn
+from grail_lightning.engines.base import SampledTurn
 from grail_lightning.environments.calculator import Calculator
 from grail_lightning.environments.dialogue import describe
 from grail_lightning.environments.episode import transcript

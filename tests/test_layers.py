@@ -93,7 +93,7 @@ def test_plain_grpo_loads_nothing_that_another_option_alone_needs():
         if name not in found:
             found.add(name)
             ahead += _imports(FILES[name], at_top=True)
-    step = ("step.fused", "step.second_model", "step.continuations", "step.episodes")
+    step = ("step.fused", "step.credit_needs", "step.episodes")
     others = ("credit.saliency", "engines.hf", "environments.tools", "answers.verifier")
     assert "grail_lightning.step.update" in found
     assert not found & {f"grail_lightning.{name}" for name in (*step, *others)}

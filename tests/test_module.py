@@ -15,7 +15,7 @@ from grail_lightning.engines import HFEngine
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.outputs import GROUP_OF, GROUPS, tag
+from grail_lightning.step.report import GROUP_OF, GROUPS, tag
 from tests.runs import SAMPLING, Watch, batches, module, problems, trainer, weights
 from tests.tolerance import near
 

@@ -24,8 +24,8 @@ from grail_lightning.callbacks import KeepRollouts, PredictionWriter
 from grail_lightning.credit import GRAIL
 from grail_lightning.data import DatasetSpec
 from grail_lightning.data.kept import Kept
+from grail_lightning.engines.base import TurnRequest
 from grail_lightning.engines.hf import HFEngine
-from grail_lightning.engines.turns import TurnRequest
 from grail_lightning.engines.vllm.server import VLLMServer
 from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.episode import episode_json, read_episode, transcript

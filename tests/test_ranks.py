@@ -10,7 +10,7 @@ import torch
 
 from grail_lightning.batch import Sampling
 from grail_lightning.policy import load_policy
-from grail_lightning.step.advantages import compute_advantages
+from grail_lightning.step.assign import compute_advantages
 from grail_lightning.step.options import Objective
 from tests.batches import graded
 from tests.processes import group, on_ranks

@@ -39,8 +39,7 @@ from grail_lightning.picture import FIRST_PICTURE_ID, PLACE, Picture, pictures_i
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.run_folder import RunFolder, unused
 from grail_lightning.step.assign import run_credit
-from grail_lightning.step.outputs import StepOutput
-from grail_lightning.step.report import effective_weights
+from grail_lightning.step.report import StepOutput, effective_weights
 from grail_lightning.views import write_page
 from grail_lightning.views.page import pieces_of
 

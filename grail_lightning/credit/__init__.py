@@ -5,11 +5,10 @@ from grail_lightning.credit.compose import PermutedRewards, Product, WarmUp
 from grail_lightning.credit.controls import AnswerOnly, Balanced, Random, RandomSubset, SameMagnitude, Shuffled
 from grail_lightning.credit.critic import CriticSearch, Judge
 from grail_lightning.credit.distillation import RLSD
-from grail_lightning.credit.egca import EGCA, ExecutedMask
 from grail_lightning.credit.entropy import DGPO, LESS, UCAS, AdvantageReweighting, HighEntropy
+from grail_lightning.credit.flaws import EGCA, ExecutedMask, Oracle
 from grail_lightning.credit.grail import GRAIL, SaliencyOptions
 from grail_lightning.credit.oar import BilevelOptions, OARGradient, OARPerturbation
-from grail_lightning.credit.oracle import Oracle
 from grail_lightning.credit.prime import PRIME
 from grail_lightning.credit.resampled import Resampled
 from grail_lightning.credit.rhythm import AttentionOptions, AttentionRhythm

@@ -23,7 +23,7 @@ from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenW
 from grail_lightning.credit.turns import check_scored, turn_scores, turn_table
 from grail_lightning.environments.retrieval import check_address, post
 from grail_lightning.environments.side_by_side import side_by_side
-from grail_lightning.functional.turns import relative, spread_turns
+from grail_lightning.functional.advantages import relative, spread_turns
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce

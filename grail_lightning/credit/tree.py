@@ -24,9 +24,17 @@ from grail_lightning.credit.base import (
 )
 from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.credit.turns import turn_states, turn_table
-from grail_lightning.functional.advantages import EQUAL_REWARDS, group_std, group_sums, state_values, value_changes
+from grail_lightning.functional.advantages import (
+    EQUAL_REWARDS,
+    group_std,
+    group_sums,
+    spread_turns,
+    state_values,
+    sum_by_turn,
+    turn_changes,
+    value_changes,
+)
 from grail_lightning.functional.tokens import running_sum
-from grail_lightning.functional.turns import spread_turns, sum_by_turn, turn_changes
 from grail_lightning.grading import align_rows
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import group_nodes

@@ -19,8 +19,8 @@ from grail_lightning.batch import RolloutBatch, lengths_to_mask, pad_left
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
 from grail_lightning.credit.measure import logprobs
 from grail_lightning.functional import masked_mean
-from grail_lightning.functional.advantages import discounted_returns
-from grail_lightning.functional.turns import (
+from grail_lightning.functional.advantages import (
+    discounted_returns,
     existing_turns,
     last_turns,
     relative,

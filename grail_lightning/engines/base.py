@@ -1,4 +1,4 @@
-"""The interface of rollout engines, and functions that assemble batches.
+"""The interface of rollout engines, functions that assemble batches, and sampling turn by turn.
 
 Shapes: ``B = prompts × group_size`` rows, ``P`` prompt tokens, ``T`` response tokens.
 """
@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, groupby
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling, lengths_to_mask, pad_left
-from grail_lightning.engines.turns import TurnSampler, resend_turns
 from grail_lightning.environments.episode import one_turn, read_episode
 from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.options import PolicySource, positions
+from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.problem import Prompt, TokenText, response_group
 
@@ -216,3 +216,62 @@ def _right_padded(rows: Sequence[list[int] | list[float] | list[bool]], pad: flo
     width = max(map(len, rows), default=0)
     padded = [[*row, *[pad] * (width - len(row))] for row in rows]
     return torch.tensor(padded, dtype=dtype).reshape(len(rows), width)
+
+
+# --- turn by turn ---------------------------------------------------------------------------------------------------
+#
+# What an engine offers to a loop in which an environment answers after each turn. Ids are only ever appended.
+
+
+def on_any_rank(own: bool, engine: RolloutEngine, device: torch.device) -> bool:
+    """Whether it is true on a rank: ranks that sample together play their turns together."""
+    if engine.samples_elsewhere:  # It is perhaps called in a thread, where no collective may be.
+        return own
+    return bool(all_reduce(torch.tensor(int(own), device=device), "max"))
+
+
+class TurnRequest(NamedTuple):
+    """A rollout that is to be continued by one turn."""
+
+    row: int  # The rollout's index in the batch, the same in every turn.
+    prompt: Prompt  # The problem; its messages are not read.
+    ids: list[int]  # All ids so far: the prompt, the turns before, and what the environment answered to them.
+    limit: int  # Most tokens of the turn.
+    seed: int  # 63 bits; the turn depends on these, its ids and the weights alone.
+    stop: tuple[str, ...] = ()  # The strings that end the turn: tools of other tasks of the batch have other tags.
+
+
+class SampledTurn(NamedTuple):
+    """A turn as it was sampled."""
+
+    ids: list[int]  # The end token or the tokens of a stop string included.
+    logprobs: list[float] | None  # As many, if the engine reports them.
+    finished: bool  # Whether the turn ended by itself within its limit.
+
+
+TurnSampler = Callable[[Sequence[TurnRequest]], list[SampledTurn]]
+"""Samples one turn for each request, in their order. Their rows rise; a row that is missing has ended.
+
+One sampler samples the turns of the rollouts of one batch. Ranks that sample together call it equally often, some of
+them perhaps without a request.
+"""
+
+
+def resend_turns(engine: RolloutEngine, sampling: Sampling, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
+    """Sample turns with any engine, by one call of `generate_seeded` whose prompts are all tokens so far.
+
+    With the first two arguments bound it is a `TurnSampler`. The call samples to the largest limit of its requests, and
+    turns that exceed their own limit are cut. The stop strings of one request end the turns of all.
+    """
+    prompts = [replace(request.prompt, messages=TokenText("", request.ids)) for request in requests]
+    longest = max((request.limit for request in requests), default=1)
+    stops = tuple(dict.fromkeys(stop for request in requests for stop in request.stop))
+    sampling = replace(sampling, max_response_length=longest, stop=stops)
+    batch = engine.generate_seeded(prompts, 1, sampling, [request.seed for request in requests])
+    turns = []
+    for k, (request, length) in enumerate(zip(requests, batch.response_lengths.tolist(), strict=True)):
+        own = slice(min(length, request.limit))
+        logprobs = None if batch.sampling_logprobs is None else batch.sampling_logprobs[k][own].tolist()
+        finished = bool(batch.finished[k]) and length <= request.limit
+        turns.append(SampledTurn(batch.response_ids[k][own].tolist(), logprobs, finished))
+    return turns

@@ -11,11 +11,10 @@ from typing import NamedTuple
 import torch
 
 from grail_lightning.batch import Sampling
-from grail_lightning.engines.base import check_room
+from grail_lightning.engines.base import SampledTurn, TurnRequest, check_room
 from grail_lightning.engines.cache import GrowingCache
 from grail_lightning.engines.decoding import Decoding, Stored, TurnOptions
 from grail_lightning.engines.draw import Ending
-from grail_lightning.engines.turns import SampledTurn, TurnRequest
 from grail_lightning.policy import Policy
 from grail_lightning.policy.reference import weights_cast_once
 from grail_lightning.runtime.collectives import pad_to_longest_rank

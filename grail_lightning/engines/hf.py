@@ -13,11 +13,18 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling, pad_left
-from grail_lightning.engines.base import RolloutEngine, build_batch, check_room
+from grail_lightning.engines.base import (
+    RolloutEngine,
+    SampledTurn,
+    TurnRequest,
+    TurnSampler,
+    build_batch,
+    check_room,
+    resend_turns,
+)
 from grail_lightning.engines.continued import ContinuedTurns
 from grail_lightning.engines.decoding import Decoding, supports
 from grail_lightning.engines.draw import Ending, Sampled, warpers
-from grail_lightning.engines.turns import SampledTurn, TurnRequest, TurnSampler, resend_turns
 from grail_lightning.picture import FIRST_PICTURE_ID
 from grail_lightning.policy import Policy
 from grail_lightning.policy.options import positions

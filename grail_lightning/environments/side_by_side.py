@@ -10,13 +10,25 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import inspect
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import cache
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
-from grail_lightning.loops import background_loop
+
+def background_loop(name: str) -> asyncio.AbstractEventLoop:
+    """The running event loop of this name. It stays: clients such as `httpx.AsyncClient` belong to their first loop."""
+    return _loop(name, os.getpid())
+
+
+@cache
+def _loop(name: str, process: int) -> asyncio.AbstractEventLoop:  # A fork of the process has no thread of its parent.
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name=f"{name}-{process}", daemon=True).start()
+    return loop
 
 
 class Outcome(NamedTuple):

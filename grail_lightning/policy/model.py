@@ -21,7 +21,6 @@ from grail_lightning.functional.certainty import teacher_divergence
 from grail_lightning.functional.tokens import HeadGradient, TokenStats, token_logprobs
 from grail_lightning.picture import FIRST_PICTURE_ID, pictures_in
 from grail_lightning.policy import capabilities
-from grail_lightning.policy.adapters import merge_adapters
 from grail_lightning.policy.layout import TokenLayout, packed_layout, padded_layout, token_positions
 from grail_lightning.policy.options import Loading
 from grail_lightning.policy.pictures import PictureTokens, Vision
@@ -328,7 +327,7 @@ class Policy(nn.Module):
         model, ours = self.model, self.model.generation_config
         try:
             if self.loading.lora is not None:
-                model = merge_adapters(copy.deepcopy(model))
+                model = _merge_adapters(copy.deepcopy(model))
             model.generation_config = self.saved_generation_config
             model.save_pretrained(folder)
         finally:
@@ -336,3 +335,17 @@ class Policy(nn.Module):
         if self.vision is not None:
             self.vision.pictures.processor.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+
+def _merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
+    """Merge LoRA adapters into the weights of `model`, in place, and remove them."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge()
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, layer.get_base_layer())
+    del model.peft_config
+    model._hf_peft_config_loaded = False
+    return model

@@ -5,19 +5,18 @@ r"""One training step. The files are listed about in the order in which a step n
 `sampler`           Prompts → sampled, graded rollouts.
 `collect`           The rollouts of a batch: on policy, where groups that are all right or all wrong may be replaced, or
                     sampled while the batch before trained (`Ahead`).
-`advantages`        Rewards → advantages of rollouts ``[B]``. `credit.base.token_advantages` makes those of tokens.
-`assign`            Runs the credit method.
-`forward`           Micro-batch → log-probabilities: of the policy, or of the reference.
+`assign`            Rewards → advantages of rollouts ``[B]``; the credit method → token weights.
+                    `credit.base.token_advantages` makes advantages of tokens of both.
+`forward`           Micro-batch → log-probabilities: of the policy, or of the reference; and SDPG's teacher.
 `loss`              The tokens in the loss, the counts by which it is divided, and its summand for each micro-batch.
 `update`            The optimiser steps of a batch: for each micro-batch one forward pass, one loss, one backward pass.
 `optimizer`         Clips the gradients, whose norm must be finite, and takes the step; options after a resume.
-`report`            Figures of rollouts, credit and loss, over all ranks; `outputs` passes them on to loggers.
+`report`            Figures of rollouts, credit and loss, over all ranks; and what callbacks receive.
 ==================  ================================================================================================
 
-Four files are loaded only where an option asks for them, and a reader of plain GRPO can leave them out: `fused`
-(GRAIL's saliency from the update's own passes), `second_model` (a model that a credit method trains beside the policy),
-`continuations` (of rollouts, for credit methods) and `episodes` (rollouts of several turns). `distillation`, the loss
-of SDPG, can be left out, too.
+Three files are loaded only where an option asks for them, and a reader of plain GRPO can leave them out: `fused`
+(GRAIL's saliency from the update's own passes), `credit_needs` (what credit methods may ask for: continuations of
+rollouts, a model that is trained beside the policy) and `episodes` (rollouts of several turns).
 
 The calls of one step. The loop over optimiser steps is in the module, since it calls Lightning's optimisers::
 
@@ -25,7 +24,7 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     ├── collect.collect                               prompts → GradedBatch
     │   ├── sampler.Sampler, collect.refill           on policy: push the weights to the engine, sample, grade; or
     │   └── collect.Ahead                             one batch off-policy
-    ├── advantages.compute_advantages                 → RolloutBatch
+    ├── assign.compute_advantages                     → RolloutBatch
     ├── assign.assign_credit                          → Forward, and the token weights, which **become known here**,
     │   │                                             but for fused saliency (below)
     │   └── assign.run_credit                         the credit method, which may draw continuations and train a

@@ -15,9 +15,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from grail_lightning.batch import SampledBatch, Sampling
-from grail_lightning.engines.base import RolloutEngine, build_batch, decode, longest_row
+from grail_lightning.engines.base import (
+    RolloutEngine,
+    SampledTurn,
+    TurnRequest,
+    build_batch,
+    decode,
+    longest_row,
+    on_any_rank,
+)
 from grail_lightning.engines.checks import check_takes_pictures
-from grail_lightning.engines.turns import SampledTurn, TurnRequest, on_any_rank
 from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.dialogue import Dialect
 from grail_lightning.environments.episode import Call, EndReason, Episode, Turn

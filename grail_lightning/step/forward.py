@@ -1,6 +1,7 @@
-"""Forward passes of micro-batches: of the policy, and of the frozen reference.
+"""Forward passes of micro-batches: of the policy, of the frozen reference, and of a teacher.
 
-Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens.
+Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens, ``M`` predictions of a
+layout, ``D`` width.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, TokenWeights
+from grail_lightning.credit.distillation import with_shown_answers
 from grail_lightning.functional.tokens import TokenStats
+from grail_lightning.policy.capabilities import within_attention_window
+from grail_lightning.policy.layout import TokenLayout, gather_rows
 from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in, zero_table
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.collectives import pad_to_longest_rank
-from grail_lightning.step.distillation import Teacher
 
 
 class Pass(NamedTuple):
@@ -27,6 +30,33 @@ class Pass(NamedTuple):
     stats: TokenStats  # Log-probabilities and entropy [b, t], with gradient if autograd is on.
     tokens_run: int  # Tokens that rows of a prefix tree have in common count once.
     weights: TokenWeights | None = None  # [b, t], if this pass computes them; None if they are known already.
+
+
+class Teacher:
+    """The teacher of SDPG: runs rows behind prompts that contain the reference answer, without gradient and dropout."""
+
+    def __init__(self, policy: Policy, batch: RolloutBatch, sentence: str) -> None:
+        self.policy, self.batch = policy, with_shown_answers(policy, batch, sentence)
+
+    def states(self, micro: MicroBatch, layout: TokenLayout) -> Tensor:
+        """``[M, D]``: the decoder's output at the predictions of the student's layout of a micro-batch.
+
+        Rows that share a prediction in the student's layout have the same teacher, since they are of one group.
+        """
+        states: list[Tensor] = []
+
+        def decode(own: TokenLayout) -> Tensor:
+            states.append(self.policy.decode(own))
+            return states[0]
+
+        # Its rows are longer than those for which the trees were made.
+        shared = within_attention_window(self.policy, self.batch.input_ids.shape[1])
+        own = self.policy.layout(self.batch.select(micro.rows), micro.starts if shared else None)
+        with self.policy.evaluating(), torch.no_grad():
+            # Through the policy's own call: sharded weights (FSDP2) are whole only inside of it.
+            self.policy(own, decode=decode)
+            of_tokens = gather_rows(own.at_predictors(states[0]), own.prediction_of)
+        return of_tokens[layout.source_of]
 
 
 class Forward:

@@ -13,8 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from grail_lightning.distributed.gradients import Gradients
-from grail_lightning.distributed.master_weights import HALF
+from grail_lightning.distributed.gradients import HALF, Gradients
 from grail_lightning.runtime.seeds import seeded
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from grail_lightning.credit.distillation import SENTENCE, check_sentence
 from grail_lightning.functional.advantages import Scaling
 from grail_lightning.functional.policy_gradient import (
     Aggregation,
@@ -18,9 +19,37 @@ from grail_lightning.functional.policy_gradient import (
     sampler_correction,
 )
 from grail_lightning.runtime.checks import check_options
-from grail_lightning.step.distillation import Distillation
 
 _AUTO_CAP = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """The options of SDPG's loss: the KL to the same policy with the answer in its prompt (arXiv 2606.04036).
+
+    Attributes:
+        coefficient: Coefficient β of the KL, in nats a token.
+        only_positive: Whether it acts on rollouts with a positive advantage alone.
+        clamp: Largest KL of a token that counts; a larger one has no gradient.
+        sentence: The sentence that the teacher's problem ends with; {answer} is replaced by the reference answer.
+
+    Raises:
+        ValueError: If a number is out of its range, or the sentence has no {answer}.
+    """
+
+    coefficient: float = 1e-3
+    only_positive: bool = False
+    clamp: float = 20.0
+    sentence: str = SENTENCE
+
+    def __post_init__(self) -> None:
+        check_options(self, "objective.distillation", coefficient="(0, inf)", clamp="(0, inf)")
+        check_sentence("objective.distillation.sentence", self.sentence)
+
+    def strength(self, advantages: Tensor) -> Tensor:
+        """``[n, 1]``: β of each row, from the rows' advantages ``[n]``."""
+        taught = advantages > 0 if self.only_positive else torch.ones_like(advantages, dtype=torch.bool)
+        return self.coefficient * taught[:, None]
 
 
 @dataclass(frozen=True, kw_only=True)

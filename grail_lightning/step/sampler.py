@@ -12,9 +12,8 @@ from torch import Tensor
 from grail_lightning.answers.records import AnswerVerifier
 from grail_lightning.batch import GradedBatch, SampledBatch, Sampling
 from grail_lightning.distributed.sharding import gathered
-from grail_lightning.engines.base import RolloutEngine
+from grail_lightning.engines.base import RolloutEngine, on_any_rank
 from grail_lightning.engines.checks import check_logprobs, check_rollouts
-from grail_lightning.engines.turns import on_any_rank
 from grail_lightning.grading import TaskVerifiers, grade_and_locate
 from grail_lightning.policy.model import Policy
 from grail_lightning.runtime.clock import PhaseClock

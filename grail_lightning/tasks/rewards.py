@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grail_lightning.answers import AnswerSpan, find_boxes
-from grail_lightning.loops import background_loop
+from grail_lightning.environments.side_by_side import background_loop
 from grail_lightning.tasks.import_path import GIVEN, import_function
 
 Values = list[float | None]

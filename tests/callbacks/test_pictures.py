@@ -16,7 +16,7 @@ from grail_lightning.credit.base import TokenWeights
 from grail_lightning.engines import build_batch
 from grail_lightning.environments.episode import Call, Episode, Turn
 from grail_lightning.grading import align_rows, answer_masks, grade_and_locate
-from grail_lightning.step.outputs import StepOutput
+from grail_lightning.step.report import StepOutput
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Step
 from grail_lightning.views.pictures import heatmap

@@ -14,7 +14,7 @@ from grail_lightning.data.kept import Kept, kept_rollouts
 from grail_lightning.engines.base import given_batch
 from grail_lightning.environments.episode import transcript
 from grail_lightning.evaluate.records import append_samples, read_samples
-from grail_lightning.step.outputs import StepOutput
+from grail_lightning.step.report import StepOutput
 from tests.batches import in_turns
 from tests.callbacks.scripted import TASK, Scripted, box, loader, prompts, run
 from tests.views.test_page import data_of

@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from grail_lightning.credit import CreditContext
 from grail_lightning.credit.base import Continuations, Training
 from grail_lightning.policy.reference import Reference
-from grail_lightning.step.second_model import TrainedModel
+from grail_lightning.step.credit_needs import TrainedModel
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt, Step
 from tests.conftest import GOLDEN

@@ -19,7 +19,7 @@ from grail_lightning.credit.base import Place, check_weights, token_advantages
 from grail_lightning.credit.controls import Random, Shuffled
 from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.policy import load_policy
-from grail_lightning.step.continuations import SampledContinuations
+from grail_lightning.step.credit_needs import SampledContinuations
 from grail_lightning.step.fused import SaliencyForward
 from tests.credit.rollouts import elsewhere, row_perturbation, row_saliency
 from tests.credit.test_contract import METHODS, given_by, tensors

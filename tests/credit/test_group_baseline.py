@@ -12,7 +12,7 @@ from grail_lightning.credit.base import check_weights, token_advantages
 from grail_lightning.functional import group_advantages
 from grail_lightning.functional.advantages import energy_baselines
 from grail_lightning.policy import load_policy
-from grail_lightning.step.advantages import compute_advantages
+from grail_lightning.step.assign import compute_advantages
 from grail_lightning.step.options import Objective
 from tests.batches import graded
 from tests.credit.rollouts import context, row_logits

@@ -12,7 +12,7 @@ from grail_lightning.credit.resampled import find_borders
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import load_policy
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.step.continuations import SampledContinuations
+from grail_lightning.step.credit_needs import SampledContinuations
 from grail_lightning.step.sampler import Sampler
 from tests.batches import rollouts
 from tests.credit.rollouts import context

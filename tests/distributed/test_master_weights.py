@@ -5,8 +5,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from grail_lightning.batch import Sampling
-from grail_lightning.distributed.gradients import Gradients
-from grail_lightning.distributed.master_weights import MasterWeights
+from grail_lightning.distributed.gradients import Gradients, MasterWeights
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.layout import padded_layout
 from tests.runs import Watch, batches, module, trainer, weights

@@ -8,7 +8,7 @@ import torch
 from transformers import MistralConfig, Qwen3Config
 
 from grail_lightning.batch import Sampling
-from grail_lightning.engines.turns import SampledTurn, TurnRequest
+from grail_lightning.engines.base import SampledTurn, TurnRequest
 from grail_lightning.policy import load_policy
 from tests.draws import without_ties
 from tests.engines.test_decoding import MODELS, SIZES, engine_of, policy_of

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from grail_lightning.batch import Sampling
-from grail_lightning.engines.turns import TurnRequest
+from grail_lightning.engines.base import TurnRequest
 from grail_lightning.engines.vllm.client import _completion
 from grail_lightning.engines.vllm.requests import Completion, row_seeds, sample, sample_turns
 from grail_lightning.tasks.problem import TokenText

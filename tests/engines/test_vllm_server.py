@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, VLLMServer
-from grail_lightning.engines.turns import TurnRequest
+from grail_lightning.engines.base import TurnRequest
 from grail_lightning.engines.vllm.client import ServerGone, _completion
 from grail_lightning.engines.vllm.requests import Request
 from grail_lightning.policy import Loading, load_policy

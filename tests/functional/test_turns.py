@@ -2,7 +2,7 @@
 
 import torch
 
-from grail_lightning.functional.turns import (
+from grail_lightning.functional.advantages import (
     existing_turns,
     relative,
     spread_turns,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, VLLMEngine
-from grail_lightning.engines.turns import TurnRequest
+from grail_lightning.engines.base import TurnRequest
 from grail_lightning.engines.vllm import colocated
 from grail_lightning.policy import load_policy
 from grail_lightning.vllm_worker import report_whole_vocabulary

@@ -19,8 +19,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling
-from grail_lightning.engines.base import RolloutEngine
-from grail_lightning.engines.turns import TurnSampler
+from grail_lightning.engines.base import RolloutEngine, TurnSampler
 from grail_lightning.engines.vllm.probe import Bound, check_probe, dtype_name, probe_requests
 from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sample, sample_turns
 from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grail_lightning.batch import SampledBatch, Sampling
-from grail_lightning.engines.base import build_batch, check_room
-from grail_lightning.engines.turns import SampledTurn, TurnRequest
+from grail_lightning.engines.base import SampledTurn, TurnRequest, build_batch, check_room
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.problem import Prompt

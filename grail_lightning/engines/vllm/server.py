@@ -21,13 +21,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling
-from grail_lightning.engines.base import RolloutEngine
-from grail_lightning.engines.turns import TurnSampler
+from grail_lightning.engines.base import RolloutEngine, TurnSampler
 from grail_lightning.engines.vllm.client import LOG, ServerClient, ServerGone, ServerSlow, Weights, Workers, all_of
 from grail_lightning.engines.vllm.probe import Bound, check_probe, probe_requests
 from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sample, sample_turns
 from grail_lightning.engines.vllm.weights import WeightFile, checkpoint_weights, fingerprint, same_on_all_ranks
-from grail_lightning.loops import background_loop
+from grail_lightning.environments.side_by_side import background_loop
 from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.options import PolicySource, resolve_policy
 from grail_lightning.runtime.checks import check_option
