@@ -102,7 +102,6 @@ def grade_answers(texts: list[str], prompts: list[Prompt], verifier: AnswerVerif
 
 
 def _rows_of_tasks(prompts: Sequence[Prompt]) -> list[list[int]]:
-    """The numbers of the rows of each task."""
     rows_of: dict[int, list[int]] = defaultdict(list)
     for row, prompt in enumerate(prompts):
         rows_of[id(prompt.task)].append(row)

@@ -60,7 +60,6 @@ class _ProblemMean(Metric):
         self.count += len(values)
 
     def compute(self) -> Tensor:
-        """A scalar in [0, 1]."""
         mean = self.total.cpu().double() * _UNIT / self.count.cpu()
         return mean.float().to(self.total.device)
 

@@ -25,19 +25,15 @@ class _Around(TokenCredit):
         self.inner = inner
 
     def needs(self) -> Needs:
-        """What the inner method needs, but no saliency: it is called as a whole."""
         return replace(self.inner.needs(), saliency=None)
 
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
-        """The inner method's remark."""
         return self.inner.check_prompts(sets)
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner method's state."""
         return self.inner.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the inner method's state."""
         self.inner.load_state_dict(state)
 
 
@@ -88,11 +84,9 @@ class _FadedSaliency(SaliencyCredit):
         self.inner, self.warm_up = inner, warm_up
 
     def target(self, policy: Policy, batch: RolloutBatch) -> SaliencyTarget:
-        """The inner method's target."""
         return self.inner.target(policy, batch)
 
     def weights_from(self, scores: Tensor, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """The inner method's weights, interpolated with 1."""
         return self.warm_up.fade(self.inner.weights_from(scores, policy, batch, context), batch, context)
 
 

@@ -26,9 +26,9 @@ from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.code import CodeTask
 from grail_lightning.tasks.problem import Prompt
 
-Right = Literal["uniform", "balanced"]
-Mode = Literal["syntax", "constraint", "correct", "logic"]
-Blamed = Literal["divergent", "random", "last", "permuted"]
+_Right = Literal["uniform", "balanced"]
+_Mode = Literal["syntax", "constraint", "correct", "logic"]
+_Blamed = Literal["divergent", "random", "last", "permuted"]
 # Traces have a visit of `try`, of `match`, or none.
 _UNTRACED = ("ExceptHandler", "match_case", "Global", "Nonlocal", "AnnAssign")
 
@@ -59,11 +59,11 @@ class Oracle(TokenCredit):
     """
 
     gate: ClassVar[str] = "negative"  # Without a wrong rollout there is nothing to move.
-    right: Right = "uniform"
+    right: _Right = "uniform"
     w_max: float | None = None
 
     def __post_init__(self) -> None:
-        check_options(self, right=Right)
+        check_options(self, right=_Right)
         if self.w_max is not None:
             check_options(self, w_max="(0, inf)")
 
@@ -74,26 +74,26 @@ class Oracle(TokenCredit):
         steps = [[step.tokens for step in row or [] if step.kind != "filler"] for row in located]
         signs, groups = batch.advantages.sign().tolist(), batch.group.tolist()
         first = [_first_flaw(row or []) if sign < 0 else None for row, sign in zip(located, signs, strict=True)]
-        places: list[Places | None] = [None] * len(batch)
+        places: list[_Places | None] = [None] * len(batch)
         for row, sign in enumerate(signs):
             if sign == 0 or (sign > 0 and self.right == "uniform"):
                 continue
             flaws = [first[row]] if sign < 0 else [f for f, g in zip(first, groups, strict=True) if g == groups[row]]
-            places[row] = counted_places(flaws, dict(enumerate(steps[row])))
-        return concentrate(batch, places, self.w_max)
+            places[row] = _counted_places(flaws, dict(enumerate(steps[row])))
+        return _concentrate(batch, places, self.w_max)
 
 
-Places = list[tuple[Sequence[int], float]]
+_Places = list[tuple[Sequence[int], float]]
 """Tokens of a row, with a factor for their share of the row's credit."""
 
 
-def counted_places(numbers: Iterable[int | None], tokens: Mapping[int, Sequence[int]]) -> Places:
+def _counted_places(numbers: Iterable[int | None], tokens: Mapping[int, Sequence[int]]) -> _Places:
     """The tokens of each numbered part that has some, with how often the number occurs; None is left out."""
     counts = Counter(number for number in numbers if number is not None)
     return [(tokens[k], count) for k, count in counts.items() if tokens.get(k)]
 
 
-def concentrate(batch: RolloutBatch, places: Sequence[Places | None], w_max: float | None) -> TokenWeights:
+def _concentrate(batch: RolloutBatch, places: Sequence[_Places | None], w_max: float | None) -> TokenWeights:
     """Weights that move the credit of a row to its places, as `Oracle` says; None leaves a row uniform.
 
     So does a row without a place, which counts as a fallback.
@@ -112,7 +112,6 @@ def concentrate(batch: RolloutBatch, places: Sequence[Places | None], w_max: flo
 
 
 def _first_flaw(steps: list[LocatedStep]) -> int | None:
-    """The index of the first flawed step, filler not counted."""
     kinds = (step.kind for step in steps if step.kind != "filler")
     return next((k for k, kind in enumerate(kinds) if kind in ("slip", "misconception")), None)
 
@@ -133,12 +132,11 @@ class _Row:
         self.pairs = (self.program and self.reference and align_programs(self.program, self.reference)) or {}
         # The parts are the statements, or the lines of a program that does not compile.
         self.parts = [(s.start, s.stop) for s in self.program.statements] if self.program else []
-        self.mode: Mode = "constraint"
+        self.mode: _Mode = "constraint"
         self.blamed: int | None = None  # The number of the part.
         self._tokens, self._offset = tokens, offset
 
     def tokens(self, part: int) -> list[int]:
-        """The tokens of a part."""
         start, stop = self.parts[part]
         return self._tokens.overlapping(self._offset + start, self._offset + stop)
 
@@ -173,12 +171,12 @@ class EGCA(TokenCredit):
     """
 
     gate: ClassVar[str] = "negative"  # Without a wrong rollout there is nothing to move.
-    right: Right = "uniform"
+    right: _Right = "uniform"
     w_max: float | None = None
-    blamed: Blamed = "divergent"
+    blamed: _Blamed = "divergent"
 
     def __post_init__(self) -> None:
-        check_options(self, right=Right, blamed=Blamed)
+        check_options(self, right=_Right, blamed=_Blamed)
         if self.w_max is not None:
             check_options(self, w_max="(0, inf)")
 
@@ -197,13 +195,13 @@ class EGCA(TokenCredit):
         wrong = _programs(self, policy, batch, batch.advantages < 0)
         _find_faults([row for row in wrong.values() if row])
         self._control({k: row for k, row in wrong.items() if row and row.blamed is not None}, batch, context)
-        places: list[Places | None] = [None] * len(batch)
-        modes: dict[str, float] = dict.fromkeys(get_args(Mode), 0.0)
+        places: list[_Places | None] = [None] * len(batch)
+        modes: dict[str, float] = dict.fromkeys(get_args(_Mode), 0.0)
         departed: dict[int, list[int | None]] = defaultdict(list)  # By group, the statements of the reference.
         for k, row in wrong.items():
             modes[row.mode if row else "constraint"] += 1
             if row and row.blamed is not None:
-                places[k] = counted_places([row.blamed], {row.blamed: row.tokens(row.blamed)})
+                places[k] = _counted_places([row.blamed], {row.blamed: row.tokens(row.blamed)})
                 departed[int(batch.group[k])].append(row.pairs.get(row.blamed))
             elif not row or row.mode != "correct":
                 places[k] = []
@@ -211,12 +209,11 @@ class EGCA(TokenCredit):
             right = _programs(self, policy, batch, (batch.advantages > 0) & batch.correct)
             for k, row in right.items():
                 own = {theirs: row.tokens(mine) for mine, theirs in row.pairs.items()} if row else {}
-                places[k] = counted_places(departed[int(batch.group[k])], own)
+                places[k] = _counted_places(departed[int(batch.group[k])], own)
         figures = {mode: Mean(number, len(wrong)) for mode, number in modes.items()}
-        return replace(concentrate(batch, places, self.w_max), metrics=figures)
+        return replace(_concentrate(batch, places, self.w_max), metrics=figures)
 
     def _control(self, rows: Mapping[int, _Row], batch: RolloutBatch, context: CreditContext) -> None:
-        """Replace the statements that are blamed by those of a control."""
         for group in rows_by_group(batch):
             some = [k for k in group.tolist() if k in rows]
             if not some:
@@ -291,7 +288,6 @@ def _programs(method: TokenCredit, policy: Policy, batch: RolloutBatch, wanted: 
 
 
 def _check_tasks(method: TokenCredit, tasks: Sequence[object]) -> None:
-    """Check that one of the prompts' tasks, if there are any, asks for programs."""
     if tasks and not any(isinstance(task, CodeTask) for task in tasks):
         raise ValueError(
             f"`{type(method).__name__}` needs a task whose responses are programs, such as `CodeTask`, but got "
@@ -308,7 +304,6 @@ def _run(jobs: Sequence[tuple[_Row, str, int | None]]) -> list[Outcome]:
 
 
 def _find_faults(rows: Sequence[_Row]) -> None:
-    """Run programs, and fill in the modes of their rows and the parts that are to blame."""
     failing = []
     for row, outcome in zip(rows, _run([(row, row.text, None) for row in rows]), strict=True):
         if outcome.status == "passed":

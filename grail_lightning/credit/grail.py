@@ -18,8 +18,8 @@ from grail_lightning.policy.layout import Alignment
 from grail_lightning.runtime.checks import check_options
 
 Gate = Literal["negative", "positive", "all"]
-Overwrite = Literal["always", "gated", "never"]
-Normalise = Literal["none", "mean_one"]
+_Overwrite = Literal["always", "gated", "never"]
+_Normalise = Literal["none", "mean_one"]
 
 
 def in_gate(gate: Gate, advantages: Tensor) -> Tensor:
@@ -86,13 +86,13 @@ class GRAIL(SaliencyCredit):
     std: float = 0.5
     w_min: float = 0.5
     w_max: float = 5.0
-    answer_overwrite: Overwrite = "always"
-    normalise: Normalise = "none"
+    answer_overwrite: _Overwrite = "always"
+    normalise: _Normalise = "none"
     saliency: SaliencyOptions = SaliencyOptions()
 
     def __post_init__(self) -> None:
         check_options(self, mean="[0, inf)", std="[0, inf)", w_max="[0, inf)", w_min=f"[0, {self.w_max}]")
-        check_options(self, gate=Gate, answer_overwrite=Overwrite, normalise=Normalise)
+        check_options(self, gate=Gate, answer_overwrite=_Overwrite, normalise=_Normalise)
 
     def needs(self) -> Needs:
         """Saliency, as often as `saliency.refresh` says."""

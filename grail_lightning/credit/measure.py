@@ -21,7 +21,7 @@ from grail_lightning.policy.layout import TokenLayout, right_padded_layout
 from grail_lightning.policy.micro_batch import cut_rows, scatter, stand_in
 from grail_lightning.runtime.collectives import pad_to_longest_rank
 
-Measure = Callable[[TokenLayout], tuple[Tensor, ...]]
+_Measure = Callable[[TokenLayout], tuple[Tensor, ...]]
 
 
 @torch.no_grad()
@@ -30,7 +30,7 @@ def measure_rows(
     batch: SampledBatch,
     context: CreditContext,
     rows: Tensor,
-    measure: Measure,
+    measure: _Measure,
     number: int,
     *,
     padded: bool = False,

@@ -23,9 +23,9 @@ from grail_lightning.policy.layout import Alignment
 from grail_lightning.policy.micro_batch import scatter, zero_table
 from grail_lightning.runtime.checks import check_options
 
-AnswerDistribution = Literal["answer_mean", "last", "answer_joint"]
-Scope = Literal["reasoning", "response"]
-Factor = Literal["clean", "noisy"]
+_AnswerDistribution = Literal["answer_mean", "last", "answer_joint"]
+_Scope = Literal["reasoning", "response"]
+_Factor = Literal["clean", "noisy"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +77,16 @@ class OARGradient(TokenCredit):
     Source: arXiv 2601.07408 and its published scorer.
     """
 
-    distribution: AnswerDistribution = "answer_mean"
-    scope: Scope = "reasoning"
+    distribution: _AnswerDistribution = "answer_mean"
+    scope: _Scope = "reasoning"
     alignment: Alignment = "token"
-    product: Factor = "clean"
+    product: _Factor = "clean"
     noise: float = 1e-3
     at_temperature: bool = False
     bilevel: BilevelOptions = BilevelOptions()
 
     def __post_init__(self) -> None:
-        check_options(self, distribution=AnswerDistribution, scope=Scope, alignment=Alignment, product=Factor)
+        check_options(self, distribution=_AnswerDistribution, scope=_Scope, alignment=Alignment, product=_Factor)
         check_options(self, noise="(0, inf)")  # Without noise the gradient of the KL is zero.
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
@@ -139,7 +139,6 @@ class OARGradient(TokenCredit):
 
 
 def _eligible(batch: RolloutBatch) -> Tensor:
-    """``[B]`` bool: the rows with a box and an advantage."""
     return batch.answer.whole.any(1) & (batch.advantages != 0)
 
 
@@ -156,7 +155,7 @@ def _bilevel_weights(scores: Tensor, scope: Tensor, batch: RolloutBatch, options
     )
 
 
-def scoped_tokens(batch: RolloutBatch, scope: Scope) -> Tensor:
+def scoped_tokens(batch: RolloutBatch, scope: _Scope) -> Tensor:
     """``[B, T]`` bool: the whole response, or the tokens before the answer (none without an answer)."""
     if scope == "response":
         return batch.response_mask
@@ -227,12 +226,12 @@ class OARPerturbation(TokenCredit):
     Source: arXiv 2601.07408; the functions for answer_mean and answer_joint are those of OAR-G's published scorer.
     """
 
-    distribution: AnswerDistribution = "answer_mean"
+    distribution: _AnswerDistribution = "answer_mean"
     at_temperature: bool = False
     bilevel: BilevelOptions = BilevelOptions()
 
     def __post_init__(self) -> None:
-        check_options(self, distribution=AnswerDistribution)
+        check_options(self, distribution=_AnswerDistribution)
 
     @torch.no_grad()
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:

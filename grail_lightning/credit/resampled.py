@@ -30,7 +30,7 @@ from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce
 
-Search = Literal["bisection", "everywhere"]
+_Search = Literal["bisection", "everywhere"]
 
 
 @dataclass
@@ -77,14 +77,14 @@ class Resampled(TokenCredit):
     """
 
     continuations: int = 8
-    search: Search = "bisection"
+    search: _Search = "bisection"
     gate: Gate = "negative"
     scale: float = 1.0
     advantage: bool = True
     budget: int = 262_144
 
     def __post_init__(self) -> None:
-        check_options(self, search=Search, gate=Gate, scale="[0, inf)", continuations="[1, inf)", budget="[1, inf)")
+        check_options(self, search=_Search, gate=Gate, scale="[0, inf)", continuations="[1, inf)", budget="[1, inf)")
 
     def needs(self) -> Needs:
         """Continuations of rollouts."""
@@ -151,7 +151,6 @@ class Resampled(TokenCredit):
                     row.values[k] = sum(rewards) / len(rewards)
 
     def _unknown(self, row: _Row) -> list[int]:
-        """The borders whose values are needed next."""
         last = len(row.places) - 1
         if self.search == "everywhere":
             return [k for k in range(1, last) if k not in row.values]

@@ -25,8 +25,8 @@ from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import TokenLayout
 from grail_lightning.runtime.checks import check_options
 
-Rhythm = Literal["pre_plan", "anchor", "coupled"]
-Gate = Literal["positive", "all"]
+_Rhythm = Literal["pre_plan", "anchor", "coupled"]
+_Gate = Literal["positive", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +84,17 @@ class AttentionRhythm(TokenCredit):
     Source: arXiv 2510.13554; heads, thresholds and the share passed on follow a third party's description.
     """
 
-    rhythm: Rhythm = "coupled"
+    rhythm: _Rhythm = "coupled"
     bonus: float = 0.5
     share: float = 0.4
     passed_on: float = 0.5
     reach: int = 3
-    gate: Gate = "positive"
+    gate: _Gate = "positive"
     attention: AttentionOptions = AttentionOptions()
 
     def __post_init__(self) -> None:
-        check_options(self, rhythm=Rhythm, bonus="[0, inf)", share="[0, 1]", passed_on="[0, 1]", reach="[1, inf)")
-        check_options(self, gate=Gate)
+        check_options(self, rhythm=_Rhythm, bonus="[0, inf)", share="[0, 1]", passed_on="[0, 1]", reach="[1, inf)")
+        check_options(self, gate=_Gate)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from attention maps."""
@@ -172,7 +172,6 @@ def _read(policy: Policy, layout: TokenLayout, options: AttentionOptions) -> tup
 
 
 def _marked(layout: TokenLayout, places: Tensor) -> Tensor:
-    """``[b, N]`` bool: the given places of a padded layout."""
     empty = torch.zeros(layout.ids.numel(), dtype=torch.bool, device=layout.ids.device)
     return empty.index_fill(0, places, True).view_as(layout.ids)
 

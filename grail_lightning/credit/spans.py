@@ -25,7 +25,7 @@ from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.import_path import import_function
 from grail_lightning.tasks.problem import Prompt
 
-Scores = Literal["given", "permuted", "random"]
+_Scores = Literal["given", "permuted", "random"]
 _EPS = 1e-8
 
 
@@ -92,13 +92,13 @@ class SpanScores(TokenCredit):
     scorer: str | _Scorer = "task"
     alpha: float = 1.0
     beta: float = 2.0
-    scores: Scores = "given"
+    scores: _Scores = "given"
     debias: float = 0.0
     most_bias: float = 1.0
     judge: Judge | None = None
 
     def __post_init__(self) -> None:
-        check_options(self, alpha="[0, inf)", beta="[1, inf)", scores=Scores, debias="[0, inf)", most_bias="[0, inf)")
+        check_options(self, alpha="[0, inf)", beta="[1, inf)", scores=_Scores, debias="[0, inf)", most_bias="[0, inf)")
         if self.judge is not None and self.scorer != "task":
             raise ValueError(
                 f"`judge` takes the place of `scorer`, but got both: {self.scorer!r}. Leave one of `credit.judge` and "
@@ -206,7 +206,6 @@ def _apart(spans: list[_Span]) -> list[_Span]:
 
 
 def _checked(spans: Iterable[Sequence[Any]], length: int) -> list[ScoredSpan]:
-    """What a scorer returned, in order of the text."""
     try:
         ordered = sorted(ScoredSpan(*span) for span in spans)
         ends = [0, *(span.stop for span in ordered)]

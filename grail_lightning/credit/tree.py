@@ -40,8 +40,8 @@ from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import group_nodes
 from grail_lightning.runtime.checks import check_options
 
-State = Literal["prefix", "numbers", "turns"]
-Unit = Literal["token", "turn"]
+_State = Literal["prefix", "numbers", "turns"]
+_Unit = Literal["token", "turn"]
 
 _EPS = 1e-8
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
@@ -86,10 +86,10 @@ class TreeAdvantage(TokenCredit):
     scale: float = 1.0
     standardise: bool = False
     advantage: bool = True
-    state: State = "prefix"
+    state: _State = "prefix"
 
     def __post_init__(self) -> None:
-        check_options(self, shrinkage="[0, inf)", scale="[0, inf)", state=State)
+        check_options(self, shrinkage="[0, inf)", scale="[0, inf)", state=_State)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 1 (0 without the group's advantage), and the terms as an additive stage."""
@@ -163,10 +163,10 @@ class OptimalBaseline(TokenCredit):
     denominator alone; here to each ``W``, so that the baseline of certain tokens is the mean reward, not 0.
     """
 
-    unit: Unit = "token"
+    unit: _Unit = "token"
 
     def __post_init__(self) -> None:
-        check_options(self, unit=Unit)
+        check_options(self, unit=_Unit)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 0, and the advantage as an additive stage."""

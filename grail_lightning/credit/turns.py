@@ -32,11 +32,11 @@ from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.problem import Prompt
 
-Baseline = Literal["turn", "group"]
-Normalise = Literal["joint", "separate"]
+_Baseline = Literal["turn", "group"]
+_Normalise = Literal["joint", "separate"]
 
 
-class TurnTable(NamedTuple):
+class _TurnTable(NamedTuple):
     """The turns of a batch. A batch without turns has one for each row with a token."""
 
     numbers: Tensor  # [B, T] long, the number of the turn of each sampled token, −1 elsewhere.
@@ -48,10 +48,10 @@ class TurnTable(NamedTuple):
         return last_turns(self.exists)
 
 
-def turn_table(batch: RolloutBatch) -> TurnTable:
+def turn_table(batch: RolloutBatch) -> _TurnTable:
     """The turns of a batch."""
     numbers = turn_numbers(batch.response_mask, batch.turn)
-    return TurnTable(numbers, existing_turns(numbers))
+    return _TurnTable(numbers, existing_turns(numbers))
 
 
 def check_scored(method: TokenCredit, sets: Sequence[Sequence[Prompt]], *, needed: bool = True) -> str:
@@ -84,7 +84,7 @@ def turn_scores(method: TokenCredit, batch: RolloutBatch, exists: Tensor) -> Ten
     return table
 
 
-def beginnings(batch: RolloutBatch, turns: TurnTable) -> list[list[NDArray[np.integer[Any]]]]:
+def _beginnings(batch: RolloutBatch, turns: _TurnTable) -> list[list[NDArray[np.integer[Any]]]]:
     """For each row, the ids before each of its turns, prompt included; a row without a token has a first turn, too."""
     starts = (turn_starts(turns.numbers, turns.exists.shape[1]) + batch.prompt_lengths[:, None]).tolist()
     masks = batch.attention_mask.cpu().numpy()
@@ -93,7 +93,7 @@ def beginnings(batch: RolloutBatch, turns: TurnTable) -> list[list[NDArray[np.in
     return [[ids[:start] for start in row[:n]] for ids, row, n in zip(whole, starts, numbers, strict=True)]
 
 
-def turn_states(batch: RolloutBatch, turns: TurnTable) -> Tensor:
+def turn_states(batch: RolloutBatch, turns: _TurnTable) -> Tensor:
     """``[B, K]`` long on the CPU: the number of the state in which each turn began, −1 for one that does not exist.
 
     Turns of a group have one number if the environment gave their states one key; without keys, if the ids so far are
@@ -101,7 +101,7 @@ def turn_states(batch: RolloutBatch, turns: TurnTable) -> Tensor:
     """
     known: dict[Hashable, int] = {}
     table = torch.full(turns.exists.shape, -1, dtype=torch.long)
-    for row, (group, before) in enumerate(zip(batch.group.tolist(), beginnings(batch, turns), strict=True)):
+    for row, (group, before) in enumerate(zip(batch.group.tolist(), _beginnings(batch, turns), strict=True)):
         told = batch.episodes[row].turns if batch.episodes else ()
         for k, ids in enumerate(before):
             key = told[k].state if k < len(told) else None
@@ -189,11 +189,11 @@ class TurnRewards(TokenCredit):
     """
 
     discount: float = 1.0
-    baseline: Baseline = "turn"
+    baseline: _Baseline = "turn"
     standardise: bool = False
 
     def __post_init__(self) -> None:
-        check_options(self, discount="[0, 1]", baseline=Baseline)
+        check_options(self, discount="[0, 1]", baseline=_Baseline)
 
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """See `TokenCredit`: an environment scores turns."""
@@ -244,12 +244,12 @@ class IGPO(TokenCredit):
     """
 
     discount: float = 1.0
-    normalise: Normalise = "joint"
+    normalise: _Normalise = "joint"
     standardise: bool = True
     lead: str = "<answer>"
 
     def __post_init__(self) -> None:
-        check_options(self, discount="[0, 1]", normalise=Normalise)
+        check_options(self, discount="[0, 1]", normalise=_Normalise)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 0, and the advantages as an additive stage; rows that fall back keep their advantage."""
@@ -271,7 +271,7 @@ class IGPO(TokenCredit):
         )
 
     def _belief(
-        self, policy: Policy, batch: RolloutBatch, context: CreditContext, turns: TurnTable
+        self, policy: Policy, batch: RolloutBatch, context: CreditContext, turns: _TurnTable
     ) -> tuple[Tensor, Tensor]:
         """``[B]`` bool: rows with a reference answer; and ``[B, K]`` float64: ``p`` at the beginning of each turn.
 
@@ -283,7 +283,7 @@ class IGPO(TokenCredit):
         ]
         several = turns.exists & turns.exists[:, 1:].any(1, keepdim=True)
         places = [(row, k) for row, k in several.nonzero().tolist() if answers[row]]
-        ids = beginnings(batch, turns)
+        ids = _beginnings(batch, turns)
         # One more row, of any content: a rank without a place joins the passes of the others with it.
         filler = ids[0][0][:1].tolist()
         before = [*(ids[row][k].tolist() + lead for row, k in places), filler]

@@ -128,7 +128,6 @@ def remove_parts(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a folder if it exists."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

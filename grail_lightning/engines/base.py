@@ -201,7 +201,6 @@ def check_room(policy: Policy, encoded: Sequence[Sequence[int]], sampling: Sampl
 
 
 def _last_turn(ids: Sequence[int], sampled: Sequence[bool], turn: Sequence[int]) -> list[int]:
-    """The ids that the policy sampled in the last turn of a rollout."""
     last = max((number for own, number in zip(sampled, turn, strict=True) if own), default=None)
     return [token for token, own, number in zip(ids, sampled, turn, strict=True) if own and number == last]
 

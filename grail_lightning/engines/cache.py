@@ -45,7 +45,6 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]  # Transformers has no 
         return self.keys, self.values
 
     def _grow(self, keys: Tensor, values: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-        """Allocate larger tensors, and copy the cached tokens into them."""
         of_keys, of_values = (new.new_empty(rows, new.shape[1], columns, new.shape[-1]) for new in (keys, values))
         if length := self.get_seq_length():
             of_keys[: len(self.keys), :, :length] = self.keys
@@ -65,7 +64,6 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]  # Transformers has no 
         self.keys, self.values = (table[:number, :, :length] for table in space)
 
     def drop_columns(self, number: int) -> None:
-        """Remove the first `number` tokens of every row."""
         self.keys, self.values = self.keys[..., number:, :], self.values[..., number:, :]
         if self._space is not None:  # Their memory is free with that of the others: a copy would cost more.
             self._space = self._space[0][..., number:, :], self._space[1][..., number:, :]

@@ -77,7 +77,6 @@ class ContinuedTurns:
         return [requests[k : k + size] for k in range(0, len(requests), size)]
 
     def _play(self, call: Sequence[TurnRequest]) -> dict[int, SampledTurn]:
-        """A turn of each row."""
         begin = [self.waiting.pop(request.row).stored for request in call if request.row in self.waiting]
         room = self.cache_tokens * self.keeps - sum(len(kept.ids) for kept in self.waiting.values())
         turn = TurnOptions(

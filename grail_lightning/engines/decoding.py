@@ -265,7 +265,6 @@ class Decoding:
         return following[order]
 
     def _trim(self) -> None:
-        """Remove the first columns if they are padding in every remaining row."""
         least = int(self.valid.any(0).long().argmax())
         if least and self.cache.takes_padding:
             self.cache.drop_columns(least)

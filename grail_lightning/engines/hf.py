@@ -34,7 +34,7 @@ from grail_lightning.runtime.collectives import pad_to_longest_rank, world_size
 from grail_lightning.runtime.seeds import derive_seed, seeded
 from grail_lightning.tasks.problem import Prompt
 
-Method = Literal["compact", "generate"]
+_Method = Literal["compact", "generate"]
 
 
 class HFEngine(RolloutEngine):
@@ -57,9 +57,9 @@ class HFEngine(RolloutEngine):
 
     takes_pictures = True
 
-    def __init__(self, cache_tokens: int = 131_072, method: Method = "compact") -> None:
+    def __init__(self, cache_tokens: int = 131_072, method: _Method = "compact") -> None:
         check_option("cache_tokens", cache_tokens, "[1, inf)")
-        check_option("method", method, Method)
+        check_option("method", method, _Method)
         self.cache_tokens, self.method = cache_tokens, method
         self._policy: Policy | None = None
 
@@ -161,7 +161,6 @@ class HFEngine(RolloutEngine):
     def _decode(
         self, policy: Policy, rows: list[list[int]], sampling: Sampling, streams: Iterator[torch.Generator]
     ) -> Sampled:
-        """Sample with our own loop."""
         width = sampling.max_response_length
         # One stream for each row and no more: the rows of the next call go on with the next stream.
         noise = [torch.rand(width, dtype=torch.float64, generator=next(streams)) for _ in rows]

@@ -178,8 +178,6 @@ def in_chunks(
 
 
 class _Chunks(NamedTuple):
-    """The constant arguments of `_ChunkedLogprobs`."""
-
     head: Callable[[Tensor], Tensor]
     temperature: float
     chunk_tokens: int

@@ -338,7 +338,6 @@ class Policy(nn.Module):
 
 
 def _merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
-    """Merge LoRA adapters into the weights of `model`, in place, and remove them."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, layer in list(model.named_modules()):

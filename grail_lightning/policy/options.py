@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _ASSETS = Path(__file__).parents[1] / "assets"
 
-Dtype = Literal["float32", "bfloat16", "float16", "auto"]
-Attention = Literal["auto", "sdpa", "flash_attention_2", "eager"]
+_Dtype = Literal["float32", "bfloat16", "float16", "auto"]
+_Attention = Literal["auto", "sdpa", "flash_attention_2", "eager"]
 
 
 class LoadedPolicy(NamedTuple):
@@ -108,10 +108,10 @@ class Loading:
             step. This needs less traffic, and memory for all gradients on every rank.
     """
 
-    dtype: Dtype = "float32"
+    dtype: _Dtype = "float32"
     train_vision: bool = False
     master_weights: bool = True
-    attention: Attention = "auto"
+    attention: _Attention = "auto"
     gradient_checkpointing: bool = False
     lora: LoRA | None = None
     trust_remote_code: bool = False

@@ -277,7 +277,6 @@ def _keys_of_rows(tree: _Tree) -> Tensor:
 
 
 def _by_rows(tree: _Tree, device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
-    """The decoder's arguments for `varlen_attn`."""
     first = [row for row, added in enumerate(tree.run.sum(1).tolist()) if added]
     sizes = [int(tree.run[row].sum()) for row in first]
     paths = _paths(tree, first, _spans(tree, first, sizes))

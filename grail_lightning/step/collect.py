@@ -157,8 +157,6 @@ class _AheadBatch(NamedTuple):
 
 
 class _Flight(NamedTuple):
-    """A sampling in a thread."""
-
     result: Future[_AheadBatch]
     sampler: Sampler
 
@@ -270,7 +268,6 @@ threading._register_atexit(_cancel_all)  # type: ignore[attr-defined]
 
 
 def _options(sampler: Sampler) -> str:
-    """What a batch was sampled with, as text."""
     return repr((sampler.group_size, sampler.sampling, sampler.policy.loading.chat_template_kwargs))
 
 

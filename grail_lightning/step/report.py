@@ -31,13 +31,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-Kind = Literal["mean", "std", "min", "max"]
+_Kind = Literal["mean", "std", "min", "max"]
 
 
 class _Part(NamedTuple):
-    """A rank's part in a figure."""
-
-    kind: Kind
+    kind: _Kind
     size: float
     total: float
     squares: float = 0.0  # The sum of squared deviations from this rank's mean.
@@ -54,7 +52,7 @@ class Tally:
     def __init__(self) -> None:
         self._parts: dict[str, _Part] = {}
 
-    def add(self, name: str, values: Tensor, kind: Kind = "mean") -> None:
+    def add(self, name: str, values: Tensor, kind: _Kind = "mean") -> None:
         """Add this rank's values, of any shape; NaN is left out."""
         flat = values.detach().double().flatten()
         flat = flat[~flat.isnan()]
@@ -79,7 +77,6 @@ class Tally:
 
 
 def _combine(parts: list[_Part]) -> float:
-    """One figure from the parts of the ranks."""
     kind, size = parts[0].kind, sum(p.size for p in parts)
     mean = sum(p.total for p in parts) / size
     if kind == "mean":

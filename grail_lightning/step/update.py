@@ -24,7 +24,7 @@ from grail_lightning.step.loss import LossInputs, count_denominators, live_rows,
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.report import loss_figures
 
-Backward = Callable[[Tensor, bool], None]
+_Backward = Callable[[Tensor, bool], None]
 """``backward(loss, last)``: the loss of a micro-batch times the number of ranks, and whether it is the last one of the
 step, with which DDP reduces gradients over ranks. FSDP2 does so with each, unless `Loading.reduce_once` is set."""
 
@@ -162,7 +162,7 @@ class Update:
             self._use_token_weights(micro, result)
             self.old_logprobs.record(micro, result.stats)
 
-    def accumulate(self, index: int, backward: Backward, *, in_place: bool = False) -> dict[str, float]:
+    def accumulate(self, index: int, backward: _Backward, *, in_place: bool = False) -> dict[str, float]:
         """Run the forward and backward passes of an optimiser step; returns figures of it (`loss_figures`).
 
         `in_place`: whether the backward pass may add the head's gradient to `weight.grad` in place.
@@ -189,7 +189,6 @@ class Update:
         return loss_figures(sums, tokens_run=tokens_run, tokens_unshared=unshared)
 
     def _use_token_weights(self, micro: MicroBatch, result: Pass) -> None:
-        """Use the token weights that a pass has returned."""
         if result.weights is not None:
             advantages = self.batch.advantages[micro.rows.to(self.batch.advantages.device)]
             scatter(self.token_advantages, micro.rows, token_advantages(advantages, result.weights))

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from grail_lightning.engines.vllm.requests import Completion, Request
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 Workers = list[dict[str, Any]]
 """The state of each worker of a server, see `grail_lightning.vllm_worker.WeightReceiver`."""
 
@@ -34,7 +34,7 @@ class ServerGone(ConnectionError):  # noqa: N818  (a state in which one waits, n
     """The server gave no complete answer: it is starting, restarting, overloaded, or unreachable."""
 
 
-class ServerBusy(ServerGone):
+class _ServerBusy(ServerGone):
     """It will answer the same request later: nothing else that it was asked for is lost."""
 
 
@@ -102,7 +102,7 @@ class ServerClient:
             raise ServerGone(os.strerror(number) if number else str(error) or type(error).__name__) from None
         said = f"status {status}: {' '.join(text.split())[:300]}"
         if status in (408, 425, 429, 503):
-            raise ServerBusy(said)
+            raise _ServerBusy(said)
         # vLLM answers 500 to a call of a method that its workers lack; to ask again would not help.
         if status >= 500 and "has no attribute" not in text:
             raise ServerGone(said)
@@ -119,8 +119,8 @@ class ServerClient:
             raise ServerGone(f"no JSON: {text[:80]!r}") from None
 
     async def patiently(
-        self, ask: Callable[[], Awaitable[T]], seconds: float | None = None, state: type[ServerGone] = ServerGone
-    ) -> T:
+        self, ask: Callable[[], Awaitable[_T]], seconds: float | None = None, state: type[ServerGone] = ServerGone
+    ) -> _T:
         """The result of `ask`, which is called again while the server is in a state; a `ValueError` after `seconds`."""
         seconds = self.patience if seconds is None else seconds
         clock, pause = asyncio.get_running_loop().time, _FIRST_PAUSE
@@ -173,12 +173,12 @@ class ServerClient:
             body = {"prompt": request.prompt, "return_token_ids": True, "cache_salt": weights.version}
             ask = partial(self.post, "/v1/completions", body | request.parameters)
             async with free:
-                return _completion(await self.patiently(ask, state=ServerBusy), request)
+                return _completion(await self.patiently(ask, state=_ServerBusy), request)
 
         return await all_of(one(request) for request in requests)
 
 
-async def all_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def all_of(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     """The results of calls that are made side by side. If one fails, the others are given up."""
     tasks = [asyncio.create_task(call) for call in calls]
     try:

@@ -107,7 +107,6 @@ def check_probe(
 
 @torch.no_grad()
 def _differences(policy: Policy, requests: Sequence[Request], completions: Sequence[Completion]) -> Tensor:
-    """The absolute differences of all tokens, in float64."""
     differences = []
     with policy.evaluating():
         for temperature in sorted({request.parameters["temperature"] for request in requests}):

@@ -37,12 +37,12 @@ class Completion:
     reason: str  # For which it ended: "stop" for an end token or a stop string, "length" for the limit.
 
 
-Send = Callable[[Sequence[Request]], list[Completion]]
+_Send = Callable[[Sequence[Request]], list[Completion]]
 """Sends requests to vLLM and returns the completions in the same order."""
 
 
 def sample(
-    policy: Policy, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int], send: Send
+    policy: Policy, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seeds: Sequence[int], send: _Send
 ) -> SampledBatch:
     """A batch of rollouts, see `RolloutEngine.generate_seeded`."""
     rows = [ids for prompt in prompts for ids in [policy.encode(prompt.messages)] * group_size]
@@ -51,7 +51,7 @@ def sample(
     return build_batch(policy, prompts, group_size, ids, finished, logprobs)
 
 
-def sample_turns(policy: Policy, sampling: Sampling, send: Send, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
+def sample_turns(policy: Policy, sampling: Sampling, send: _Send, requests: Sequence[TurnRequest]) -> list[SampledTurn]:
     """Sample turns with vLLM, each up to a limit of its own; its prefix cache holds what earlier turns have read.
 
     With the first three arguments bound it is a `TurnSampler`.
@@ -63,7 +63,7 @@ def sample_turns(policy: Policy, sampling: Sampling, send: Send, requests: Seque
 
 
 def _complete(
-    policy: Policy, rows: Sequence[list[int]], sampling: Sequence[Sampling], seeds: Sequence[int], send: Send
+    policy: Policy, rows: Sequence[list[int]], sampling: Sequence[Sampling], seeds: Sequence[int], send: _Send
 ) -> tuple[list[Completion], list[bool]]:
     """A completion of each row, and whether it ended by itself."""
     for ids, limited in zip(rows, sampling, strict=True):

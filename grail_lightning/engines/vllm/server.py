@@ -33,7 +33,7 @@ from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, on_first_rank, rank
 from grail_lightning.tasks.problem import Prompt
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _MOST_ROUNDS, _MOST_SLOW_ROUNDS = 10, 2
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  (files in memory, under Linux)
@@ -108,7 +108,7 @@ class VLLMServer(RolloutEngine):
         for call in list(self._calls):
             call.cancel()
 
-    def _await(self, call: Coroutine[Any, Any, T]) -> T:
+    def _await(self, call: Coroutine[Any, Any, _T]) -> _T:
         future = asyncio.run_coroutine_threadsafe(call, background_loop("vllm-servers"))
         self._calls.add(future)
         try:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 _CHUNK_ELEMENTS = 2**18
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-Named = tuple[str, Tensor]
+_Named = tuple[str, Tensor]
 
 
-def checkpoint_weights(policy: Policy) -> Iterator[Named]:
+def checkpoint_weights(policy: Policy) -> Iterator[_Named]:
     """Names and whole tensors, as `save_pretrained` would write them after LoRA adapters are merged.
 
     Every rank must exhaust the iterator: gathering a sharded parameter is a collective. Tensors may be those of the
@@ -41,7 +41,7 @@ def checkpoint_weights(policy: Policy) -> Iterator[Named]:
     yield from _converted(model, _merged(model)) if converts else _merged(model)
 
 
-def _merged(model: PreTrainedModel) -> Iterator[Named]:
+def _merged(model: PreTrainedModel) -> Iterator[_Named]:
     """Parameters and persistent buffers under their names without adapters, with the adapters' updates added."""
     adapted = {f"{name}.": layer for name, layer in model.named_modules() if hasattr(layer, "base_layer")}
     seen: set[int] = set()
@@ -59,7 +59,7 @@ def _merged(model: PreTrainedModel) -> Iterator[Named]:
         yield place + rest, weight
 
 
-def _converted(model: PreTrainedModel, weights: Iterator[Named]) -> Iterator[Named]:
+def _converted(model: PreTrainedModel, weights: Iterator[_Named]) -> Iterator[_Named]:
     """The weights in the format of a checkpoint, which may split or join those of one block (a mixture's experts)."""
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -115,7 +115,7 @@ class WeightFile:
         self._writer: int | None = None  # The process that has written it,
         self._written = 0  # and the file's inode: another run of this name replaces it by a file of its own.
 
-    def write(self, version: str, tensors: Iterable[Named], dtype: torch.dtype) -> str:
+    def write(self, version: str, tensors: Iterable[_Named], dtype: torch.dtype) -> str:
         """Replace the earlier weights, which a server that is reading them may go on with; returns the path.
 
         Matrices are written in the servers' dtype; vectors in their own, since some models keep a few in float32.
