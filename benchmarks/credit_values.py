@@ -44,7 +44,7 @@ from grail_lightning.credit.turns import turn_table
 from grail_lightning.data import ArithmeticData, ChartsData, CodeData, PromptData, SearchData, WordProblemData
 from grail_lightning.engines import HFEngine
 from grail_lightning.engines.base import SampledTurn, TurnRequest, TurnSampler, build_batch, decode
-from grail_lightning.engines.continued import ContinuedTurns
+from grail_lightning.engines.hf import ContinuedTurns
 from grail_lightning.functional.advantages import sum_by_turn, turn_numbers, turn_starts
 from grail_lightning.functional.certainty import repeat_probability
 from grail_lightning.grading import grade_and_locate, grade_answers

@@ -36,10 +36,11 @@ from grail_lightning.policy.options import (
     check_policy,
     check_precision,
     context_length,
+    encode_prompt,
+    load_tokenizer,
 )
 from grail_lightning.policy.pictures import PictureTokens, load_pictures
 from grail_lightning.policy.reference import Reference, rotary_frequencies_kept
-from grail_lightning.policy.tokenizer import encode_prompt, load_tokenizer
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce, world_size
 from grail_lightning.runtime.run_folder import check_last_found

@@ -16,9 +16,17 @@ from torch import nn
 from grail_lightning.picture import Picture
 from grail_lightning.policy.capabilities import check_packing, check_padding
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.options import LoadedPolicy, Loading, LoRA, PolicySource, first_line, read_config, reading
+from grail_lightning.policy.options import (
+    LoadedPolicy,
+    Loading,
+    LoRA,
+    PolicySource,
+    first_line,
+    load_tokenizer,
+    read_config,
+    reading,
+)
 from grail_lightning.policy.pictures import PictureTokens, load_pictures, placed, takes_pictures, vision_parameters
-from grail_lightning.policy.tokenizer import load_tokenizer
 from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from grail_lightning.engines.base import build_batch, longest_row
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy.micro_batch import MicroBatch
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.options import PolicySource, read_config
+from grail_lightning.policy.options import PolicySource, load_tokenizer, read_config
 from grail_lightning.policy.pictures import takes_pictures
-from grail_lightning.policy.tokenizer import load_tokenizer
 from grail_lightning.runtime.collectives import all_reduce, rank, whole_tensor, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
