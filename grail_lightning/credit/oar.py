@@ -37,7 +37,6 @@ class BilevelOptions:
         boost: The highest score has weight 1 + boost, before rescaling.
         floor: Least weight, before rescaling.
         interpolate: Whether the quantile interpolates; false takes sorted[floor(quantile * length)].
-        preserve_mass: Whether each row's weights are rescaled to sum to its number of weighted tokens.
         eps: A small number that keeps the divisions finite.
     """
 
@@ -45,7 +44,6 @@ class BilevelOptions:
     boost: float = 2.0
     floor: float = 0.1
     interpolate: bool = True
-    preserve_mass: bool = True
     eps: float = 1e-8
 
     def __post_init__(self) -> None:

@@ -39,12 +39,6 @@ def entropy_of(stats: TokenStats) -> Tensor:
     return stats.entropy
 
 
-def divergence_of(stats: TokenStats) -> Tensor:
-    """The divergence from the teacher, which there must have been."""
-    assert stats.divergence is not None
-    return stats.divergence
-
-
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Sum of ``values`` where ``mask``; values elsewhere, NaN included, are ignored."""
     kept = values.masked_fill(~mask, 0)

@@ -75,7 +75,6 @@ def bilevel_map(
     boost: float = 2.0,
     floor: float = 0.1,
     interpolate: bool = True,
-    preserve_mass: bool = True,
     eps: float = 1e-12,
 ) -> Tensor:
     r"""OAR's bi-level weights: low scores are damped, high scores are boosted, and the sum is kept.
@@ -95,7 +94,6 @@ def bilevel_map(
         boost: ``β``, the largest increase of a weight before rescaling.
         floor: Least weight before rescaling.
         interpolate: Whether ``q`` interpolates between order statistics; False takes ``sorted[floor(τ·L)]``.
-        preserve_mass: Whether the weights are rescaled to sum to ``L``.
         eps: A small number that keeps the divisions finite.
 
     Returns:
@@ -116,8 +114,7 @@ def bilevel_map(
     scaled = (logs - low) / (high - low + eps)
     q = _row_quantile(scaled, mask, quantile, interpolate)[:, None]
     weights = torch.where(scaled < q, (scaled / (q + eps)).clamp(min=floor), 1 + boost * (scaled - q) / (1 - q + eps))
-    if preserve_mass:
-        weights = weights * mask.sum(1, keepdim=True) / (masked_sum(weights, mask, dim=1)[:, None] + eps)
+    weights = weights * mask.sum(1, keepdim=True) / (masked_sum(weights, mask, dim=1)[:, None] + eps)
     weights = torch.where(high > low, weights, 1.0)
     return weights.masked_fill(~mask, 0).to(scores.dtype)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch, SampledBatch
 from grail_lightning.functional.policy_gradient import aggregate, importance_ratio, kl_estimate
-from grail_lightning.functional.tokens import TokenStats, divergence_of, entropy_of, masked_sum
+from grail_lightning.functional.tokens import TokenStats, entropy_of, masked_sum
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.step.options import Objective
 
@@ -86,7 +86,8 @@ def micro_batch_loss(
         )
         sums["kl"] = masked_sum(kl_estimate(logprobs.detach(), inputs.ref_logprobs, objective.kl_estimator), mask)
     if inputs.distillation_strength is not None and objective.distillation is not None:
-        divergence = divergence_of(inputs.stats)
+        divergence = inputs.stats.divergence
+        assert divergence is not None, "the pass of a run with a teacher measures it"
         losses = losses + inputs.distillation_strength * divergence.clamp(max=objective.distillation.clamp)
         sums["distillation_kl"] = masked_sum(divergence.detach(), mask)
     if objective.entropy_coefficient:
