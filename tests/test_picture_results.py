@@ -23,7 +23,7 @@ from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import KeepRollouts, PredictionWriter
 from grail_lightning.credit import GRAIL
 from grail_lightning.data import DatasetSpec
-from grail_lightning.data.kept import Kept
+from grail_lightning.data.tables import Kept
 from grail_lightning.engines.base import TurnRequest
 from grail_lightning.engines.hf import HFEngine
 from grail_lightning.engines.vllm.server import VLLMServer

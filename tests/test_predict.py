@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from grail_lightning.data.kept import Kept, kept_rollouts
+from grail_lightning.data.tables import Kept, kept_rollouts
 from grail_lightning.tasks import ArithmeticTask
 from tests.shell import EVALUATED, RUN, SHORT, fails, main
 from tests.views.test_page import data_of

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grail_lightning.answers.compare import LAYERS, Conventions, Formulas, Undecided, Unparseable, capped, same_form
-from grail_lightning.answers.names import is_number, named_sides, named_value
 from grail_lightning.answers.normalise import CACHED_CHARACTERS, TEXT, normalise, string_key
 from grail_lightning.answers.parse import Node, letters, negated
 from grail_lightning.answers.records import text_key
-from grail_lightning.answers.sets import same_set
+from grail_lightning.answers.relations import is_number, named_sides, named_value, same_set
 from grail_lightning.answers.structure import Answer, Broken, Chain, Group, Leaf, Many, Words, read
 from grail_lightning.answers.values import TooLarge, Undefined, ratio_sign
 

@@ -15,9 +15,8 @@ from torch.optim import Optimizer
 
 from grail_lightning.callbacks.evaluation import Evaluation
 from grail_lightning.callbacks.hooks import callbacks_of, data_of, fast_dev_run, module_of, output_of
-from grail_lightning.data.lengths import PromptLimit, check_evaluated
 from grail_lightning.data.loaders import EvaluationLoader, TrainingLoader
-from grail_lightning.data.modules import PromptData
+from grail_lightning.data.modules import PromptData, PromptLimit, check_evaluated
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.functional.advantages import ROUNDING
 from grail_lightning.policy import check_policy

@@ -2,11 +2,10 @@
 
 from grail_lightning.data.few_shot import FewShot
 from grail_lightning.data.generated import ArithmeticData, ChartsData, CodeData, SearchData, WordProblemData
-from grail_lightning.data.kept import Kept
 from grail_lightning.data.loaders import Curriculum, EvaluationLoader, PromptSet, TrainingLoader, draws_per_epoch
 from grail_lightning.data.modules import PromptData
 from grail_lightning.data.sources import DatasetSpec
-from grail_lightning.data.tables import MathData, TableData
+from grail_lightning.data.tables import Kept, MathData, TableData
 
 __all__ = [
     "ArithmeticData",

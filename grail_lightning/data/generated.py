@@ -9,11 +9,10 @@ from typing import Any, Protocol, cast
 
 from grail_lightning.answers import Marker
 from grail_lightning.data.few_shot import FewShot
-from grail_lightning.data.kept import Kept
 from grail_lightning.data.loaders import Curriculum
 from grail_lightning.data.modules import Split
 from grail_lightning.data.sources import DatasetSpec, Table
-from grail_lightning.data.tables import TableData
+from grail_lightning.data.tables import Kept, TableData
 from grail_lightning.environments.charts import Charts
 from grail_lightning.environments.search import Search
 from grail_lightning.runtime.checks import check_option
@@ -24,9 +23,8 @@ from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.charts import CHART_ANSWER, ChartSpace
 from grail_lightning.tasks.code import CodeTask
 from grail_lightning.tasks.environment import Environment, EnvironmentTask
-from grail_lightning.tasks.factbook import FactbookSpace
 from grail_lightning.tasks.functions import FunctionSpace
-from grail_lightning.tasks.search import SEARCH_ANSWER, SearchSpace
+from grail_lightning.tasks.search import SEARCH_ANSWER, FactbookSpace, SearchSpace
 from grail_lightning.tasks.words import WordProblemSpace
 
 PROBLEM_SPLITS: dict[Split, ProblemSplit] = {"train": "train", "val": "validation", "test": "test", "predict": "test"}

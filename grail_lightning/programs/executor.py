@@ -18,8 +18,7 @@ from typing import TypeVar
 from grail_lightning.programs.grade import grade, line_of, printed
 from grail_lightning.programs.guest import encode
 from grail_lightning.programs.outcome import Call, Job, Limits, Outcome, Tests
-from grail_lightning.programs.remote import RemoteSandbox
-from grail_lightning.programs.sandbox import COMMANDS, LostError, Sandbox, StartError
+from grail_lightning.programs.sandbox import COMMANDS, LostError, RemoteSandbox, Sandbox, StartError
 
 _MAX_CHARACTERS = 1 << 17
 _ATTEMPTS = 20

@@ -231,7 +231,7 @@ def test_workers_import_neither_the_caller_s_module_nor_its_folder_and_no_layer_
     script.write_text(
         "print('imported', flush=True)\n"
         "import sys\n"
-        "from grail_lightning.answers import Verifier, pool, spans, values, verifier\n"
+        "from grail_lightning.answers import Verifier, spans, values, verifier\n"
         "with Verifier(num_workers=1) as opened:\n"
         r"    print(opened.grade([(r'\sqrt{44}', r'2\sqrt{11}')])[0].status)" + "\n"
         "assert 'sympy' not in sys.modules and 'mpmath' not in sys.modules\n"

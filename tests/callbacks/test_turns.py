@@ -10,7 +10,7 @@ from grail_lightning.callbacks import KeepRollouts, PredictionWriter
 from grail_lightning.callbacks.pictures import _shown, _text
 from grail_lightning.callbacks.rollouts import TRAINING_COLUMNS, TURN_COLUMNS
 from grail_lightning.callbacks.samples import samples_of
-from grail_lightning.data.kept import Kept, kept_rollouts
+from grail_lightning.data.tables import Kept, kept_rollouts
 from grail_lightning.engines.base import given_batch
 from grail_lightning.environments.episode import transcript
 from grail_lightning.evaluate.records import append_samples, read_samples

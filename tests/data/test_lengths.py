@@ -3,8 +3,8 @@
 import pytest
 
 from grail_lightning.data import Curriculum, FewShot, MathData
-from grail_lightning.data.lengths import PromptLimit, check_evaluated, long_prompts
 from grail_lightning.data.loaders import PromptSet
+from grail_lightning.data.modules import PromptLimit, check_evaluated, long_prompts
 from grail_lightning.policy import encode_prompt, load_tokenizer
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import Prompt
