@@ -65,7 +65,7 @@ def signed(node: Node, sign: str) -> Node:
     return args[0] if node.value == sign else negated(args[0])
 
 
-E_NOTATION = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][+-]?[0-9]{1,3}", re.ASCII)
+_E_NOTATION = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][+-]?[0-9]{1,3}", re.ASCII)
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
     r"|(?P<command>\\(?:[a-zA-Z]+|.))"
@@ -102,7 +102,7 @@ class Unreadable(ValueError):  # noqa: N818 (it is caught, not reported)
 
 def parse(text: str) -> Node:
     """The tree of a formula."""
-    if E_NOTATION.fullmatch(literal := text.replace(" ", "")):
+    if _E_NOTATION.fullmatch(literal := text.replace(" ", "")):
         return number(Fraction(literal))
     parser = _Parser(text)
     tree = parser.over(parser.sum())

@@ -117,7 +117,7 @@ def is_number(answer: Answer) -> bool:
 _FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
 _OPERATORS = {r"\cup": or_, r"\cap": and_, r"\setminus": sub}
 _INFINITY = Node("constant", "inf")
-Places = frozenset[int]
+_Places = frozenset[int]
 
 
 def same_set(one: Answer, two: Answer, equal: Callable[[Node, Node], bool]) -> bool:
@@ -157,7 +157,7 @@ class _Line:
             self.place_of[end], last = place, (value, end)
         self.whole = frozenset(range(2, place))
 
-    def places(self, answer: Answer) -> Places:
+    def places(self, answer: Answer) -> _Places:
         """What of the line is in the set that an answer describes."""
         match answer:
             case Leaf(text=r"\mathbb{R}"):
@@ -191,7 +191,7 @@ class _Line:
             return self.place_of[item.node]
         raise KeyError
 
-    def _solutions(self, left: Answer, sign: str, right: Answer) -> tuple[Node, Places]:
+    def _solutions(self, left: Answer, sign: str, right: Answer) -> tuple[Node, _Places]:
         """The name and the solutions of `name sign constant` and `|name| sign constant`, with sides in any order."""
         if isinstance(right, Leaf) and right.node is not None and letters(right.node):
             left, sign, right = right, _FLIPPED[sign], left
@@ -204,7 +204,7 @@ class _Line:
                 return name, operator(self._half(sign, end), self._half(_FLIPPED[sign], self.place_of[_opposite(node)]))
         raise KeyError
 
-    def _half(self, sign: str, end: int) -> Places:
+    def _half(self, sign: str, end: int) -> _Places:
         match sign:
             case "<":
                 return frozenset(place for place in self.whole if place < end)

@@ -251,7 +251,7 @@ def _words(text: str) -> Answer | None:
     return Words(_SYNONYMS.get(lower, lower))
 
 
-def members(answer: Answer) -> tuple[Answer, ...]:
+def _members(answer: Answer) -> tuple[Answer, ...]:
     """The members of a list, and any other answer as the only member of one."""
     return answer.items if isinstance(answer, Many) and not answer.braced else (answer,)
 
@@ -268,7 +268,7 @@ def _list(text: str) -> Answer | None:
         return None
     if marked.startswith("\x01") or marked.endswith("\x01"):
         return Broken("a list that begins or ends with its connective")
-    items = [item for part in parts if part.strip() for item in members(_read(part))]
+    items = [item for part in parts if part.strip() for item in _members(_read(part))]
     if len(items) < 2:
         return items[0] if items else Broken("an empty list")
     return Many(tuple(items), joint=joint)
@@ -321,7 +321,7 @@ def _braces(inner: str) -> Answer:
                 return _read(parts[1])
             # What the members look like is part of the answer: the doubles of x > 1 are not the x > 1.
             return Group(":", tuple(map(_read, parts)))
-    return Many(members(_read(inner)), braced=True)
+    return Many(_members(_read(inner)), braced=True)
 
 
 def _matrix(text: str) -> Answer | None:

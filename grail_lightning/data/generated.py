@@ -27,7 +27,7 @@ from grail_lightning.tasks.functions import FunctionSpace
 from grail_lightning.tasks.search import SEARCH_ANSWER, FactbookSpace, SearchSpace
 from grail_lightning.tasks.words import WordProblemSpace
 
-PROBLEM_SPLITS: dict[Split, ProblemSplit] = {"train": "train", "val": "validation", "test": "test", "predict": "test"}
+_PROBLEM_SPLITS: dict[Split, ProblemSplit] = {"train": "train", "val": "validation", "test": "test", "predict": "test"}
 
 
 class Problems(Protocol):
@@ -82,7 +82,7 @@ class GeneratedData(TableData):
 
     def tables(self, split: Split) -> list[tuple[DatasetSpec, Table]]:
         """The generated problems of a split, as one table."""
-        drawn_from = PROBLEM_SPLITS[split]
+        drawn_from = _PROBLEM_SPLITS[split]
         rows = self.problems.sample(self.sizes[split], drawn_from, self.seed)
         # With its split, since worked examples of the training problems must not cost evaluations their first rows.
         return [(replace(self.dataset, split=drawn_from), Table(f"{self.dataset.path} ({split})", rows))]

@@ -92,7 +92,7 @@ def long_prompts(prompts: Sequence[Prompt], encode: Encode, most: int) -> dict[i
     return lengths
 
 
-def leave_out_long(
+def _leave_out_long(
     prompts: PromptSet, encode: Encode, limit: PromptLimit, overlong: Literal["drop", "error"]
 ) -> PromptSet:
     """The training prompts that are not too long; a warning names the others, or an error if `overlong` says so."""
@@ -196,7 +196,7 @@ class PromptData(pl.LightningDataModule, ABC):
                     "to measure with. Set the attribute `encode` of the data module."
                 )
             return prompts
-        return leave_out_long(prompts, encode, limit, self.overlong)
+        return _leave_out_long(prompts, encode, limit, self.overlong)
 
     def train_dataloader(self) -> TrainingLoader:
         """The training loader, the same for the whole fit, so that each epoch continues at its position."""

@@ -57,7 +57,7 @@ class RowPrompts(Sequence[Prompt]):
             row["answer"] = (", " if getattr(self.task, "compare", "math") == "math" else ALTERNATIVE).join(several)
         try:
             cells = self._pictures(row)
-            made = prompt_of(self.task, row)
+            made = _prompt_of(self.task, row)
             if cells is not None or has_pictures(made.messages):
                 place, folder = self.table.place(self.indices[index]), self.table.folder
                 messages = with_pictures(made.messages, cells or [], place, folder)
@@ -95,7 +95,7 @@ def check_pictures(prompts: Sequence[Prompt]) -> None:
             all(pool.map(lambda picture: bool(picture.open()), shown))
 
 
-def prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:
+def _prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:
     """The prompt that a task makes of a row. It is checked, because the task may be the user's own class."""
     prompt: Any = task.prompt(row)
     if not (

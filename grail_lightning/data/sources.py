@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 else:
     PathOrRows = str  # What YAML can say.
 
-FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
+_FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class DatasetSpec:
     @property
     def is_file(self) -> bool:
         """Whether the path names a file rather than a folder or a dataset on the hub."""
-        return Path(self.path).suffix in FILE_SUFFIXES
+        return Path(self.path).suffix in _FILE_SUFFIXES
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,13 @@ def check_path(spec: DatasetSpec) -> None:
     path = Path(spec.path).expanduser()
     if path.exists():
         if path.is_file() != spec.is_file:
-            raise ValueError(f"`path` must be a file of type {', '.join(FILE_SUFFIXES)} or a folder, but got {path}.")
+            raise ValueError(f"`path` must be a file of type {', '.join(_FILE_SUFFIXES)} or a folder, but got {path}.")
         return
     mistyped_file = "/" not in spec.path and path.suffix[1:].isalpha()  # A dataset of the hub is called owner/name.
     if spec.is_file or mistyped_file or not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", spec.path):
         raise ValueError(
             f"The dataset `path` {spec.path!r} does not exist (looked in {Path.cwd()}). Give a file "
-            f"({', '.join(FILE_SUFFIXES)}), a folder, or the name of a dataset on the hub, such as owner/name."
+            f"({', '.join(_FILE_SUFFIXES)}), a folder, or the name of a dataset on the hub, such as owner/name."
         )
 
 
@@ -150,12 +150,12 @@ def in_folder(spec: DatasetSpec, folder: str) -> DatasetSpec:
     """The dataset as the file of a folder that has its name; a local one unchanged."""
     if is_local(spec):
         return spec
-    candidates = [Path(folder).expanduser() / f"{spec.label}{suffix}" for suffix in FILE_SUFFIXES]
+    candidates = [Path(folder).expanduser() / f"{spec.label}{suffix}" for suffix in _FILE_SUFFIXES]
     file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None:
         raise ValueError(
-            f"`data.folder` {folder!r} must hold {spec.label}.jsonl (or {', '.join(FILE_SUFFIXES[1:])}), but does not. "
-            "Put the file there, give its place as `path`, or leave `data.folder` out to read the hub."
+            f"`data.folder` {folder!r} must hold {spec.label}.jsonl (or {', '.join(_FILE_SUFFIXES[1:])}), but does not."
+            " Put the file there, give its place as `path`, or leave `data.folder` out to read the hub."
         )
     return replace(spec, path=str(file), name=spec.label, subset=None, split="train")
 

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from grail_lightning.policy.pictures import PictureTokens
 
-MARK = "\ufdd0"  # Not a character by Unicode's definition, so no text has a use for it.
+_MARK = "\ufdd0"  # Not a character by Unicode's definition, so no text has a use for it.
 _QUESTION = {"role": "user", "content": "Question"}
 _THOUGHT = "<think>\nReason\n</think>\n\nText."
 _TURN_START = re.compile(r"(<think>\s*(</think>\s*)?)?")
 
 
 @dataclass(frozen=True)
-class ChatTemplate:
+class _ChatTemplate:
     """The chat template of a tokenizer, with the declarations of tools."""
 
     tokenizer: PreTrainedTokenizerBase
@@ -47,7 +47,7 @@ class ChatTemplate:
         try:
             return cast(str, self.tokenizer.apply_chat_template(messages, **options))
         except Exception as error:  # A template is a program of its own and can raise anything.
-            raise ValueError(refusal(f"it cannot show a call and its result ({str(error)[:200]})")) from error
+            raise ValueError(_refusal(f"it cannot show a call and its result ({str(error)[:200]})")) from error
 
     def trial(self, content: str = "") -> list[dict[str, Any]]:
         """A question, and a turn that calls the tool."""
@@ -58,11 +58,11 @@ class ChatTemplate:
     @cached_property
     def end(self) -> str:
         """The text of the end token: the first control token behind what the assistant said."""
-        text = self.render([_QUESTION, {"role": "assistant", "content": MARK}], ask=False)
-        behind = text.rpartition(MARK)[2]
+        text = self.render([_QUESTION, {"role": "assistant", "content": _MARK}], ask=False)
+        behind = text.rpartition(_MARK)[2]
         ends = [(behind.find(token), token) for token in self.control if token in behind]
-        if MARK not in text or not ends:
-            raise ValueError(refusal("it ends the assistant's turn with no special token"))
+        if _MARK not in text or not ends:
+            raise ValueError(_refusal("it ends the assistant's turn with no special token"))
         return min(ends)[1]
 
     def until_end(self, messages: Sequence[dict[str, Any]]) -> str:
@@ -80,9 +80,9 @@ class ChatTemplate:
         """
         answers = [{"role": "tool", "name": self.tool, "content": _marked(result)} for result in results]
         text, number = self.render([*self.trial(), *answers]), sum(part is not None for r in results for part in r)
-        parts = text.removeprefix(self._before_results).split(MARK)
+        parts = text.removeprefix(self._before_results).split(_MARK)
         if not text.startswith(self._before_results) or len(parts) != 2 * number + 1:
-            raise ValueError(refusal("a result changes how the turn before it is shown, or is not shown itself"))
+            raise ValueError(_refusal("a result changes how the turn before it is shown, or is not shown itself"))
         return parts
 
     def check(self) -> None:
@@ -93,9 +93,9 @@ class ChatTemplate:
             prompt = self.render([_QUESTION])
             step = self.until_end([_QUESTION, turn[0]]).removeprefix(prompt) + between
             if any(prompt + step * k != self.render([_QUESTION, *turn * k]) for k in (1, 2, 3)):
-                raise ValueError(refusal("an earlier turn is shown in another way once others follow it"))
+                raise ValueError(_refusal("an earlier turn is shown in another way once others follow it"))
 
-    def for_training(self) -> ChatTemplate:
+    def for_training(self) -> _ChatTemplate:
         """Our template in its place if both give the same prompts, as where its own is of Qwen3's kind; else itself."""
         text = resources.files(__package__).joinpath("templates", "qwen3.jinja").read_text("utf-8")
         ours = replace(self, kwargs={**self.kwargs, "chat_template": text})
@@ -110,13 +110,13 @@ class ChatTemplate:
 
 
 def _marked(result: Sequence[str | None]) -> Any:
-    """The content of a result whose texts stand between two `MARK`; a plain text, or parts."""
-    texts = [None if part is None else f"{MARK}{part}{MARK}" for part in result]
+    """The content of a result whose texts stand between two `_MARK`; a plain text, or parts."""
+    texts = [None if part is None else f"{_MARK}{part}{_MARK}" for part in result]
     parts = [{"type": "image"} if text is None else {"type": "text", "text": text} for text in texts]
     return texts[0] if len(texts) == 1 and texts[0] is not None else parts
 
 
-def refusal(reason: str) -> str:
+def _refusal(reason: str) -> str:
     """The message about a template that cannot be used."""
     return (
         f"The tokenizer's chat template cannot be used for rollouts of several turns: {reason}. Give the tokenizer a "
@@ -169,7 +169,7 @@ class Dialect(ABC):
 
     def escaped(self, text: str) -> str:
         """The text with a blank behind the first character of each control token and tag: ``< |im_end|>``."""
-        text = text.replace(MARK, "").encode("utf-8", "replace").decode()  # The tokenizer takes no lone surrogate.
+        text = text.replace(_MARK, "").encode("utf-8", "replace").decode()  # The tokenizer takes no lone surrogate.
         return self._marks.sub(r"\1 ", text)
 
     def _result_ids(self, text: str) -> list[int]:
@@ -251,7 +251,7 @@ class Chat(Dialect):
     """Calls and results as the chat template writes them."""
 
     def __init__(
-        self, template: ChatTemplate, kind: CallFormat, encode: Encode, pictures: PictureTokens | None = None
+        self, template: _ChatTemplate, kind: CallFormat, encode: Encode, pictures: PictureTokens | None = None
     ) -> None:
         super().__init__(template.tokenizer, encode, _CHAT_TAGS, pictures)
         self.template = template
@@ -288,7 +288,7 @@ class Chat(Dialect):
         place = "" if self.pictures is None else self.pictures.place
         parts = [self.template.end + first, *rest]  # Some end tokens own the blanks behind them.
         if shown and sum(part.count(place) for part in parts[::2]) != len(shown):
-            raise ValueError(refusal("it does not show a picture in a result"))
+            raise ValueError(_refusal("it does not show a picture in a result"))
         ids: list[int] = []
         for own, result in zip(parts[::2], [*parts[1::2], ""], strict=True):
             number = own.count(place) if shown else 0
@@ -309,7 +309,7 @@ class Chat(Dialect):
             if self._read(one, text) == [ParsedCall(call["name"], call["arguments"])]:
                 return one
         wanted = "`hermes` or `llama3`" if kind == "auto" else f"`{kind}`"
-        raise ValueError(refusal(f"its calls must have the form {wanted}, but it wrote {text[:200]!r}"))
+        raise ValueError(_refusal(f"its calls must have the form {wanted}, but it wrote {text[:200]!r}"))
 
     def _read(self, kind: CallFormat, text: str) -> list[ParsedCall]:
         if kind != "tokenizer":
@@ -344,7 +344,7 @@ def find_dialect(
     kwargs = {**({} if tokenizer.chat_template else {"chat_template": written}), **chat_template_kwargs}
     kwargs["tools"] = list(schemas)
     control, in_parts = _control_tokens(tokenizer).values(), pictures is not None
-    template = ChatTemplate(tokenizer, kwargs, next(iter(_parameters(schemas))), control, in_parts)
+    template = _ChatTemplate(tokenizer, kwargs, next(iter(_parameters(schemas))), control, in_parts)
     question = template.trial()[:1]
     if kind == "auto" and template.render(question) == template.render(question, tools=None):
         return Tags(tokenizer, schemas, encode, pictures, instruction)

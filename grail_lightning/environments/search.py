@@ -16,7 +16,7 @@ from grail_lightning.environments.retrieval import Corpus, RemoteRetriever, conn
 
 Kind = Literal["person", "firm", "town", "country"]
 
-NOTHING_FOUND = "Nothing was found."
+_NOTHING_FOUND = "Nothing was found."
 
 _FIRST_NAMES = (
     *("Ada", "Bruno", "Clara", "Dario", "Elsa", "Finn", "Greta", "Henk", "Ines", "Jonas", "Kira", "Lars"),
@@ -182,7 +182,7 @@ class Search:
         lines = [_line(document) for document in self._documents.documents(query, self._top_k)]
         self._gain |= any(line in self._path and line not in self._seen for line in lines)
         self._seen = self._seen.union(lines)
-        return "\n".join(f"- {line}" for line in lines) or NOTHING_FOUND
+        return "\n".join(f"- {line}" for line in lines) or _NOTHING_FOUND
 
     def score_turn(self) -> float | None:
         """1 if the turn's search found a document of the path that was not found before, else 0; None without one."""

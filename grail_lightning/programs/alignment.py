@@ -23,7 +23,7 @@ from grail_lightning.programs.outcome import Visit
 
 # Python's parser refuses deep brackets and indentation itself; what else is deep (1+1+…) is as long as it is deep.
 MAX_CHARACTERS = 10_000
-MOST_LINES = 100
+_MOST_LINES = 100
 MOST_EDITS = 5  # Lines. Any of them may be needed together: 31 repairs.
 _REFUSED = (SyntaxError, ValueError, LookupError, RecursionError, MemoryError, OverflowError)
 _BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
@@ -265,7 +265,7 @@ def program_lines(program: str) -> list[ProgramLine]:
 
 def edits(lines: Sequence[ProgramLine], reference: Sequence[ProgramLine]) -> list[Edit] | None:
     """The places at which a program differs from a reference other than in blanks; None if there are too many."""
-    if max(len(lines), len(reference)) > MOST_LINES:
+    if max(len(lines), len(reference)) > _MOST_LINES:
         return None
     own, other = ([(len(x.indent.expandtabs(4)), "".join(x.text.split())) for x in both] for both in (lines, reference))
     places = []

@@ -30,14 +30,14 @@ from grail_lightning.tasks.rewards import Rewards
 Split = Literal["train", "validation", "test"]
 
 P = TypeVar("P")
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+_SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 FILLERS = ("Next", "So far so good", "Let me go on", "Then")
 _LARGEST_SLIP = 9
 
 _EXPRESSION = re.compile(r"[0-9]{1,9}([+-][0-9]{1,9})+")
 # At most nine digits: Python raises above its own limit, and the conversion takes quadratic time.
-NUMBER = r"-?[0-9]{1,9}"
-_INTEGER = re.compile(NUMBER)
+_NUMBER = r"-?[0-9]{1,9}"
+_INTEGER = re.compile(_NUMBER)
 _ATTEMPT = re.compile(r"[0-9=]")
 _LINE = re.compile(r"[^\n]+")
 
@@ -158,8 +158,8 @@ def distinct(draw: Callable[[], P], text: Callable[[P], str], number: int, split
 
 def split_rng(split: Split, seed: int, kind: str = "") -> random.Random:
     """The random numbers by which problems of a split are chosen, other ones for each kind of problem."""
-    if split not in SPLITS:
-        raise ValueError(f"`split` must be one of {', '.join(SPLITS)}, but got {split!r}.")
+    if split not in _SPLITS:
+        raise ValueError(f"`split` must be one of {', '.join(_SPLITS)}, but got {split!r}.")
     return random.Random(f"{kind}{split}-{seed}")  # noqa: S311 - problems, not secrets
 
 
@@ -236,7 +236,7 @@ def equation(signs: str) -> re.Pattern[str]:
     sign = "".join(re.escape(one) for one in signs)
     words = rf"[^0-9=+\-{sign}]*"
     return re.compile(
-        rf"{words}(?P<a>{NUMBER}) ?(?P<term>(?P<sign>[{sign}]) ?(?P<b>[0-9]{{1,9}})) ?= ?(?P<c>{NUMBER}){words}"
+        rf"{words}(?P<a>{_NUMBER}) ?(?P<term>(?P<sign>[{sign}]) ?(?P<b>[0-9]{{1,9}})) ?= ?(?P<c>{_NUMBER}){words}"
     )
 
 

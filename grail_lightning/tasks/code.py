@@ -34,7 +34,7 @@ from grail_lightning.tasks.problem import Prompt, Step
 from grail_lightning.tasks.rewards import Rewards, Values
 
 _CHECKED = 200  # Reference programs that are run before training, in some three seconds.
-PASSED = "tests_passed"  # The column with the share of its tests that a program passed; rewards can ask for it.
+_PASSED = "tests_passed"  # The column with the share of its tests that a program passed; rewards can ask for it.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class ProgramVerdict(Verdict):
     outcome: Outcome
 
 
-class CodeProblem(NamedTuple):
+class _CodeProblem(NamedTuple):
     """What a row says."""
 
     text: str
@@ -100,7 +100,7 @@ class CodeTask(MathTask):
 
     def check_columns(self, columns: Collection[str]) -> None:
         """Check that the data has the columns that the rewards ask for."""
-        super().check_columns({*columns, PASSED})
+        super().check_columns({*columns, _PASSED})
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The prompt of a row, whose reference is the reference program."""
@@ -160,7 +160,7 @@ class CodeTask(MathTask):
                     spans[number] = replace(span, start=first, content_start=first, content_stop=last)
         return spans
 
-    def problem(self, prompt: Prompt) -> CodeProblem:
+    def problem(self, prompt: Prompt) -> _CodeProblem:
         """The tests and the reference program of a prompt's row."""
         return read_problem(prompt.columns)
 
@@ -183,7 +183,7 @@ class CodeTask(MathTask):
     ) -> dict[str, Values]:
         """See `AnswerTask`; the share of tests that a program passed is one of the columns."""
         shares = [verdict.outcome.share if isinstance(verdict, ProgramVerdict) else 0.0 for verdict in verdicts]
-        added = [replace(p, columns={**p.columns, PASSED: s}) for p, s in zip(prompts, shares, strict=True)]
+        added = [replace(p, columns={**p.columns, _PASSED: s}) for p, s in zip(prompts, shares, strict=True)]
         return super().reward_values(texts, added, verdicts, lengths)
 
     def label_steps(self, text: str, prompt: Prompt) -> list[Step] | None:
@@ -250,7 +250,7 @@ def _verdict(outcome: Outcome, program: str, reference: str) -> ProgramVerdict:
     )
 
 
-def read_problem(row: Mapping[str, Any]) -> CodeProblem:
+def read_problem(row: Mapping[str, Any]) -> _CodeProblem:
     """What a row says, in one of the three forms; a ValueError if it has another one. Nothing of it is run here."""
     if row.get("test") is not None and "entry_point" in row:
         return _human_eval(row)
@@ -263,7 +263,7 @@ def read_problem(row: Mapping[str, Any]) -> CodeProblem:
         text, code = _text(row, "text") or _text(row, "prompt"), _text(row, "code")
         imports = _listed(row, "test_imports") if row.get("test_imports") else ()
         setup = "\n".join([*map(str, imports), _text(row, "test_setup_code")]).strip()
-        return CodeProblem(text, _asserted(_listed(row, "test_list"), code, setup), code)
+        return _CodeProblem(text, _asserted(_listed(row, "test_list"), code, setup), code)
     if row.get("tests") is None or row.get("problem") is None:
         raise ValueError(
             "A row must have `problem` and `tests` (a list of [arguments, result], with `entry`, or of assertions), or "
@@ -273,10 +273,10 @@ def read_problem(row: Mapping[str, Any]) -> CodeProblem:
     tests, text, reference = _listed(row, "tests"), str(row["problem"]), _text(row, "reference")
     entry = _text(row, "entry")
     if all(isinstance(test, str) for test in tests):
-        return CodeProblem(text, _asserted(tests, reference, _text(row, "setup"), entry), reference)
+        return _CodeProblem(text, _asserted(tests, reference, _text(row, "setup"), entry), reference)
     if not _is_name(entry):
         raise ValueError(f"`entry` must name the function that `tests` call, but got {row.get('entry')!r}.")
-    return CodeProblem(text, Tests(entry, tuple(map(_call, tests))), reference)
+    return _CodeProblem(text, Tests(entry, tuple(map(_call, tests))), reference)
 
 
 def _text(row: Mapping[str, Any], column: str) -> str:
@@ -310,7 +310,7 @@ def _call(test: Any) -> Call:
     return Call(tuple(test[0]), test[1])
 
 
-def _human_eval(row: Mapping[str, Any]) -> CodeProblem:
+def _human_eval(row: Mapping[str, Any]) -> _CodeProblem:
     """A row of HumanEval. If `check(candidate)` holds nothing but assertions, each that calls it becomes a test."""
     entry, text, solution = (_text(row, column) for column in ("entry_point", "prompt", "canonical_solution"))
     tree = _parsed(row["test"], "test")
@@ -332,7 +332,7 @@ def _human_eval(row: Mapping[str, Any]) -> CodeProblem:
             assertions, own = tuple(map(ast.unparse, calling)), [node for node in own if node is not check]
     helpers = [node for node in _parsed(text, "prompt").body if getattr(node, "name", "") != entry]
     preamble = "\n".join(map(ast.unparse, [*helpers, *own]))  # Some tests call what the prompt defines.
-    return CodeProblem(text, Tests(entry, (), assertions, preamble), text + solution if solution else "")
+    return _CodeProblem(text, Tests(entry, (), assertions, preamble), text + solution if solution else "")
 
 
 def _asserted(tests: Sequence[Any], reference: str, preamble: str, entry: str = "") -> Tests:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from grail_lightning.tasks.arithmetic import Split, distinct, split_rng
 
-INDENT, _NUM_TESTS = "    ", 8
+_INDENT, _NUM_TESTS = "    ", 8
 
 # The numbers that a loop goes through: words, expression, and the one that the words suggest.
 _SOURCES = (
@@ -104,7 +104,7 @@ class FunctionProblem:
     @property
     def program(self) -> str:
         """The reference program."""
-        return "\n".join(INDENT * line.depth + line.text for line in self.lines)
+        return "\n".join(_INDENT * line.depth + line.text for line in self.lines)
 
     def row(self) -> dict[str, Any]:
         """The columns of the problem; see `FunctionSpace.sample`."""
@@ -135,7 +135,7 @@ def function_demonstration(
             text = line.tempting
         elif wrong and rng.random() < slip_rate:
             text = rng.choice(wrong)
-        lines.append(INDENT * line.depth + text)
+        lines.append(_INDENT * line.depth + text)
     return "\n".join(["```python", *lines, "```"])
 
 

@@ -30,7 +30,7 @@ from grail_lightning.environments.side_by_side import background_loop
 from grail_lightning.tasks.import_path import GIVEN, import_function
 
 Values = list[float | None]
-GRADED = ("correct", "status", "answers", "ends_with_answer", "lengths")  # Columns beside those of the data.
+_GRADED = ("correct", "status", "answers", "ends_with_answer", "lengths")  # Columns beside those of the data.
 if TYPE_CHECKING:
     Function: TypeAlias = str | Callable[..., Any]
 else:  # What YAML can say.
@@ -151,7 +151,7 @@ class Reward:
         except TypeError:
             leading = []
         # A reward of TRL's would be given other texts than it expects, one without references these as a column.
-        if not leading or ({"prompts", "completions", *GRADED} - {"answers"}) & {*leading}:
+        if not leading or ({"prompts", "completions", *_GRADED} - {"answers"}) & {*leading}:
             raise ValueError(
                 f"The reward `{self.path}` must take responses and references first, and columns by their names, but "
                 f"takes {signature}. Write `def {self.path.rpartition('.')[2]}(responses, references, **columns)`."
@@ -173,10 +173,10 @@ class Reward:
 
     def check_columns(self, columns: Collection[str]) -> None:
         """Check that the data has the columns without which the function cannot be called."""
-        if missing := sorted(self._required - {*columns, *GRADED, *self.arguments}):
+        if missing := sorted(self._required - {*columns, *_GRADED, *self.arguments}):
             raise ValueError(
                 f"The reward `{self.path}` must take columns of the data, {', '.join(sorted(columns))}, or "
-                f"{', '.join(GRADED)}, but asks for {missing}. Correct their names, set them in `arguments`, or give "
+                f"{', '.join(_GRADED)}, but asks for {missing}. Correct their names, set them in `arguments`, or give "
                 "them defaults."
             )
 

@@ -36,9 +36,9 @@ from grail_lightning.tasks.arithmetic import (
 from grail_lightning.tasks.problem import Prompt, Step, StepKind
 from grail_lightning.tasks.rewards import Rewards
 
-NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Iris", "Jack", "Lena", "Tom")
-ITEMS = ("apples", "books", "cards", "coins", "cookies", "eggs", "marbles", "pencils", "shells", "stamps", "stickers")
-EVENTS = {
+_NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Iris", "Jack", "Lena", "Tom")
+_ITEMS = ("apples", "books", "cards", "coins", "cookies", "eggs", "marbles", "pencils", "shells", "stamps", "stickers")
+_EVENTS = {
     "+": (
         "{name} buys {number} more {items}.",
         "{name} finds {number} {items}.",
@@ -54,7 +54,7 @@ EVENTS = {
 }
 # The number of the known person stands in the first of two sentences as their subject, in the second as what it is
 # compared with. The word of the second one suggests the other operation.
-COMPARISONS = {
+_COMPARISONS = {
     "+": (
         "{other} has {number} more {items} than {name}.",
         "Then {name} has {number} fewer {items} than {other}.",
@@ -65,7 +65,7 @@ COMPARISONS = {
     ),
     "*": ("{other} has {number} times as many {items} as {name}.",),
 }
-OTHER_SIGN = {"+": "-", "-": "+"}
+_OTHER_SIGN = {"+": "-", "-": "+"}
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class WordProblemSpace:
     def __post_init__(self) -> None:
         numbers = 1 <= self.min_steps <= self.max_steps <= 10 and 3 <= self.largest < 10**6
         signs = set(self.operators)
-        if not numbers or not signs or len(signs) < len(self.operators) or not signs <= set(EVENTS):
+        if not numbers or not signs or len(signs) < len(self.operators) or not signs <= set(_EVENTS):
             raise ValueError(
                 "`problems` must have 1 <= min_steps <= max_steps <= 10, 3 <= largest < 10^6, and as operators some of "
                 f"+, - and *, once each, but got {self}."
@@ -168,8 +168,8 @@ class WordProblemSpace:
         )
 
     def _draw(self, rng: random.Random) -> WordProblem:
-        name, other = rng.sample(NAMES, 2)
-        items, total = rng.choice(ITEMS), rng.randint(2, self.largest)
+        name, other = rng.sample(_NAMES, 2)
+        items, total = rng.choice(_ITEMS), rng.randint(2, self.largest)
         steps = rng.randint(self.min_steps, self.max_steps)
         sentences, owners, operands, signs, suggested = [f"{name} has {total} {items}."], [name], [total], "", ""
         for _ in range(steps):
@@ -178,12 +178,12 @@ class WordProblemSpace:
             most = {"+": self.largest, "-": min(total - 1, self.largest), "*": 3}[sign]
             number = rng.randint(2, most)
             compared = self.comparisons and rng.random() < 0.5
-            event = rng.choice((COMPARISONS if compared else EVENTS)[sign])
+            event = rng.choice((_COMPARISONS if compared else _EVENTS)[sign])
             sentences.append(event.format(name=name, other=other, items=items, number=number))
-            misleading = compared and event != COMPARISONS[sign][0]
-            suggested += OTHER_SIGN[sign] if misleading else sign
+            misleading = compared and event != _COMPARISONS[sign][0]
+            suggested += _OTHER_SIGN[sign] if misleading else sign
             if compared:
-                name, other = other, rng.choice([one for one in NAMES if one not in (*owners, other)])
+                name, other = other, rng.choice([one for one in _NAMES if one not in (*owners, other)])
             owners.append(name)
             operands.append(number)
             signs += sign
