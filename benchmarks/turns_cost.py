@@ -43,7 +43,7 @@ from grail_lightning.policy.options import LoadedPolicy
 from grail_lightning.step.episodes import play
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.arithmetic import ProblemSpace
-from grail_lightning.tasks.problem import TokenText
+from grail_lightning.tasks.base import TokenText
 
 GROUP = 8
 

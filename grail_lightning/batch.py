@@ -34,7 +34,7 @@ from grail_lightning.runtime.checks import check_options
 if TYPE_CHECKING:
     from grail_lightning.answers.records import Verdict
     from grail_lightning.environments.episode import Episode
-    from grail_lightning.tasks.problem import Prompt
+    from grail_lightning.tasks.base import Prompt
 
 _WHOLE_ROWS = ("input_ids", "attention_mask")  # The fields whose columns are prompt and response.
 

@@ -60,7 +60,7 @@ from grail_lightning.step.report import (
 )
 from grail_lightning.step.sampler import Sampler
 from grail_lightning.step.update import Update
-from grail_lightning.tasks.problem import Messages, Prompt
+from grail_lightning.tasks.base import Messages, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from grail_lightning.tasks.problem import Messages
+    from grail_lightning.tasks.base import Messages
 
 PLACE = "<image>"
 """A picture's place in a text of a prompt that has pictures, as in many datasets."""

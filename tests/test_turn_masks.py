@@ -16,7 +16,7 @@ from grail_lightning.policy.micro_batch import cut_rows
 from grail_lightning.step.collect import _options, _record, _restore
 from grail_lightning.step.report import Tally, add_rollouts
 from grail_lightning.step.sampler import Sampler
-from grail_lightning.tasks.problem import REWARD
+from grail_lightning.tasks.base import REWARD
 from tests.batches import graded
 from tests.engines.test_base import Canned
 from tests.runs import TASK

@@ -28,7 +28,7 @@ from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.loss import SAMPLER_GAP
 from grail_lightning.step.optimizer import explain_stuck_weights
 from grail_lightning.tasks.answered import AnswerTask
-from grail_lightning.tasks.problem import Prompt
+from grail_lightning.tasks.base import Prompt
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule

@@ -19,7 +19,7 @@ from grail_lightning.picture import as_text
 from grail_lightning.runtime.files import whole_file
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.report import StepOutput
-from grail_lightning.tasks.problem import Prompt
+from grail_lightning.tasks.base import Prompt
 
 # The types are names of pyarrow, which is imported where it is used, since help resolves the types of this file. The
 # schema is fixed, so that files of different batches can be read as one table.

@@ -42,10 +42,9 @@ from grail_lightning.runtime.files import held
 from grail_lightning.runtime.run_folder import RunFolder, unused
 from grail_lightning.runtime.seeds import run_seed, sample_seed
 from grail_lightning.tasks.answered import AnswerTask
-from grail_lightning.tasks.base import Task
+from grail_lightning.tasks.base import Task, problem_id
 from grail_lightning.tasks.code import CodeTask
 from grail_lightning.tasks.environment import EnvironmentTask
-from grail_lightning.tasks.problem import problem_id
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule

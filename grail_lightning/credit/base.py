@@ -21,7 +21,7 @@ from grail_lightning.policy import Policy
 from grail_lightning.policy.micro_batch import MicroBatch
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.checks import Claim, check_claims, check_tensor
-from grail_lightning.tasks.problem import Prompt
+from grail_lightning.tasks.base import Prompt
 
 if TYPE_CHECKING:
     from grail_lightning.credit.saliency import SaliencyCredit

@@ -15,7 +15,7 @@ from grail_lightning.credit.base import CreditContext, Needs, TokenCredit, Token
 from grail_lightning.credit.saliency import SaliencyCredit, SaliencyTarget
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
-from grail_lightning.tasks.problem import Prompt
+from grail_lightning.tasks.base import Prompt
 
 
 class _Around(TokenCredit):

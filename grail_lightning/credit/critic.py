@@ -27,7 +27,7 @@ from grail_lightning.functional.advantages import relative, spread_turns
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce
-from grail_lightning.tasks.problem import Prompt
+from grail_lightning.tasks.base import Prompt
 
 _Labels = Literal["given", "permuted", "random"]
 _Scope = Literal["group", "rollout"]

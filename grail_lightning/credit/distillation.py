@@ -19,7 +19,7 @@ from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.picture import add_text
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
-from grail_lightning.tasks.problem import Messages
+from grail_lightning.tasks.base import Messages
 
 _PLACE = "{answer}"
 SENTENCE = "The correct answer is {answer}."

@@ -23,8 +23,8 @@ from grail_lightning.policy import Policy
 from grail_lightning.programs.alignment import align_programs, first_divergence, program_lines, read_program
 from grail_lightning.programs.outcome import Job, Outcome, Visit
 from grail_lightning.runtime.checks import check_options
+from grail_lightning.tasks.base import Prompt
 from grail_lightning.tasks.code import CodeTask
-from grail_lightning.tasks.problem import Prompt
 
 _Right = Literal["uniform", "balanced"]
 _Mode = Literal["syntax", "constraint", "correct", "logic"]

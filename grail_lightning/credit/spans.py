@@ -22,8 +22,8 @@ from grail_lightning.credit.turns import check_scored, turn_scores, turn_table
 from grail_lightning.grading import align_rows, located_steps
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
+from grail_lightning.tasks.base import Prompt
 from grail_lightning.tasks.import_path import import_function
-from grail_lightning.tasks.problem import Prompt
 
 _Scores = Literal["given", "permuted", "random"]
 _EPS = 1e-8

@@ -30,7 +30,7 @@ from grail_lightning.functional.advantages import (
 )
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
-from grail_lightning.tasks.problem import Prompt
+from grail_lightning.tasks.base import Prompt
 
 _Baseline = Literal["turn", "group"]
 _Normalise = Literal["joint", "separate"]

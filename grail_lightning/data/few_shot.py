@@ -14,8 +14,7 @@ from grail_lightning.data.rows import RowPrompts
 from grail_lightning.data.sources import DatasetSpec, Table, check_path
 from grail_lightning.picture import has_pictures
 from grail_lightning.runtime.checks import check_options
-from grail_lightning.tasks.base import Task
-from grail_lightning.tasks.problem import Messages, Prompt
+from grail_lightning.tasks.base import Messages, Prompt, Task
 
 
 @dataclass(frozen=True)

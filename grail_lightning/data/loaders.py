@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from grail_lightning.runtime.checks import check_option, check_options
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.tasks.problem import Prompt, response_group
+from grail_lightning.tasks.base import Prompt, response_group
 
 
 @dataclass(frozen=True)

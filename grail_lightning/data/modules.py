@@ -19,7 +19,7 @@ from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import rank, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed
 from grail_lightning.tasks.answered import AnswerTask
-from grail_lightning.tasks.problem import Messages, Prompt, problem_id
+from grail_lightning.tasks.base import Messages, Prompt, problem_id
 
 Encode = Callable[[Messages | str], Sequence[int]]
 Split = Literal["train", "val", "test", "predict"]

@@ -11,8 +11,7 @@ from grail_lightning.answers.records import ALTERNATIVE
 from grail_lightning.data.sources import DatasetSpec, Table, answers_in
 from grail_lightning.picture import has_pictures, pictures_in, with_pictures
 from grail_lightning.tasks.answered import AnswerTask
-from grail_lightning.tasks.base import Task
-from grail_lightning.tasks.problem import Prompt
+from grail_lightning.tasks.base import Prompt, Task
 
 _AT_ONCE = 256  # The rows whose pictures are in memory while they are checked.
 

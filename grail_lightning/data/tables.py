@@ -35,8 +35,7 @@ from grail_lightning.picture import FIRST_PICTURE_ID, has_pictures
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.answered import MathTask
-from grail_lightning.tasks.base import Task
-from grail_lightning.tasks.problem import Prompt
+from grail_lightning.tasks.base import Prompt, Task
 
 _COLUMNS = ["dataset", "reference", "response", "finished", "group", "token_ids", "messages", "columns"]
 

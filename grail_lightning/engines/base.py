@@ -23,7 +23,7 @@ from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.options import PolicySource, positions
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.tasks.problem import Prompt, TokenText, response_group
+from grail_lightning.tasks.base import Prompt, TokenText, response_group
 
 
 class RolloutEngine(ABC):

@@ -16,7 +16,7 @@ from grail_lightning.engines.base import RolloutEngine
 from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.pictures import PictureTokens
 from grail_lightning.runtime.checks import Claim, Kind, check_claims, check_tensor
-from grail_lightning.tasks.problem import Prompt
+from grail_lightning.tasks.base import Prompt
 
 _REMEDY = "`grail_lightning.engines.build_batch` assembles what is asked for."
 

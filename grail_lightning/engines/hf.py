@@ -34,7 +34,7 @@ from grail_lightning.policy.reference import weights_cast_once
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import pad_to_longest_rank, world_size
 from grail_lightning.runtime.seeds import derive_seed, seeded
-from grail_lightning.tasks.problem import Prompt
+from grail_lightning.tasks.base import Prompt
 
 
 class HFEngine(RolloutEngine):

@@ -2,6 +2,6 @@
 
 from grail_lightning.evaluate.records import Sample, read_evaluation, read_samples
 from grail_lightning.runtime.seeds import sample_seed
-from grail_lightning.tasks.problem import problem_id
+from grail_lightning.tasks.base import problem_id
 
 __all__ = ["Sample", "problem_id", "read_evaluation", "read_samples", "sample_seed"]

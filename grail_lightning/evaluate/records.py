@@ -22,7 +22,7 @@ import pandas as pd
 
 from grail_lightning.answers import answer_classes, text_classes
 from grail_lightning.runtime.files import write_whole
-from grail_lightning.tasks.problem import Comparison
+from grail_lightning.tasks.base import Comparison
 
 FORMAT = 1
 FACTS = "evaluation.json"

@@ -27,7 +27,7 @@ from grail_lightning.policy.pictures import PictureTokens, Vision
 from grail_lightning.policy.reference import rotary_frequencies_kept
 from grail_lightning.policy.trees import TreeKernel, tree_layout
 from grail_lightning.runtime.seeds import preserved
-from grail_lightning.tasks.problem import Messages
+from grail_lightning.tasks.base import Messages
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS
 from grail_lightning.picture import in_parts, pictures_in
 from grail_lightning.runtime.checks import check_options
+from grail_lightning.tasks.base import Messages, TokenText
 from grail_lightning.tasks.import_path import GIVEN, refuse_given
-from grail_lightning.tasks.problem import Messages, TokenText
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -32,7 +32,7 @@ from grail_lightning.runtime.collectives import all_gather_rows
 from grail_lightning.step.forward import Forward, Teacher
 from grail_lightning.step.loss import live_rows, loss_mask
 from grail_lightning.step.options import Objective
-from grail_lightning.tasks.problem import Prompt, TokenText
+from grail_lightning.tasks.base import Prompt, TokenText
 
 if TYPE_CHECKING:
     from grail_lightning.tasks.base import Task

@@ -37,7 +37,7 @@ from grail_lightning.runtime.collectives import all_gather_objects, all_reduce, 
 from grail_lightning.runtime.seeds import SeedKey
 from grail_lightning.step.options import Execution
 from grail_lightning.step.sampler import Sampler, training_key
-from grail_lightning.tasks.problem import REWARD, Prompt, problem_id
+from grail_lightning.tasks.base import REWARD, Prompt, problem_id
 
 _PATIENCE = 2.0  # Seconds that the end of a process waits for a sampling in flight, whose thread ends with it.
 

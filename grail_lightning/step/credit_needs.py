@@ -26,7 +26,7 @@ from grail_lightning.runtime.collectives import all_reduce, rank, whole_tensor, 
 from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
 from grail_lightning.step.sampler import Sampler, sample_rollouts
-from grail_lightning.tasks.problem import TokenText
+from grail_lightning.tasks.base import TokenText
 
 
 class SampledContinuations(Continuations):

@@ -34,8 +34,8 @@ from grail_lightning.picture import add_text, pictures_in
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import world_size
 from grail_lightning.runtime.seeds import derive_seed
+from grail_lightning.tasks.base import REWARD, Prompt, TokenText
 from grail_lightning.tasks.environment import EnvironmentTask
-from grail_lightning.tasks.problem import REWARD, Prompt, TokenText
 
 
 @dataclass(eq=False)

@@ -25,7 +25,7 @@ from grail_lightning.grading import step_masks
 from grail_lightning.policy.layout import group_nodes
 from grail_lightning.runtime.collectives import all_gather_objects, sum_by_name
 from grail_lightning.runtime.seeds import sample_seed
-from grail_lightning.tasks.problem import Prompt, StepKind, problem_id
+from grail_lightning.tasks.base import Prompt, StepKind, problem_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

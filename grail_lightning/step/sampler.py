@@ -19,7 +19,7 @@ from grail_lightning.policy.model import Policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import world_size
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed
-from grail_lightning.tasks.problem import Prompt
+from grail_lightning.tasks.base import Prompt
 
 
 def training_key(step: int, sampling: int = 0) -> SeedKey:

@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args
 
 from grail_lightning.answers import AnswerForm, AnswerSpan, Boxed, Pattern
-from grail_lightning.tasks.base import GradedAnswer, Task
-from grail_lightning.tasks.problem import Comparison, Messages, Prompt, TaskReward
+from grail_lightning.tasks.base import Comparison, GradedAnswer, Messages, Prompt, Task, TaskReward
 from grail_lightning.tasks.rewards import Reward, Rewards, RewardSpec, Values, ends_with_answer
 
 

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from grail_lightning.answers import AnswerSpan
 from grail_lightning.tasks.answered import AnswerTask
-from grail_lightning.tasks.problem import Prompt, Step, StepKind
+from grail_lightning.tasks.base import Prompt, Step, StepKind
 from grail_lightning.tasks.rewards import Rewards
 
 Split = Literal["train", "validation", "test"]

@@ -23,7 +23,7 @@ from PIL.Image import Image
 from grail_lightning.answers import Marker
 from grail_lightning.environments.charts import COLOURS, Asks, Chart, Charts, Drawing, Form, near
 from grail_lightning.tasks.arithmetic import Split, distinct, split_rng
-from grail_lightning.tasks.problem import StepKind
+from grail_lightning.tasks.base import StepKind
 
 CHART_ANSWER = Marker("Answer:")
 _QUESTIONS: dict[Asks, str] = {

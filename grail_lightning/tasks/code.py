@@ -29,8 +29,7 @@ from grail_lightning.programs.executor import Executor
 from grail_lightning.programs.guest import encode
 from grail_lightning.programs.outcome import Call, Job, Limits, Outcome, Tests
 from grail_lightning.tasks.answered import MathTask
-from grail_lightning.tasks.base import GradedAnswer
-from grail_lightning.tasks.problem import Prompt, Step
+from grail_lightning.tasks.base import GradedAnswer, Prompt, Step
 from grail_lightning.tasks.rewards import Rewards, Values
 
 _CHECKED = 200  # Reference programs that are run before training, in some three seconds.

@@ -14,7 +14,7 @@ from grail_lightning.environments.episode import EpisodeLimits
 from grail_lightning.environments.tools import ToolSet, check_columns
 from grail_lightning.picture import Picture
 from grail_lightning.tasks.answered import MathTask
-from grail_lightning.tasks.problem import REWARD, Comparison, Prompt
+from grail_lightning.tasks.base import REWARD, Comparison, Prompt
 from grail_lightning.tasks.rewards import Rewards, RewardSpec
 
 if TYPE_CHECKING:

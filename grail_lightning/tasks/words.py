@@ -33,7 +33,7 @@ from grail_lightning.tasks.arithmetic import (
     split_rng,
     worked_lines,
 )
-from grail_lightning.tasks.problem import Prompt, Step, StepKind
+from grail_lightning.tasks.base import Prompt, Step, StepKind
 from grail_lightning.tasks.rewards import Rewards
 
 _NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Iris", "Jack", "Lena", "Tom")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from grail_lightning.tasks.problem import Step, StepKind
+from grail_lightning.tasks.base import Step, StepKind
 
 LARGEST = 5.0
 """The weight from which on the colour is full: the one that GRAIL gives to an answer."""

@@ -7,7 +7,7 @@ import pytest
 from grail_lightning.data import EvaluationLoader, PromptSet, TrainingLoader, draws_per_epoch
 from grail_lightning.data.loaders import GivenLoader
 from grail_lightning.engines.base import given_batch
-from grail_lightning.tasks.problem import Prompt
+from grail_lightning.tasks.base import Prompt
 from tests.data.recorder import flat, names, prompts
 from tests.runs import TASK
 

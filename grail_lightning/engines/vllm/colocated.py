@@ -27,7 +27,7 @@ from grail_lightning.policy import Policy
 from grail_lightning.policy.options import first_line
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, rank, world_size
-from grail_lightning.tasks.problem import Prompt
+from grail_lightning.tasks.base import Prompt
 from grail_lightning.vllm_worker import report_whole_vocabulary, take_weights
 
 _CPU_CACHE_BYTES = 2**30

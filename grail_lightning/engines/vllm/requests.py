@@ -14,7 +14,7 @@ from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import SampledTurn, TurnRequest, build_batch, check_room
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.tasks.problem import Prompt
+from grail_lightning.tasks.base import Prompt
 
 _LEAST_TEMPERATURE = 0.01
 _SEEDS = 2**63

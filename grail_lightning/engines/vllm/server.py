@@ -31,7 +31,7 @@ from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.options import PolicySource, resolve_policy
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, on_first_rank, rank
-from grail_lightning.tasks.problem import Prompt
+from grail_lightning.tasks.base import Prompt
 
 _T = TypeVar("_T")
 
