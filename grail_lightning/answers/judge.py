@@ -132,7 +132,6 @@ class _Comparison(Formulas):
 
     # structure --------------------------------------------------------------------------------------------------------
     def answers(self, gold: Answer, other: Answer, *, same_unit: bool = False) -> bool:
-        """Whether two answers of any kinds are equal."""
         if isinstance(gold, Leaf) != isinstance(other, Leaf):
             gold, other = _quotient(gold), _quotient(other)
         match gold, other:

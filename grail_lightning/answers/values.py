@@ -140,7 +140,6 @@ _FUNCTIONS = {
 
 @cache
 def _contexts() -> tuple[Any, ...]:
-    """Two of mpmath's contexts, with 60 and with 120 digits."""
     import mpmath
 
     made = tuple(mpmath.MPContext() for _ in _DIGITS)

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from grail_lightning.answers import Marker
-from grail_lightning.data.few_shot import FewShot
 from grail_lightning.data.loaders import Curriculum
 from grail_lightning.data.modules import Split
+from grail_lightning.data.rows import FewShot
 from grail_lightning.data.sources import DatasetSpec, Table
 from grail_lightning.data.tables import Kept, TableData
 from grail_lightning.environments.charts import Charts

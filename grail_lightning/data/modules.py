@@ -183,7 +183,6 @@ class PromptData(pl.LightningDataModule, ABC):
             self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
 
     def _fitting(self, prompts: PromptSet) -> PromptSet:
-        """The training prompts that are not too long."""
         module: Any = getattr(self.trainer, "lightning_module", None)
         encoder = getattr(module, "prompt_encoder", None)
         encode = self.encode or (encoder and prompts.prompts and encoder(prompts.prompts[0].task))

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
-from grail_lightning.data.few_shot import Example, FewShot, problem_and_answer, read_examples, with_examples
 from grail_lightning.data.loaders import Curriculum, PromptSet
 from grail_lightning.data.modules import STAGES, PromptData, Split
-from grail_lightning.data.rows import RowPrompts
+from grail_lightning.data.rows import Example, FewShot, RowPrompts, problem_and_answer, read_examples, with_examples
 from grail_lightning.data.sources import (
     DatasetSpec,
     Table,

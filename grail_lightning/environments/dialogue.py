@@ -117,7 +117,6 @@ def _marked(result: Sequence[str | None]) -> Any:
 
 
 def _refusal(reason: str) -> str:
-    """The message about a template that cannot be used."""
     return (
         f"The tokenizer's chat template cannot be used for rollouts of several turns: {reason}. Give the tokenizer a "
         "template for training, or choose calls in plain `tags`."

@@ -67,8 +67,6 @@ def side_by_side(
 
 
 class _Worker(threading.Thread):
-    """The thread of one function."""
-
     def __init__(self, function: Callable[[], Any], limit: float) -> None:
         super().__init__(daemon=True)
         self.function, self.limit = function, limit

@@ -20,8 +20,6 @@ _SAID: tuple[Status, ...] = ("failed", "syntax", "raised", "memory", "output", "
 
 
 class _Verdict(NamedTuple):
-    """What became of a test."""
-
     status: Status
     message: str = ""
     line: int | None = None

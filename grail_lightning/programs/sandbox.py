@@ -351,7 +351,6 @@ class RemoteSandbox(Sandbox):
         return reply
 
     def _post(self, script: str) -> dict[str, Any]:
-        """What became of a script."""
         body = {
             "code": script,
             "language": "python",

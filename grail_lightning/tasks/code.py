@@ -228,7 +228,6 @@ class CodeTask(MathTask):
 
 
 def _is_at_margin(program: str) -> bool:
-    """Whether a line of a program is not indented."""
     return any(not line.indent for line in program_lines(program))
 
 
@@ -279,7 +278,6 @@ def read_problem(row: Mapping[str, Any]) -> _CodeProblem:
 
 
 def _text(row: Mapping[str, Any], column: str) -> str:
-    """The text of a column, empty if there is none."""
     value = row.get(column)
     if not isinstance(value, str | None):
         raise ValueError(f"`{column}` must be text, but got {value!r:.80}.")

@@ -16,9 +16,9 @@ from grail_lightning.data import (
     TrainingLoader,
     WordProblemData,
 )
-from grail_lightning.data.few_shot import Example, with_examples
 from grail_lightning.data.loaders import easy_first
 from grail_lightning.data.modules import _overfitted
+from grail_lightning.data.rows import Example, with_examples
 from grail_lightning.tasks import MathTask
 from tests.data.recorder import write
 
