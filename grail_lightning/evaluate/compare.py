@@ -9,7 +9,6 @@ import csv
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ _TRAINING = re.compile(
     r"(train|num_train|test|num_test|prompts_per_batch|eval_prompts_per_batch|curriculum|kept|task\.init_args\.rewards)"
     r"(\..*)?"
 )
-_KEY = ["dataset", "problem", "number"]  # Of a problem; the number tells equal ones apart.
 
 
 def compare(runs: Sequence[Run], baseline: str, pass_at: Sequence[int]) -> pd.DataFrame:
@@ -42,23 +40,24 @@ def compare(runs: Sequence[Run], baseline: str, pass_at: Sequence[int]) -> pd.Da
             f"Runs can be compared only on the same problems with the same settings, but {other}. Test them with the "
             "same config."
         )
-    samples, datasets = _read(runs), runs[0].facts["datasets"]
-    problems = samples[samples["sample"] == 0].reset_index(drop=True)
-    problems["number"] = problems.groupby(["method", "seed", *_KEY[:2]]).cumcount()
-    sizes = {name: len(rows) // len(runs) for name, rows in problems.groupby("dataset", sort=False)}
+    samples, first = pd.concat(map(_read, runs), ignore_index=True), runs[0].facts["datasets"]
+    of_problems = by_problem(samples, "dataset")[:, 0].reshape(len(runs), -1)[0]  # The same for all runs.
+    datasets = {name: of_problems == name for name in pd.unique(of_problems)}
+    sizes = {name: int(rows.sum()) for name, rows in datasets.items()}
     limit = float((runs[0].facts.get("sampling") or {}).get("max_response_length") or 1 << 20)
     rows: list[dict[str, Any]] = []
-    for figure, (values, noise) in _figures(samples, pass_at, limit).items():
-        columns = {"index": _KEY, "columns": ["method", "seed"], "values": ["values", "noise"]}
-        tables = problems.assign(values=values, noise=noise).pivot(**columns)
+    for figure, share in _figures(samples, pass_at, limit).items():
+        values, noise = (of.reshape(len(runs), -1).T for of in share)  # [N, runs]
         for part, weights in parts_of(sizes).items():
             known = {
                 "part": "dataset" if part in weights else "average",
-                "dataset": label(part, datasets[part].get("first")) if part in weights else part,
+                "dataset": label(part, first[part].get("first")) if part in weights else part,
                 "figure": figure,
                 "problems": sum(sizes[name] for name in weights),
             }
-            rows += [known | row for row in _methods(runs, tables, weights, baseline if "@" in figure else None)]
+            tables = [(values[datasets[name]], noise[datasets[name]]) for name in weights]
+            of_methods = _methods(runs, tables, list(weights.values()), baseline if "@" in figure else None)
+            rows += [known | row for row in of_methods]
     frame = pd.DataFrame(rows)
     frame.loc[frame["figure"] == "tokens", ["value", "low", "high"]] *= limit
     return _with_corrected(frame)
@@ -82,23 +81,19 @@ def _settings(facts: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _read(runs: Sequence[Run]) -> pd.DataFrame:
-    """The samples of all runs, with ``method`` and ``seed`` (the run's number in its method)."""
-    frames, of_method = [], Counter[str]()
-    for run in runs:
-        assert run.samples is not None
-        samples = sample_frame(read_samples(run.samples), run.facts["num_samples"])
-        frames.append(samples.assign(method=run.method, seed=of_method[run.method]))
-        of_method[run.method] += 1
-        for dataset, about in run.facts["datasets"].items():
-            number = int((samples["dataset"] == dataset).sum()) // run.facts["num_samples"]
-            if number != about["problems"]:
-                raise ValueError(
-                    f"{run.samples} must hold all {about['problems']} problems of {dataset or 'its data'} with "
-                    f"{run.facts['num_samples']} samples each, but it holds {number}. Run the same `test` "
-                    "again, which continues it."
-                )
-    return pd.concat(frames, ignore_index=True)
+def _read(run: Run) -> pd.DataFrame:
+    """The samples of a run, in an order that is the same for all runs of the same problems."""
+    assert run.samples is not None
+    samples = sample_frame(read_samples(run.samples), run.facts["num_samples"])
+    for dataset, about in run.facts["datasets"].items():
+        number = int((samples["dataset"] == dataset).sum()) // run.facts["num_samples"]
+        if number != about["problems"]:
+            raise ValueError(
+                f"{run.samples} must hold all {about['problems']} problems of {dataset or 'its data'} with "
+                f"{run.facts['num_samples']} samples each, but it holds {number}. Run the same `test` "
+                "again, which continues it."
+            )
+    return samples.sort_values(["dataset", "problem", "index", "sample"])
 
 
 def _figures(samples: pd.DataFrame, pass_at: Sequence[int], limit: float) -> dict[str, Share]:
@@ -109,25 +104,27 @@ def _figures(samples: pd.DataFrame, pass_at: Sequence[int], limit: float) -> dic
 
 
 def _methods(
-    runs: Sequence[Run], tables: pd.DataFrame, weights: Mapping[str, float], baseline: str | None
+    runs: Sequence[Run], tables: Sequence[Share], weights: Sequence[float], baseline: str | None
 ) -> list[dict[str, Any]]:
-    """One row for each method: its figure, and its difference from the baseline if there is one."""
-    seeds: dict[str, list[int | None]] = {}
-    for run in runs:
-        seeds.setdefault(run.method, []).append(run.seed)
-    parts, each, rows = [tables.loc[name] for name in weights], list(weights.values()), []
+    """One row for each method: its figure, and its difference from the baseline if there is one.
+
+    `tables` have the shares of each dataset ``[N_d, runs]``.
+    """
+    columns = {run.method: [k for k, other in enumerate(runs) if other.method == run.method] for run in runs}
+    seeds = {method: [runs[k].seed for k in own] for method, own in columns.items()}
 
     def shares(method: str, places: Sequence[int]) -> list[Share]:
-        tables_of = ([of[name][method].to_numpy(float)[:, places] for name in ("values", "noise")] for of in parts)
-        return [(values, noise) for values, noise in tables_of]
+        chosen = [columns[method][place] for place in places]
+        return [(values[:, chosen], noise[:, chosen]) for values, noise in tables]
 
+    rows = []
     for method, own in seeds.items():
-        result = estimate(shares(method, range(len(own))), each)
+        result = estimate(shares(method, range(len(own))), weights)
         row = {"method": method, "seeds": len(own), "value": result.value, "low": result.low, "high": result.high}
         row |= {"tested": None, "paired_seeds": math.nan}
-        if baseline is not None and method != baseline:
+        if baseline in columns and method != baseline:
             ours, theirs, paired = paired_seeds(own, seeds[baseline])
-            tested = difference(shares(method, ours), shares(baseline, theirs), each, paired)
+            tested = difference(shares(method, ours), shares(baseline, theirs), weights, paired)
             row |= {"baseline": baseline, "tested": tested, "paired_seeds": len(ours) if paired else math.nan}
         rows.append(row)
     return rows
