@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 import html
 import math
-import re
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +27,7 @@ _COLUMNS = (
     *("part", "task", "dataset", "method", "figure", "step", "problems", "seeds", "value", "low", "high"),
     *("baseline", *_DIFFERENCE, "p", "p_holm", "detectable", "paired_seeds"),
 )
+_WHOLE = dict.fromkeys(["step", "problems", "seeds", "paired_seeds"], "Int64")  # Columns of whole numbers, or none.
 _DESCRIPTION = """Figures of runs with intervals, paired differences with p-values, and learning curves. A run is the
 folder of a run, of its `test`, or of its samples. Runs whose configs differ only in the seed are seeds of one method;
 NAME=RUN names a method."""
@@ -54,8 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to a file (.md, .csv, .html)")
     options = parser.parse_args(arguments)
     try:
-        ending = options.output.suffix.lower() if options.output else ""
-        if options.output and ending not in formats:
+        if options.output and options.output.suffix not in formats:
             raise ValueError(f"`--output` must end in {' or '.join(formats)}, but got {options.output}.")
         runs = find_runs(options.runs)
         names = list(dict.fromkeys(run.method for run in runs))
@@ -64,11 +62,10 @@ def main(arguments: list[str] | None = None) -> None:
             raise ValueError(f"`--baseline` must be one of {known}, but got {options.baseline!r}.")
         tasks = dict.fromkeys(run.task for run in runs)
         sections = [_section([run for run in runs if run.task == task], options) for task in tasks]
-        text = formats.get(ending, _as_text)(sections).rstrip("\n") + "\n"
         if options.output is None:
-            sys.stdout.write(text)
+            sys.stdout.write(_as_text(sections))
         else:
-            write_whole(options.output, text)
+            write_whole(options.output, formats[options.output.suffix](sections))
             print(f"Wrote {options.output}.")
     except (ValueError, OSError) as error:
         refuse(str(error))
@@ -76,11 +73,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _section(runs: Sequence[Run], options: argparse.Namespace) -> _Section:
     """The report on the runs of one task."""
-    listed = ", ".join(run.given for run in runs)
     if len({run.samples is None for run in runs}) > 1:
         without = ", ".join(run.given for run in runs if run.samples is None)
         raise ValueError(f"All runs of a report must have samples, or none, but {without} have none. Test them, too.")
-    baseline = options.baseline or runs[0].method
+    baseline, task = options.baseline or runs[0].method, runs[0].task
     curves, left_out = read_curves(runs)
     notes = [f"Left out of the curves, since they ended before other runs: {'; '.join(left_out)}."] if left_out else []
     if other := other_validation(runs):
@@ -89,21 +85,20 @@ def _section(runs: Sequence[Run], options: argparse.Namespace) -> _Section:
     parts, title = [compare_curves(curves, baseline)], f"{len(runs)} runs, none of which has kept samples."
     if runs[0].samples:
         number = runs[0].facts["num_samples"]
-        figures = compare(runs, baseline, options.pass_at or ([number] if number > 1 else []))
-        problems = figures[figures["part"] == "dataset"].drop_duplicates("dataset")["problems"].sum()
+        parts.insert(0, compare(runs, baseline, options.pass_at or ([number] if number > 1 else [])))
+        problems = sum(about["problems"] for about in runs[0].facts["datasets"].values())
         sampling = (runs[0].facts.get("sampling") or {}).items()
         conditions = ", ".join(f"{name} {value}" for name, value in sampling if value not in ([], None))
-        title = f"{problems:.0f} problems x {number} samples; {conditions or 'by default'}."
-        parts.insert(0, figures)
+        title = f"{problems} problems x {number} samples; {conditions or 'by default'}."
     figures = pd.concat(parts).reindex(columns=_COLUMNS)
     if not (figures["part"] != "curve").any():
+        listed = ", ".join(run.given for run in runs)
         raise ValueError(
             f"Runs of a report must have samples, or a step of {CURVE} that all have, but got neither in {listed}. "
             f"Run `grail-lightning test`, which keeps samples. {' '.join(notes)}"
         )
-    task = runs[0].task
     return _Section(
-        title=(plain(f"Trained on task {task}: ") if task else "") + plain(title, 1000),
+        title=plain(f"Trained on task {task}: {title}" if task else title, 1000),
         figures=figures.assign(task=task),
         notes=[plain(note, 1000) for note in notes + _notes(runs, figures)],
     )
@@ -163,23 +158,12 @@ def _p_value(value: float) -> str:
 def _as_text(sections: Sequence[_Section]) -> str:
     """The report as aligned columns."""
     parts = ((s.title, as_text(_table(s)), "\n".join(s.notes)) for s in sections)
-    return "\n\n".join(text for of in parts for text in of)
+    return "\n\n".join(text for of in parts for text in of) + "\n"
 
 
 def _as_markdown(sections: Sequence[_Section]) -> str:
-    """The report as Markdown, in which names are neither Markdown nor HTML."""
-
-    def escape(text: object) -> str:
-        return re.sub(r"([\\`*_{}<>|#~&]|\](?=[(\[:]))", r"\\\1", str(text))
-
-    parts = []
-    for section in sections:
-        table = _table(section)
-        rows = [["", "", "", *table.columns], [*["---"] * 3, *["--:"] * len(table.columns)]]
-        rows += [[escape(cell) for cell in (*names, *cells)] for names, *cells in table.itertuples(name=None)]
-        parts += [escape(section.title), "\n".join(f"| {' | '.join(row)} |" for row in rows)]
-        parts.append("\n".join(f"- {escape(note)}" for note in section.notes))
-    return "\n\n".join(parts)
+    """The report as a block of Markdown in which nothing is markup."""
+    return f"```text\n{_as_text(sections)}```\n"
 
 
 def _as_html(sections: Sequence[_Section]) -> str:
@@ -188,21 +172,14 @@ def _as_html(sections: Sequence[_Section]) -> str:
     for section in sections:
         parts += [f"<h2>{html.escape(section.title)}</h2>", str(_table(section).to_html(escape=True, border=0))]
         parts += [f"<p>{html.escape(note)}</p>" for note in section.notes]
-    return "\n".join(parts)
+    return "\n".join(parts) + "\n"
 
 
 def _as_csv(sections: Sequence[_Section]) -> str:
-    """Every figure as one row of CSV, in full precision. What a spreadsheet would take for a formula is quoted."""
-
-    def cell(value: object) -> object:
-        text = plain(value, 10_000) if isinstance(value, str) else ""
-        return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text or value
-
-    frame = pd.concat([section.figures for section in sections]).map(cell)
-    whole = dict.fromkeys(["step", "problems", "seeds", "paired_seeds"], "Int64")
-    return str(frame.astype(whole).to_csv(index=False, lineterminator="\n"))
+    """Every figure as one row of CSV, in full precision."""
+    frame = pd.concat([section.figures for section in sections])
+    return str(frame.astype(_WHOLE).to_csv(index=False, lineterminator="\n"))
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # What reads the report, such as `head`, may have seen enough.
     main()

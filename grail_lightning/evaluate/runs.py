@@ -18,7 +18,6 @@ from grail_lightning.runtime.run_folder import MARKER
 
 CHOICE = "choice__"  # What the files begin with that a sweep leaves beside the runs that choose.
 _TRACES = ("events.out.*", "metrics.csv", "checkpoints", "rollouts")  # What a run leaves in its folder.
-_STAGES = ("test", "validate", "validation/step_*")  # Of several validations the last one counts.
 # What differs between two runs of one method: the seed, and where files are.
 _INCIDENTAL = re.compile(
     r"seed_everything|ckpt_path|trainer\.(logger|default_root_dir|enable_progress_bar)(\..*)?"
@@ -37,9 +36,13 @@ class Run:
     samples: Path | None  # The folder of kept samples.
     facts: dict[str, Any]  # What the samples belong to (``evaluation.json``).
     sweep: dict[str, Any]  # What a sweep says of the run (``sweep.json``).
-    config: dict[str, Any]  # The resolved one of the training that made the policy, or else of the evaluation.
+    config: dict[str, Any]  # The resolved one of the training that made the policy, or else of the test.
     method: str = ""
-    task: str = ""
+
+    @property
+    def task(self) -> str:
+        """The task of a sweep; a run that the user names belongs to none."""
+        return "" if self.name else str(self.sweep.get("task", ""))
 
     @property
     def seed(self) -> int | None:
@@ -61,21 +64,18 @@ def point_in_words(point: Mapping[str, Any]) -> str:
 
 
 def find_runs(given: Sequence[str]) -> list[Run]:
-    """The runs that a user names, with their methods: folders of runs, of stages or of samples, also ``NAME=FOLDER``.
+    """The runs that a user names, with their methods: folders of runs, of tests or of samples, also ``NAME=FOLDER``.
 
     Runs of one method are neighbours, in the order of seeds. They belong to one if the user gave them the same name;
     else if a sweep says so; else if their configs differ in nothing but the seed and the places of files. Tasks of a
-    sweep are apart. A ValueError if there are no such runs, or they must not be compared.
+    sweep are apart. A run that is given twice counts once. A ValueError if there are no such runs, or they must not be
+    compared.
     """
     runs: dict[Path, Run] = {}
     for argument in given:
         if not (Path(argument).name.startswith(CHOICE) and Path(argument).is_file()):  # `FOLDER/*` names them, too.
             run = _find(argument)
-            other = runs.setdefault((run.samples or run.folder).resolve(), run)
-            if other is not run:
-                raise ValueError(
-                    f"Each run must be given once, but {other.given} and {argument} are one. Leave one out."
-                )
+            runs.setdefault((run.samples or run.folder).resolve(), run)
     if not runs:
         raise ValueError("A report must have at least one run. Give a folder such as runs/quickstart.")
     return _with_methods(list(runs.values()))
@@ -88,11 +88,9 @@ def _find(argument: str) -> Run:
         path = Path(folder_name)
     if not path.is_dir():
         raise ValueError(f"A run must be a folder, but got {path}. Give one such as runs/quickstart.")
-    places = [path, path / "samples"]
-    for stage in _STAGES:
-        places += sorted(path.glob(f"{stage}/samples"), reverse=True)
+    places = path, path / "samples", path / "test" / "samples"
     samples = next((place for place in places if (place / FACTS).is_file()), None)
-    above = [path, *path.resolve().parents[:4]]  # Of the samples of a validation, the run's folder is the fourth.
+    above = [path, *path.resolve().parents[:2]]
     marks = "config*.yaml", "checkpoints", MARKER  # Not of a project in which the run of a program lies.
     folder = next((place for place in above if any(any(place.glob(mark)) for mark in marks)), path)
     facts = read_evaluation(samples) if samples else {}
@@ -100,10 +98,9 @@ def _find(argument: str) -> Run:
     events = next((place for place in (folder, trained, path) if any(place.glob("events.out.tfevents*"))), None)
     if samples is None and events is None:
         raise ValueError(
-            f"{path} must hold the samples of an evaluation (a folder `samples` with {FACTS}) or TensorBoard's event "
+            f"{path} must hold the samples of a test (a folder `samples` with {FACTS}) or TensorBoard's event "
             "files, but it holds neither. Run `grail-lightning test`, which keeps samples, or name another folder."
         )
-    others = sorted(folder.glob("config_*.yaml"), key=lambda file: file.stat().st_mtime)
     return Run(
         given=argument,
         name=name,
@@ -112,7 +109,7 @@ def _find(argument: str) -> Run:
         samples=samples,
         facts=facts,
         sweep=_read_first(trained / "sweep.json", folder / "sweep.json"),
-        config=_read_first(trained / "config.yaml", folder / "config.yaml", *others),
+        config=_read_first(trained / "config.yaml", folder / "config.yaml", folder / "config_test.yaml"),
     )
 
 
@@ -127,18 +124,11 @@ def _trained_in(model: Mapping[str, Any]) -> Path | None:
 
 def _read_first(*files: Path) -> dict[str, Any]:
     """The content of the first file of YAML or JSON that is there; empty without one."""
-    file = next((file for file in files if file.is_file()), None)
-    if file is None:
-        return {}
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or (file.name == "sweep.json" and "method" not in content):
-            raise ValueError(f"{content!r:.60}")
-        return content
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(
-            f"{file} must be what a run or a sweep left, but got: {error}. Restore or remove it."
-        ) from None
+    for file in files:
+        if file.is_file():
+            with file.open(encoding="utf-8") as stream:  # Errors of YAML name the file of a stream.
+                return dict(yaml.safe_load(stream) or {})
+    return {}
 
 
 def _with_methods(runs: Sequence[Run]) -> list[Run]:
@@ -149,7 +139,7 @@ def _with_methods(runs: Sequence[Run]) -> list[Run]:
         )
     groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
-        groups["" if run.name else str(run.sweep.get("task", "")), _key(run)].append(run)
+        groups[run.task, _key(run)].append(run)
     points = Counter((task, of[0].sweep.get("method")) for (task, _), of in groups.items())
     grouped = list[Run]()
     for (task, _), members in groups.items():
@@ -161,10 +151,9 @@ def _with_methods(runs: Sequence[Run]) -> list[Run]:
             if one.seed == two.seed and not (one.name and one.seed is None):  # The user says that they are runs of one.
                 raise ValueError(
                     f"Runs of one method must have different seeds, but {one.given} and {two.given} (method "
-                    f"{method!r}) both have {one.seed}. Leave one out, or name them as methods: "
-                    f"NAME={two.given.removeprefix(f'{two.name}=')}."
+                    f"{method!r}) both have {one.seed}. Leave one out, or give each a name, as NAME=FOLDER."
                 )
-        grouped += [replace(run, method=method, task=task) for run in members]
+        grouped += [replace(run, method=method) for run in members]
     return grouped
 
 
@@ -181,10 +170,11 @@ def _key(run: Run) -> str:
 
 def _name(members: Sequence[Run], *, several_points: bool) -> str:
     """What the user or a sweep says; else the name of the folder, without its number if there are several."""
-    first, point = members[0], point_in_words(members[0].sweep.get("point") or {})
+    first = members[0]
     if first.name:
         return first.name
     if first.sweep:
+        point = point_in_words(first.sweep.get("point") or {})
         return str(first.sweep["method"]) + (f", {point}" if several_points and point else "")
     name = first.folder.resolve().name
     return (re.sub(r"[_.\- ]*(seed)?[_.\- ]*\d+$", "", name) or name) if len(members) > 1 else name
