@@ -122,14 +122,8 @@ def difference_interval(differences: ArrayLike, noise: ArrayLike) -> Interval:
     return max(-1.0, min(centre - half, mean)), min(1.0, max(centre + half, mean))
 
 
-def average_interval(
-    means: Sequence[float],
-    intervals: Sequence[Interval],
-    weights: Sequence[float],
-    least: float = 0.0,
-    most: float = 1.0,
-) -> Interval:
-    r"""The interval of an average of independent means, recovered from their own intervals; within `least` and `most`.
+def average_interval(means: Sequence[float], intervals: Sequence[Interval], weights: Sequence[float]) -> Interval:
+    r"""The interval of an average of independent means, recovered from their own intervals.
 
     :math:`L = \sum w_d m_d - \sqrt{\sum w_d^2 (m_d - l_d)^2}`. The upper limit is computed likewise: method of
     variance estimates recovery (Zou and Donner, 2008, https://doi.org/10.1002/sim.3095).
@@ -137,7 +131,7 @@ def average_interval(
     share, middle, limits = (np.asarray(values, dtype=float) for values in (weights, means, intervals))
     centre = float(share @ middle)
     below, above = (math.hypot(*(share * gap)) for gap in (middle - limits[:, 0], limits[:, 1] - middle))
-    return max(centre - below, least), min(centre + above, most)  # NaN stays, since it comes first.
+    return centre - below, centre + above  # Inside of the average of the limits, so that shares stay in [0, 1].
 
 
 def ratio_interval(sums: Sequence[ArrayLike], counts: Sequence[ArrayLike]) -> Interval:
@@ -233,7 +227,7 @@ def difference(
     means = [float(d.mean()) for d in rows]
     intervals = [difference_interval(d, noise) for d, noise in zip(rows, noises, strict=True)]
     value, df = float(np.dot(weights, means)), float(max(sum(len(d) - 1 for d in rows), 1))
-    low, high = average_interval(means, intervals, weights, least=-1.0)
+    low, high = average_interval(means, intervals, weights)
     towards_0 = (value - low if value > 0 else high - value) / _t_quantile(df)
     exact = sign_flip_p(np.concatenate([weight / len(d) * d for weight, d in zip(weights, rows, strict=True)]))
     tests = [_tail(value, towards_0, df) if exact is None else exact]

@@ -20,6 +20,7 @@ from grail_lightning.evaluate.statistics import Floats, Interval, Share, average
 from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
 
 _ERRORS = ("capped", "unparseable", "timeout", "crashed")  # The verifier could not compare the answer; not right.
+_SIMPLE = "simple average"  # Of no set of problems.
 _LENGTHS = {"mean tokens": None, "of right": True, "of wrong": False}  # Which responses: None for all.
 
 
@@ -73,10 +74,8 @@ def parts_of(sizes: Mapping[str, int]) -> dict[str, dict[str, float]]:
     """The weights of datasets by name: of each alone, and if there are several, of both averages of all."""
     parts = {name: {name: 1.0} for name in sizes}
     if len(sizes) > 1:
-        by_size = {name: size / sum(sizes.values()) for name, size in sizes.items()}
-        averages = {"weighted by size": by_size, "simple average": dict.fromkeys(sizes, 1 / len(sizes))}
-        # A dataset may have one of these names.
-        parts |= {f"{name} of all" if name in sizes else name: weights for name, weights in averages.items()}
+        parts["weighted by size"] = {name: size / sum(sizes.values()) for name, size in sizes.items()}
+        parts[_SIMPLE] = dict.fromkeys(sizes, 1 / len(sizes))
     return parts
 
 
@@ -102,8 +101,7 @@ def by_column(samples: pd.DataFrame, column: str) -> Iterator[tuple[str, str, pd
     texts = values.map(lambda value: plain(" ".join(str(value).split()), 10_000))
     for dataset, rows in samples[values.notna()].groupby("dataset", sort=False):
         first = dict(zip(texts[rows.index], values[rows.index], strict=True))
-        numbers = [text for text, value in first.items() if isinstance(value, int | float)]
-        for text in [*sorted(numbers, key=first.__getitem__), *sorted(first.keys() - set(numbers))]:
+        for text in sorted(first, key=lambda text: (isinstance(first[text], str), first[text])):
             yield str(dataset), text, rows[texts[rows.index] == text]
 
 
@@ -133,17 +131,11 @@ _Weights = Mapping[str, Mapping[str, float]]
 def _solved(parts: _Parts, rows: _Weights, options: TableOptions) -> str:
     """The share of right samples, each pass@k and each maj@k; a row for each part, then for both averages."""
     table = _cells({name: accuracies(of, options.pass_at, options.maj_at) for name, of in parts.items()}, rows)
-    # The simple average is that of no set of problems.
-    sets = {
-        row: pd.concat([parts[n] for n in weights])
-        for row, weights in rows.items()
-        if row in parts or not row.startswith("simple average")
-    }
+    sets = {row: pd.concat([parts[n] for n in weights]) for row, weights in rows.items() if row != _SIMPLE}
     correct = {row: by_problem(of, "correct") for row, of in sets.items()}
     table.insert(0, "problems", pd.Series({row: str(len(of)) for row, of in correct.items()}))
     if "acc@1" not in table:
-        runs = {row: f"{of.mean(0).std():.3f}" for row, of in correct.items()}
-        table.insert(2, "spread of runs", pd.Series(runs))
+        table.insert(2, "spread of runs", pd.Series({row: f"{of.mean(0).std():.3f}" for row, of in correct.items()}))
     return as_text(table.fillna(""))
 
 
@@ -166,21 +158,22 @@ def _cells(shares: Mapping[str, Mapping[str, Share]], rows: _Weights) -> pd.Data
 
 def _lengths(parts: _Parts, wanted: bool | None) -> list[str]:
     """The cells of the mean length of all responses, or of the right or the wrong ones; "-" without any."""
-    sums, counts = [], []
+    totals = []
     for samples in parts.values():
         right = by_problem(samples, "correct")
         chosen = np.full_like(right, True) if wanted is None else right == wanted
-        sums.append((by_problem(samples, "num_tokens") * chosen).sum(1))
-        counts.append(chosen.sum(1))
-    cells = [_mean_length([y], [x]) for y, x in zip(sums, counts, strict=True)]
+        totals.append(((by_problem(samples, "num_tokens") * chosen).sum(1), chosen.sum(1)))
+    cells = [_mean_length([total]) for total in totals]
     if len(parts) > 1:
         means, limits = zip(*cells, strict=True)
-        average = average_interval(means, limits, [1 / len(means)] * len(means), most=math.inf)
-        cells += [_mean_length(sums, counts), (sum(means) / len(means), average)]
+        average = average_interval(means, limits, [1 / len(means)] * len(means))
+        cells += [_mean_length(totals), (sum(means) / len(means), average)]
     return ["-" if math.isnan(mean) else _cell(mean, interval, 1) for mean, interval in cells]
 
 
-def _mean_length(sums: Sequence[Floats], counts: Sequence[Floats]) -> tuple[float, Interval]:
+def _mean_length(totals: Sequence[tuple[Floats, Floats]]) -> tuple[float, Interval]:
+    """The mean length and its interval, from the tokens and the number of responses of each dataset's problems."""
+    sums, counts = zip(*totals, strict=True)
     number = sum(int(x.sum()) for x in counts)
     return (sum(int(y.sum()) for y in sums) / number if number else math.nan), ratio_interval(sums, counts)
 
