@@ -16,7 +16,6 @@ HOSTILE = [
     "=HYPERLINK(1)",
     "\u202eright to left \x1b[31m | pipe `code` **bold** [a](http://example.org)",
     "$\\frac{1}{0}$ {{ 7*7 }} {% x %}",
-    "two\nlines",
 ]
 
 
@@ -31,7 +30,10 @@ def answers(probabilities, num_samples=3, seed=0):
 
 
 def keep_samples(folder, datasets, first=None, text="\\boxed{1}", order=1, **facts):
-    """Write the samples of an evaluation; `datasets` holds which ones are right ``[N, n]``, by name."""
+    """Write the samples of an evaluation; `datasets` holds which ones are right ``[N, n]``, by name.
+
+    With the `order` -1 the data has the same problems from the last to the first.
+    """
     folder.mkdir(parents=True)
     ids = {name: [f"{name} {k}".encode().hex() for k in range(len(right))] for name, right in datasets.items()}
     num_samples = next(iter(datasets.values())).shape[1]
@@ -58,16 +60,16 @@ def keep_samples(folder, datasets, first=None, text="\\boxed{1}", order=1, **fac
         | facts,
     )
     for name, right in datasets.items():
-        for index in list(range(len(right)))[::order]:
-            place = {"dataset": name, "problem": ids[name][index], "index": index, "seed": index}
-            place |= {"finished": bool(index % 4)} | dict.fromkeys(("prompt", "reference", "response"), text)
-            append_samples(folder, 0, [_drawn(place, k, bool(right[index, k])) for k in range(num_samples)])
+        for index, problem in enumerate(range(len(right))[::order]):
+            place = {"dataset": name, "problem": ids[name][problem], "index": index, "seed": problem}
+            place |= {"finished": bool(problem % 4)} | dict.fromkeys(("prompt", "reference", "response"), text)
+            append_samples(folder, 0, [_drawn(place, k, bool(right[problem, k])) for k in range(num_samples)])
     return folder
 
 
 def _drawn(place, number, correct):
     status, prediction = ("right", "1") if correct else ("wrong" if number else "missing", "2")
-    tokens = 10 + place["index"] % 5 + number
+    tokens = 10 + place["seed"] % 5 + number
     return sample(**place, sample=number, status=status, prediction=prediction, correct=correct, num_tokens=tokens)
 
 
