@@ -165,19 +165,21 @@ def test_a_prompt_that_opens_the_block_of_thinking_is_known_to_have_opened_it():
 
 
 def test_a_tokenizer_without_tools_in_its_template_or_without_a_template_gets_plain_tags():
+    optional = {"n": {"type": "integer", "nullable": True}, "unit": {"type": "string", "enum": ["m", "km"]}}
+    listed = {"function": {"name": "list", "description": "Lists.", "parameters": {"properties": optional}}}
     tokenizer = _tokenizer(CHATML, QWEN, end="<|im_end|>")
-    dialect = _find(tokenizer)
-    assert (dialect.kind, dialect.stop, dialect.end_token_id) == ("tags", ("</search>", "</move>"), None)
+    dialect = _find(tokenizer, schemas=[*SCHEMAS, listed])
+    assert (dialect.kind, dialect.stop, dialect.end_token_id) == ("tags", ("</search>", "</move>", "</list>"), None)
     plain = tokenizer.apply_chat_template(_conversation(), tokenize=False, add_generation_prompt=True)
     assert tokenizer.decode(dialect.prompt_ids(_conversation())) == plain
     turn = tokenizer.encode('Two steps. <move>{"x": 1, "y": 2}</move>')
     assert dialect.calls(turn) == [ParsedCall("move", {"x": 1, "y": 2})]
+    bare = [dialect.calls(tokenizer.encode(text)) for text in ("<list></list>", "<search></search>")]
+    assert bare == [[ParsedCall("list")], [ParsedCall("search", {"query": ""})]], "all parameters of one have defaults"
     assert tokenizer.decode(dialect.between(["Done."])) == "\n<result>Done.</result>\n"
     assert _find(_tokenizer(None, QWEN)).kind == "tags"
     assert _find(_model("qwen2_5"), "tags").kind == "tags"
     assert _find(_model("qwen2_5"), schemas=[]).stop == ()
-    optional = {"n": {"type": "integer", "nullable": True}, "unit": {"type": "string", "enum": ["m", "km"]}}
-    listed = {"function": {"name": "list", "description": "Lists.", "parameters": {"properties": optional}}}
     assert describe([*SCHEMAS, listed]).splitlines()[1:] == [
         "<search>…</search> A tool. `query: string`: The query.",
         '<move>{"x": …, "y": …}</move> A tool. `x: integer`: The x. `y: integer`: The y.',
@@ -272,14 +274,6 @@ def test_a_prompt_in_plain_text_and_a_tool_named_like_the_tag_of_results_are_ref
         _find(_model("qwen2_5")).prompt_ids("Who?")
     with pytest.raises(ValueError, match="must not be named `result`"):
         _find(_model("qwen2_5"), "tags", [_schema("result", x="string")])
-
-
-def test_a_tool_in_tags_whose_parameters_have_defaults_is_called_without_any():
-    optional = _schema("list", folder="string")
-    del optional["function"]["parameters"]["required"]  # As Transformers writes it.
-    dialect = _find(_model("qwen2_5"), "tags", [optional, _schema("search", query="string")])
-    calls = [dialect.calls(dialect.tokenizer.encode(text)) for text in ("<list></list>", "<search></search>")]
-    assert calls == [[ParsedCall("list")], [ParsedCall("search", {"query": ""})]]
 
 
 def test_tools_are_named_behind_a_system_turn_of_parts():

@@ -1,4 +1,4 @@
-"""The world of search: its facts, what a search finds, and the scores of turns."""
+"""The world of search: its facts and questions, what a search finds, and the scores of turns."""
 
 import hashlib
 import random
@@ -45,6 +45,21 @@ def test_a_graph_is_the_same_on_every_machine_and_another_one_has_other_facts():
     # In this graph every fact has one object, nobody teaches two people, and a capital lies in its country.
     assert hashlib.blake2b("\n".join(documents).encode(), digest_size=8).hexdigest() == "c5e8c33fb32dbd83"
     assert len({*documents} & {fact.document for fact in fact_graph(4).facts}) < 5
+
+
+def test_splits_share_no_graphs():
+    graphs = [{row["graph"] for row in SearchSpace().sample(60, split)} for split in ("train", "validation", "test")]
+    assert sum(map(len, graphs)) == len(set.union(*graphs)) > 100
+
+
+def test_a_path_goes_on_where_it_arrived_and_nowhere_twice():
+    for problem in SearchSpace(min_hops=1, max_hops=6).draw(300, "train"):
+        subjects, objects = [fact.subject for fact in problem.path], [fact.object for fact in problem.path]
+        assert subjects[1:] == objects[:-1]
+        assert len({*subjects, *objects}) == len(problem.path) + 1
+        assert len({fact.relation for fact in problem.path}) == len(problem.path)
+        row = problem.row()
+        assert (row["answer"], row["hops"]) == (objects[-1], len(row["path"]))
 
 
 def test_who_follows_the_question_finds_the_path_and_the_answer_and_every_turn_scores():

@@ -1,7 +1,8 @@
-"""What holds in several worlds: their draws, that any text is labelled in linear time, and their packaged policies."""
+"""What holds in several worlds: draws, demonstrations, that any text is labelled in linear time, packaged policies."""
 
 import hashlib
 import random
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,8 @@ import grail_lightning
 from grail_lightning.batch import Sampling
 from grail_lightning.data import ArithmeticData, ChartsData, CodeData, SearchData, WordProblemData
 from grail_lightning.engines import HFEngine
+from grail_lightning.environments.charts import Charts
+from grail_lightning.environments.search import Search
 from grail_lightning.grading import TaskVerifiers, grade_answers
 from grail_lightning.picture import Picture
 from grail_lightning.policy import load_policy, load_tokenizer
@@ -93,6 +96,28 @@ def test_draws_are_distinct_and_those_of_every_machine_and_version(space, demons
 def test_problems_that_cannot_be_drawn_are_refused_at_once(space, options, message):
     with pytest.raises(ValueError, match=message):
         space(**options).sample(100_000, "test")
+
+
+@pytest.mark.parametrize(
+    ("space", "demonstrated", "environment"),
+    [(SearchSpace(), search_demonstration, Search), (ChartSpace(), chart_demonstration, Charts)],
+)
+def test_a_demonstration_without_mistakes_is_right_and_each_of_its_calls_shows_something_new_and_scores_once(
+    space, demonstrated, environment
+):
+    for problem in space.draw(150, "train"):
+        (*turns, last), row, here, before = demonstrated(problem, random.Random(0)), problem.row(), environment(), None
+        here.reset(**row)
+        assert len(turns) == row["hops" if environment is Search else "steps"]
+        for said, told in turns:
+            tool, text = re.fullmatch(r"<(\w+)>(.*)</\1>", said).groups()
+            result = getattr(here, tool)(text)
+            assert told in (result, f"\n<result>{result}</result>\n")
+            assert here.score_turn() == 1.0
+            assert result not in (before, None)
+            before = getattr(here, tool)(text)
+            assert (before, here.score_turn()) == (result, 0.0)
+        assert last == (f"Answer: {row['answer']}", "" if environment is Search else None)
 
 
 # ---- labels

@@ -1,10 +1,10 @@
-"""Rewards: their options, and what a function gets and may return."""
+"""Problems with an answer: their prompts, and rewards, of which anybody may write one."""
 
 import math
 
 import pytest
 
-from grail_lightning.answers import Verdict
+from grail_lightning.answers import Boxed, LastNumber, Marker, Pattern, Verdict
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.rewards import RewardSpec, boxed_format, correctness, overlong
@@ -23,6 +23,56 @@ def reward(function, texts, correct=None, rows=None, lengths=None):
     prompts = [task.prompt({"problem": "1+1", "answer": "2"} | row) for row in rows or [{}] * len(texts)]
     verdicts = [verdict(right) for right in correct or [False] * len(texts)]
     return task.reward(texts, prompts, verdicts, lengths)
+
+
+# ---- prompts
+
+ROW = {"problem": "What is $1+1$?", "answer": " 2 ", "level": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "instruction"),
+    [
+        ({"answer": Boxed()}, r" Please reason step by step, and put your final answer within \boxed{}."),
+        ({"answer": LastNumber()}, "end with the answer as a number."),
+        ({"answer": Marker("Answer:")}, "on a last line after Answer:"),
+        ({"instruction": "\nBox it."}, "\nBox it."),
+        ({"instruction": ""}, ROW["problem"]),
+    ],
+)
+def test_the_prompt_is_the_problem_with_an_instruction_that_asks_for_the_form_of_the_answer(options, instruction):
+    prompt = MathTask(system_prompt="Be brief.", **options).prompt(ROW)
+    system, user = prompt.messages
+    assert (system, user["role"]) == ({"role": "system", "content": "Be brief."}, "user")
+    assert user["content"].startswith(ROW["problem"])
+    assert user["content"].endswith(instruction)
+    assert (prompt.reference, prompt.columns) == ("2", ROW)
+    assert len(MathTask(**options).prompt(ROW).messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"instruction": "within \boxed{}."}, r"`instruction` must not hold a backspace character.*use single quotes"),
+        ({"answer": Pattern(r"is (\d+)")}, "`instruction` must be given with `answer: Pattern`"),
+        ({"compare": "words"}, "`compare` must be one of math, text, exact, relaxed, but got 'words'"),
+        ({}, r"columns `problem` and `answer`, but got only \['question'\]"),
+    ],
+)
+def test_what_cannot_be_is_an_error(options, message):
+    with pytest.raises(ValueError, match=message):
+        MathTask(**options).prompt({"question": "1+1?"})
+
+
+def test_references_and_format_rewards_follow_the_form_of_the_answer():
+    task = MathTask(rewards=[RewardSpec(function="answer_format")], answer=Marker())
+    prompt = task.prompt(ROW | {"answer": "1 + 1\n#### 2"})
+    assert prompt.reference == "2"
+    texts = ["#### 3", "#### **3**\n", "#### 3\nor so", "3", r"\boxed{3}"]
+    assert task.reward(texts, [prompt] * 5, [verdict(False)] * 5, lengths=[1] * 5) == [1, 1, 0, 0, 0]
+
+
+# ---- rewards
 
 
 @pytest.mark.parametrize(("task", "row"), [(MathTask, {"answer": "2"}), (ArithmeticTask, {})])
