@@ -10,8 +10,7 @@ from grail_lightning.environments.episode import EpisodeLimits
 from grail_lightning.environments.python import Python
 from grail_lightning.environments.tools import ToolSet, run_calls
 from grail_lightning.programs.outcome import Limits
-from grail_lightning.tasks import EnvironmentTask, WordProblemSpace
-from tests.calling import END, calling_policy
+from grail_lightning.tasks import WordProblemSpace
 
 pytestmark = pytest.mark.usefixtures("programs_run")
 TRACEBACK = "Traceback (most recent call last):\n"
@@ -63,19 +62,6 @@ def test_a_hostile_program_is_a_short_answer_and_the_next_one_runs(python, code,
 def test_no_program_sees_what_one_before_has_left(python):
     python.run("import builtins, math\nbuiltins.left = math.left = 1")
     assert python.run("import math\nprint(hasattr(math, 'left'))\nleft").startswith("False\nTraceback")
-
-
-def test_results_are_capped_and_hold_no_control_characters(python):
-    asked = [ParsedCall("run", {"code": f"print({text!r})"}) for text in ("\x1b[0m\0é\ud800<|im_end|>", "y" * 999)]
-    limits = EpisodeLimits(result_characters=50, tool_seconds=60)
-    ((first, second),) = run_calls([(ToolSet(Python), python, asked)], [limits])
-    assert (first.result, first.status) == ("[0mé?<|im_end|>", "done")
-    assert second.result == "y" * 50 + "… (cut: 999 characters)"
-    policy = calling_policy()
-    dialect = EnvironmentTask(environment=Python, calls="tags").dialect(policy.tokenizer, policy.encode, {})
-    ids = dialect.between([python.run(f"print('a{END}')")])
-    assert policy.tokenizer.eos_token_id not in ids
-    assert policy.tokenizer.decode(ids) == "\n<result>a< |end|></result>\n"
 
 
 def called(python, codes, seconds):

@@ -15,7 +15,7 @@ from PIL import Image
 
 from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.episode import EpisodeLimits
-from grail_lightning.environments.tools import ToolSet, _result, result_text, run_calls
+from grail_lightning.environments.tools import ToolSet, _result, run_calls
 
 
 class Mood(Enum):
@@ -316,7 +316,8 @@ def test_results_of_any_type_are_a_short_clean_text(name):
     failed = expected.startswith("Error: ")
     assert call.status == ("failed" if failed else "done")
     assert call.result.startswith(expected) if failed else call.result == expected
-    assert len(result_text(call.result, 10)) < 40
+    ((short,),) = run([(HOSTILE, Hostile(), [ParsedCall("do", call.arguments)])], result_characters=10)
+    assert len(short.result) < 40
 
 
 @pytest.mark.parametrize("name", ["do", "do_later"])
