@@ -105,8 +105,9 @@ def test_problems_that_cannot_be_drawn_are_refused_at_once(space, options, messa
 def test_a_demonstration_without_mistakes_is_right_and_each_of_its_calls_shows_something_new_and_scores_once(
     space, demonstrated, environment
 ):
-    for problem in space.draw(150, "train"):
-        (*turns, last), row, here, before = demonstrated(problem, random.Random(0)), problem.row(), environment(), None
+    for problem in space.draw(300, "train"):
+        (*turns, last), row, here = demonstrated(problem, random.Random(0)), problem.row(), environment()
+        before = problem.chart.picture() if environment is Charts else None
         here.reset(**row)
         assert len(turns) == row["hops" if environment is Search else "steps"]
         for said, told in turns:
