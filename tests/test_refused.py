@@ -1,6 +1,7 @@
 """Options and arguments from Python that mean nothing, in one table; `test_mistakes` has those of the command line."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -48,7 +49,14 @@ def options(**given):
     return configured(given)
 
 
-NO_ADDRESS = ("127.0.0.1:8000", "ftp://host:1", "http://")
+NO_ADDRESS = (
+    "127.0.0.1:8000",
+    "ftp://host:1",
+    "http://",
+    "http://a:80000",
+    "http://a:8000?key=1",
+    "http://me:secret@a:8000",
+)
 FINITE = ("kl_coefficient", "entropy_coefficient", "max_grad_norm", "clip_low", "ratio_cap", "sampler_cap")
 REFUSED = [
     (sampling, {"max_response_length": 0}, r"`max_response_length` must lie in \[1, inf\), but got 0"),
@@ -116,11 +124,20 @@ REFUSED = [
     (VLLMEngine, {"gpu_memory_utilization": 1.2}, r"`gpu_memory_utilization` must lie in \(0, 1\], but got 1.2"),
     (VLLMEngine, {"max_model_len": -5}, r"`max_model_len` must lie in \[1, inf\), but got -5"),
     (VLLMEngine, {"tensor_parallel_size": 0}, r"`tensor_parallel_size` must lie in \[1, inf\), but got 0"),
-    (server, {"urls": []}, "`urls` must be a list of at least one address"),
+    (server, {"urls": []}, "^`urls` must be a list of at least one address"),
+    (server, {"urls": "http://a:8000"}, "^`urls` must be a list of at least one address, but got 'http://a:8000'"),
+    (server, {"urls": ["http://127.0.0.1:8000", "http://127.0.0.1:8000/v1"]}, "^`urls` must hold each address once"),
     (server, {"patience_seconds": -1}, r"`patience_seconds` must lie in \[0, inf\), but got -1"),
     (server, {"push_folder": "/nowhere"}, "`push_folder` must be a folder that trainer and servers see"),
     (server, {"urls": ["http://node3:8000"]}, "but got '/dev/shm' with http://node3:8000. Make it, on a file system"),
-    *((server, {"urls": [url]}, "must hold addresses such as http:") for url in NO_ADDRESS),
+    *(
+        (
+            server,
+            {"urls": [url]},
+            rf"^`urls` must hold addresses such as http://127.0.0.1:8000, but got '{re.escape(url)}'",
+        )
+        for url in NO_ADDRESS
+    ),
 ]
 
 

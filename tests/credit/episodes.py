@@ -58,6 +58,11 @@ def played(*groups, references=None):
     return rollouts(sampled, torch.tensor([row.reward for row in rows]), group_size=size)
 
 
+def flat(rows):
+    """The values of all rows, one after another."""
+    return [value for row in rows for value in row]
+
+
 def by_turn(batch, tensor):
     """The value that the sampled tokens of each turn have, row by row; and nothing elsewhere."""
     assert (tensor[~batch.response_mask] == 0).all()

@@ -11,10 +11,14 @@ import torch
 import grail_lightning.credit as credits
 from grail_lightning.credit import (
     DGPO,
+    EGCA,
     GRAIL,
     PRIME,
     RLSD,
     CreditControl,
+    CriticSearch,
+    ExecutedMask,
+    GiGPO,
     HighEntropy,
     Judge,
     Mean,
@@ -23,6 +27,7 @@ from grail_lightning.credit import (
     SaliencyOptions,
     SpanScores,
     TokenCredit,
+    TurnRewards,
     Uniform,
     WarmUp,
 )
@@ -184,10 +189,23 @@ def test_options_that_do_not_go_together_are_named(make, message):
         make()
 
 
-@pytest.mark.parametrize(("kind", "name"), [(DGPO, "reference"), (PRIME, "second"), (Resampled, "continuations")])
-def test_a_method_without_what_it_needs_says_so(kind, name, golden_policy, batch):
-    with pytest.raises(ValueError, match=rf"`{kind.__name__}` needs `CreditContext\.{name}`, but got None"):
-        kind()(golden_policy, batch, context())
+JUDGED = SpanScores(judge=Judge(url="http://127.0.0.1:1", model="m", retries=0))
+NEEDS = [
+    (DGPO(), r"`CreditContext\.reference`, but got None"),
+    (PRIME(), r"`CreditContext\.second`, but got None"),
+    (Resampled(), r"`CreditContext\.continuations`, but got None"),
+    *((method, "a task whose responses are programs") for method in (EGCA(), ExecutedMask())),
+    *(
+        (method, "rollouts of several turns .* a batch without episodes")
+        for method in (TurnRewards(), CriticSearch(), GiGPO(scores=True), JUDGED)
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "what"), NEEDS)
+def test_a_method_without_what_it_needs_says_so(method, what, golden_policy, batch):
+    with pytest.raises(ValueError, match=rf"`{type(method).__name__}(\(.*\))?` needs {what}"):
+        method(golden_policy, batch, context())
 
 
 def test_a_call_beside_saliency_is_refused():

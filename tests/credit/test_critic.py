@@ -13,7 +13,7 @@ from grail_lightning.credit import CriticSearch, Judge
 from grail_lightning.credit.base import token_advantages
 from grail_lightning.credit.critic import read_labels
 from tests.answering import server
-from tests.credit.episodes import Row, by_turn, played
+from tests.credit.episodes import Row, by_turn, flat, played
 from tests.credit.rollouts import context
 from tests.tolerance import near
 
@@ -25,10 +25,6 @@ GROUP = [
 ]
 LABELS = [[1, 0, None], [0, None], [1, 1, None]]
 SILENT = [Row(r, [[11], [12]], [[9]], scores=[1.0]) for r in (0.0, 1.0, 1.0)]  # All turns are good.
-
-
-def _flat(rows):
-    return [value for row in rows for value in row]
 
 
 @pytest.mark.parametrize("scope", ["group", "rollout"])
@@ -61,9 +57,9 @@ def test_permuted_labels_stay_those_of_the_group_and_random_ones_keep_the_share(
         for labels in (permuted, drawn):
             assert [[v is None for v in row] for row in labels] == [[v is None for v in row] for row in given]
         for rows in (slice(0, 3), slice(3, 6)):
-            assert _flat(permuted[rows]).count(True) == _flat(given[rows]).count(True)
-        seen.add(tuple(_flat(permuted[:3])))
-        ones.append(_flat(drawn[:3]).count(True))
+            assert flat(permuted[rows]).count(True) == flat(given[rows]).count(True)
+        seen.add(tuple(flat(permuted[:3])))
+        ones.append(flat(drawn[:3]).count(True))
     assert len(seen) == 10, "each choice of the 3 good ones of 5"
     # 6 of 8 turns are good on the whole, so 0.75 of the 5 in the first group; terms show no label if all are equal.
     mixed = [n for n in ones if n]

@@ -197,9 +197,3 @@ def test_nothing_divides_by_zero_where_nothing_is_to_blame(golden_policy, groupe
         assert torch.equal(weights.values, batch.response_mask.float())
     empty = batch.replace(response_mask=torch.zeros_like(batch.response_mask), advantages=torch.ones(4))
     check_weights(EGCA(), EGCA(right="balanced")(golden_policy, empty, context()), empty)
-
-
-@pytest.mark.parametrize("method", [EGCA(), ExecutedMask()])
-def test_a_task_without_programs_is_refused(method, golden_policy, batch):
-    with pytest.raises(ValueError, match=f"`{type(method).__name__}` needs a task whose responses are programs"):
-        method(golden_policy, batch, context())

@@ -137,13 +137,6 @@ def test_labels_of_a_judge_are_scores_and_rollouts_that_have_none_are_uniform(go
     assert weights.fallback.tolist() == expected.fallback.tolist() == [False, True, True]
 
 
-def test_a_judge_needs_turns(arithmetic):
-    batch = groups(arithmetic, ("7+5-3+8", [SOUND, FLAWED]))
-    method = SpanScores(judge=Judge(url="http://127.0.0.1:1", model="m", retries=0))
-    with pytest.raises(ValueError, match="needs rollouts of several turns"):
-        method(arithmetic, batch, context())
-
-
 UNSCORED = EnvironmentTask(Python).prompt({"problem": "1+1", "answer": "2"})
 
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from grail_lightning.credit import IGPO, CriticSearch, GiGPO, OptimalBaseline, TreeAdvantage, TurnRewards
+from grail_lightning.credit import IGPO, GiGPO, OptimalBaseline, TreeAdvantage, TurnRewards
 from grail_lightning.credit.base import token_advantages
-from tests.credit.episodes import Row, by_turn, played
+from tests.credit.episodes import Row, by_turn, flat, played
 from tests.credit.rollouts import context, no_pass, row_logits
 from tests.tolerance import near
 
@@ -31,10 +31,6 @@ MIXED = [
 ]
 
 
-def _flat(values):
-    return [value for row in values for value in row]
-
-
 # --- GiGPO ------------------------------------------------------------------------------------------------------------
 
 
@@ -47,7 +43,7 @@ def test_gigpo_compares_the_returns_of_turns_that_began_in_one_state(golden_poli
         [2 * (0.25 - 0.4375), 0.0, 2 * (1 - 0.4375)],
         *[[0.0, 0.0]] * 3,
     ]
-    assert _flat(by_turn(batch, weights.additive)) == near(_flat(expected), 8, torch.float32)
+    assert flat(by_turn(batch, weights.additive)) == near(flat(expected), 8, torch.float32)
     assert (weights.additive[3:] == 0).all(), "a rounding error of 0.1 is no advantage"
     assert torch.equal(weights.values, batch.response_mask.float()), "beside the advantage of the rollout"
     # All but C are states of another rollout: 7 of 8, and 6 of 6.
@@ -73,7 +69,7 @@ def test_without_keys_the_ids_so_far_are_the_state(golden_policy):
     # Rows 0 and 2 have 1 2 | 9 before their second turns, row 1 has 1 | 9 9. All begin in one state.
     # Returns are the rewards 1, 0, 1: their mean is 2/3 in the first state, and 1 in that of rows 0 and 2.
     expected = [[1 / 3, 0.0], [-2 / 3, 0.0, 0.0], [1 / 3, 0.0, 0.0]]
-    assert _flat(by_turn(batch, weights.additive)) == near(_flat(expected), 8, torch.float32)
+    assert flat(by_turn(batch, weights.additive)) == near(flat(expected), 8, torch.float32)
     assert weights.metrics["shared_states"] == (5, 8)
 
 
@@ -89,14 +85,7 @@ def test_turn_rewards_are_returns_beside_those_of_the_group(golden_policy):
     assert weights.metrics == {"scored_turns": (3, 6), "turn_score": (1, 3)}
     # By number of the turn: 1, 0.5, 0.5 | 0, 0 | 1.
     found = by_turn(batch, TurnRewards(discount=0.5)(golden_policy, batch, context()).additive)
-    assert _flat(found) == near([1 / 3, 0, 0, -1 / 6, 0, -1 / 6], 8, torch.float32)
-
-
-@pytest.mark.parametrize("method", [TurnRewards, CriticSearch, lambda: GiGPO(scores=True)])
-def test_scores_need_episodes(method, golden_policy):
-    batch = played(MIXED).replace(episodes=None)
-    with pytest.raises(ValueError, match=r"` needs rollouts of several turns .* a batch without episodes"):
-        method()(golden_policy, batch, context())
+    assert flat(found) == near([1 / 3, 0, 0, -1 / 6, 0, -1 / 6], 8, torch.float32)
 
 
 # --- IGPO -------------------------------------------------------------------------------------------------------------
@@ -132,14 +121,14 @@ def test_igpo_rewards_the_rise_of_the_probability_of_the_answer(normalise, golde
     expected = []
     for row in range(6):
         of_group = slice(row // 3 * 3, row // 3 * 3 + 3)
-        pairs = [*zip(_flat(rewards[of_group]), _flat(outcomes[of_group]), strict=True)]
+        pairs = [*zip(flat(rewards[of_group]), flat(outcomes[of_group]), strict=True)]
         scaled = []
         for value, last in zip(rewards[row], outcomes[row], strict=True):
             chosen = [v for v, o in pairs if normalise == "joint" or o == last]
             others = torch.tensor(chosen, dtype=torch.float64)
             scaled.append(((value - others.mean()) / (others.std() + 1e-4)).item())
         expected += [sum(0.5 ** (m - k) * scaled[m] for m in range(k, len(scaled))) for k in range(len(scaled))]
-    assert _flat(by_turn(batch, found.additive)) == near(expected, 300, torch.float32, 1.0)
+    assert flat(by_turn(batch, found.additive)) == near(expected, 300, torch.float32, 1.0)
     gains = [v for row in rewards for v in row[:-1]]
     assert found.metrics["information_gain"] == near([sum(gains), len(gains)], 300, torch.float32, 1.0)
     assert (found.values == 0).all()
@@ -173,7 +162,7 @@ def test_the_tree_over_turns_adds_the_change_of_value_of_each_turn(golden_policy
     # V(A) = (1 + 0 + 1) / 3, V(B) = 2/3, V(C) = 0; a row counts once in a state.
     a, b, c = 2 / 3, 2 / 3, 0.0
     expected = [[b - a, 1 - b], [c - a, b - c, 0 - b], [b - a, a - b, 1 - a]]
-    assert _flat(by_turn(batch, weights.additive)) == near(_flat(expected), 8, torch.float32, 1.0)
+    assert flat(by_turn(batch, weights.additive)) == near(flat(expected), 8, torch.float32, 1.0)
     assert weights.metrics["in_tree"] == (7, 8)
     stays = played([GROUP[0]._replace(states=["A", "A"]), *GROUP[1:]])
     found = by_turn(stays, TreeAdvantage(state="turns")(golden_policy, stays, context()).additive)
@@ -192,4 +181,4 @@ def test_the_optimal_baseline_of_a_turn_weighs_rows_by_their_energy_up_to_its_en
     first = (total[:, 0] * batch.rewards).sum() / total[:, 0].sum()
     second = total[0, 1] / (total[0, 1] + total[1, 1])  # Rewards 1 and 0.
     expected = [1 - first, 1 - second, 1.0, 0 - first, 0 - second, 0.5 - first]
-    assert _flat(by_turn(batch, one.additive)) == near([float(e) for e in expected], 300, torch.float32, 1.0)
+    assert flat(by_turn(batch, one.additive)) == near([float(e) for e in expected], 300, torch.float32, 1.0)

@@ -367,23 +367,6 @@ def test_on_the_command_line_a_missing_server_is_one_line_before_the_model_is_lo
     assert re.search(r"Start it: VLLM_SERVER_DEV_MODE=1 vllm serve /\S+/arithmetic --port \d+ --dtype auto ", said)
 
 
-@pytest.mark.parametrize(
-    ("urls", "message"),
-    [
-        ([], "must be a list of at least one address"),
-        ("http://a:8000", "must be a list of at least one address, but got 'http://a:8000'"),
-        (["a:8000"], "must hold addresses such as http://127.0.0.1:8000, but got 'a:8000'"),
-        (["http://a:80000"], "must hold addresses such as"),
-        (["http://a:8000?key=1"], "must hold addresses such as"),
-        (["http://me:secret@a:8000"], "must hold addresses such as"),
-        (["http://127.0.0.1:8000", "http://127.0.0.1:8000/v1"], "must hold each address once"),
-    ],
-)
-def test_addresses_that_no_server_can_have_are_refused(urls, message):
-    with pytest.raises(ValueError, match=rf"^`urls` {message}"):
-        VLLMServer(urls)
-
-
 def test_a_run_waits_for_servers_that_are_still_loading_if_it_is_told_to(served, engine_of):
     served.loading = time.monotonic() + 0.5
     with pytest.raises(ValueError, match=r"has not answered for 0 s \(status 503"):
