@@ -55,18 +55,23 @@ def graded(sampled, rewards=None, *, correct=None, answer=None, tokenizer=None, 
     return GradedBatch(**rows | made | changes)
 
 
-def in_turns(policy, prompts, rows, finished=True):
-    """Rollouts whose texts are in turn what the policy wrote and what it was told by calls of `find`."""
-    made = []
-    for texts in rows:
+def in_turns(policy, prompts, rows, finished=True, *, group_size=1, logprobs=None):
+    """Rollouts whose texts are in turn what the policy wrote and what it was told by calls of `find`.
+
+    `finished` is said of all rows, or of each; with `logprobs` an engine knows every token's.
+    """
+    ends = [finished] * len(rows) if isinstance(finished, bool) else finished
+    ids, sampled, turn = [], [], []
+    for texts, ended in zip(rows, ends, strict=True):
         parts = [policy.tokenizer(text)["input_ids"] for text in texts]
-        parts[-1] += [policy.end_token_ids[0]] * finished
+        parts[-1] += [policy.end_token_ids[0]] * ended
         numbers = [number for number, part in enumerate(parts) for _ in part]
-        ids = [token for part in parts for token in part]
-        made.append((ids, [number % 2 == 0 for number in numbers], [number // 2 for number in numbers]))
-    ids, sampled, turn = map(list, zip(*made, strict=True))
-    batch = build_batch(policy, prompts, 1, ids, [finished] * len(ids), sampled=sampled, turn=turn)
-    return batch.replace(episodes=[_episode(texts, finished) for texts in rows])
+        ids.append([token for part in parts for token in part])
+        sampled.append([number % 2 == 0 for number in numbers])
+        turn.append([number // 2 for number in numbers])
+    known = None if logprobs is None else [[logprobs] * len(row) for row in ids]
+    batch = build_batch(policy, prompts, group_size, ids, ends, known, sampled=sampled, turn=turn)
+    return batch.replace(episodes=[_episode(texts, ended) for texts, ended in zip(rows, ends, strict=True)])
 
 
 def _episode(texts, finished):

@@ -8,16 +8,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from grail_lightning.batch import Sampling
 from grail_lightning.credit import RLSD
 from grail_lightning.environments.search import Search
-from grail_lightning.functional.attribution import forks
-from grail_lightning.grading import align_rows, answer_masks, step_masks
-from grail_lightning.policy.layout import group_nodes
-from tests.batches import rollouts
 from tests.benchmark_modules import benchmark
 from tests.credit.groups import LATE, SOUND, groups
-from tests.runs import TASK, problems, sampled
+from tests.runs import TASK
 from tests.steps import context_for
 from tests.tolerance import assert_near
 
@@ -85,22 +80,6 @@ def test_forks_are_where_a_wrong_and_a_sound_result_part(truth, arithmetic):
     assert [x.tolist() for x in slips.wins(below, above)] == [[0, 0], [3, 1]]
     assert [x.tolist() for x in slips.wins(below, below)] == [[1.5, 0.5], [3, 1]]
     assert [x.tolist() for x in slips.wins(unknown, above)] == [[0, 0], [0, 0]]
-
-
-def test_the_forks_that_training_reports_are_those_of_the_table(truth, arithmetic):
-    """Among rows that are all counted as wrong, in sampled groups; the table needs a result at the same line."""
-    batch = rollouts(
-        sampled(arithmetic, problems(12, seed=4), 8, Sampling(max_response_length=48), seed=2), group_size=8
-    )
-    batch = batch.replace(answer=answer_masks(batch, align_rows(batch, arithmetic.tokenizer)))
-    lines, masks = truth.label_lines(batch, arithmetic), step_masks(batch, arithmetic.tokenizer)
-    nodes = group_nodes(batch)
-    for kind in ("slip", "misconception"):
-        table = truth.forks(batch, lines, torch.ones(len(batch), dtype=torch.bool), kind, 8)
-        expected = set(zip(*table.row.tolist(), table.token.tolist(), strict=True))
-        found = set(zip(*(x.tolist() for x in forks(nodes, batch.group, masks[kind], masks["sound"])), strict=True))
-        assert found == expected
-        assert len(found) > 5
 
 
 def test_gains_under_greedy_decoding_are_those_of_decoding_by_hand(truth, arithmetic):

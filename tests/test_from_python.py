@@ -119,10 +119,11 @@ def test_callables_of_every_kind_are_rewards():
     with pytest.raises(ValueError, match="different names"):
         ArithmeticTask(rewards)
     rewards[2] = RewardSpec(function=rewards[2], name="again")
-    data = MathData(train=ROWS, val=ROWS, task=ArithmeticTask([*rewards, correctness]), prompts_per_batch=2)
+    data = MathData(train=ROWS, val=ROWS, task=ArithmeticTask([*rewards, correctness]), prompts_per_batch=16)
     assert [r.name for r in data.task.rewards] == ["half", "Length", "again", "third", "correctness"]
     fitted = trainer(1)
-    fitted.fit(module(sampling=BRIEF), data)
+    with pytest.warns(UserWarning, match="`data.prompts_per_batch` is 16, but there are only 2 training prompts"):
+        fitted.fit(module(sampling=BRIEF), data)
     assert float(fitted.callback_metrics["train/reward"]) > 2.5, "0.5 + tokens + 0.5 + 3/3"
     # A built-in function is itself, and one of the same name is not.
     assert Reward(RewardSpec(function=overlong, arguments={"limit": 9, "buffer": 2})).path == "overlong"

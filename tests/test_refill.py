@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grail_lightning.answers import Verifier
-from grail_lightning.batch import Sampling, join
+from grail_lightning.batch import Sampling
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
 from grail_lightning.grading import grade_and_locate
@@ -49,33 +49,31 @@ class Stream:
         return taken
 
 
-def test_joined_rows_are_the_rows_of_both(draw):
-    first, second = draw(problems(2), 0), draw(problems(5)[2:], 1).select(torch.tensor([1, 4, 7]))
-    joined = join(first, second)
-    assert joined.texts == first.texts + second.texts
-    for k in range(11):
-        part, row = (first, k) if k < 8 else (second, k - 8)
-        length = int(part.response_mask[row].sum())
-        whole, own = joined.input_ids[k][joined.attention_mask[k]], part.input_ids[row][part.attention_mask[row]]
-        assert torch.equal(whole, own)
-        for tables in ((joined.response_ids, part.response_ids), (joined.answer.content, part.answer.content)):
-            assert torch.equal(tables[0][k, :length], tables[1][row, :length])
-        assert torch.equal(joined.sampling_logprobs[k, :length], part.sampling_logprobs[row, :length])
-    assert torch.equal(joined.response_mask.sum(1), joined.attention_mask[:, joined.prompt_width :].sum(1))
-
-
 def test_dead_groups_make_way_for_live_ones_and_the_others_stay(draw):
     batch = draw(problems(6), 0)
     dead = same_verdict_groups(batch)
     expected = [len({v.correct for v in batch.verdicts[4 * k : 4 * k + 4]}) == 1 for k in range(6)]  # by hand
     assert dead.tolist() == expected
     assert 1 <= dead.sum() < 6
-    stream = Stream(problems(40, seed=9))
-    filled, figures = refill(batch, draw, stream, rounds=8)
+    stream, drawn = Stream(problems(40, seed=9)), [batch]
+
+    def drawing(prompts, number):
+        drawn.append(draw(prompts, number))
+        return drawn[-1]
+
+    filled, figures = refill(batch, drawing, stream, rounds=8)
     assert not same_verdict_groups(filled).any()
+    rows = {id(verdict): (part, row) for part in drawn for row, verdict in enumerate(part.verdicts)}
     for k in range(24):
-        if not dead[k // 4]:
-            assert filled.verdicts[k] is batch.verdicts[k]
+        part, row = rows[id(filled.verdicts[k])]
+        assert (part is batch) == (not dead[k // 4])
+        assert filled.texts[k] == part.texts[row]
+        ours, own = filled.response_mask[k], part.response_mask[row]
+        whole = filled.input_ids[k][filled.attention_mask[k]], part.input_ids[row][part.attention_mask[row]]
+        assert torch.equal(*whole)
+        assert torch.equal(filled.response_ids[k][ours], part.response_ids[row][own])
+        assert torch.equal(filled.answer.content[k][ours], part.answer.content[row][own])
+        assert torch.equal(filled.sampling_logprobs[k][ours], part.sampling_logprobs[row][own])
     assert [v.correct for v in filled.verdicts] == filled.correct.tolist()
     assert all(filled.prompts[k] is filled.prompts[k - k % 4] for k in range(24))
     assert torch.equal(filled.row, batch.row)

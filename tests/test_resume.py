@@ -168,12 +168,3 @@ def test_a_second_fit_of_a_module_begins_anew(credit, tmp_path):
         assert (tmp_path / str(number) / "last.ckpt").exists()
         if number == 0:
             assert ours.steps_cut == 1
-
-
-def test_a_checkpoint_from_inside_a_batch_says_that_a_resume_is_not_exact(tmp_path):
-    run, _ = fit(tmp_path, 1)
-    run.save_checkpoint(tmp_path / "inside.ckpt")
-    with pytest.warns(
-        UserWarning, match="saved inside a batch of rollouts, at step 1: the rest of it, at most 1 steps, is lost"
-    ):
-        fit(tmp_path / "other", 2, tmp_path / "inside.ckpt")

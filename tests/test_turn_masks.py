@@ -22,7 +22,8 @@ from tests.engines.test_base import Canned
 from tests.runs import TASK
 from tests.steps import backward, gap, update_of
 from tests.tolerance import assert_near
-from tests.turns import PROBLEMS, alone, played, trained
+from tests.turns import PROBLEMS, played, trained
+from tests.turns import alone as row_alone
 
 LIMIT = 40
 
@@ -47,31 +48,19 @@ def weights(batch):
 
 
 @pytest.fixture(scope="module")
-def token_by_token(policy, batch):
-    """``[B, T]``: log-probabilities of sampled tokens, each from a pass of what precedes it in its row."""
-    found = torch.zeros(batch.response_mask.shape, dtype=torch.float64)
-    with torch.no_grad():
-        for row in range(len(batch)):
-            ids, places = alone(policy, batch, row)
-            for place in places:
-                logits = policy.model(ids[:, :place], use_cache=False).logits[0, -1].double()
-                found[row, place - int(batch.prompt_lengths[row])] = logits.log_softmax(0)[ids[0, place]]
-    return found
-
-
-@pytest.fixture(scope="module")
-def row_gradients(policy, batch, weights):
-    """Of each row the gradient of the sum of its weighted log-probabilities, from a pass of the row alone."""
-    found = []
-    for row in range(len(batch)):
-        ids, places = alone(policy, batch, row)
+def alone(policy, batch, weights):
+    """Each row run by itself: log-probabilities of sampled tokens, and the gradients of their weighted sums."""
+    found, gradients = torch.zeros(batch.response_mask.shape, dtype=torch.float64), []
+    for row, mask in enumerate(batch.response_mask):
+        ids, places = row_alone(policy, batch, row)
         logprobs = policy.model(ids, use_cache=False).logits[0].double().log_softmax(1)
         chosen = torch.stack([logprobs[place - 1, ids[0, place]] for place in places])
+        found[row, mask] = chosen.detach()
         policy.zero_grad(set_to_none=True)
-        (chosen * weights[row][batch.response_mask[row]]).sum().backward()
-        found.append({name: p.grad.clone() for name, p in policy.named_parameters()})
+        (chosen * weights[row][mask]).sum().backward()
+        gradients.append({name: p.grad.clone() for name, p in policy.named_parameters()})
     policy.zero_grad(set_to_none=True)
-    return found
+    return found, gradients
 
 
 @pytest.fixture(scope="module")
@@ -91,14 +80,12 @@ def _layouts(policy, packing, batch):
             yield policy, micro.rows, policy.layout(batch.select(micro.rows), micro.starts, share_responses=share)
 
 
-def test_every_layout_has_the_log_probabilities_of_rows_that_are_run_token_by_token(
-    policy, packing, batch, token_by_token
-):
+def test_every_layout_has_the_log_probabilities_of_rows_that_are_run_alone(policy, packing, batch, alone):
     shared = []
     for by, rows, layout in _layouts(policy, packing, batch):
         with torch.no_grad():
             found = by(layout).logprobs
-        expected = token_by_token[rows][:, : layout.response_mask.shape[1]]
+        expected = alone[0][rows][:, : layout.response_mask.shape[1]]
         assert_near(found, expected, 100, torch.float32)  # Norms run in float32.
         assert torch.equal(found != 0, layout.response_mask)
         flat = torch.arange(int(layout.response_mask.sum()))
@@ -119,7 +106,7 @@ def test_every_layout_has_the_log_probabilities_of_rows_that_are_run_token_by_to
     ids=["padded in parts", "trees", "trees in parts", "packed in parts"],
 )
 def test_loss_and_gradients_are_those_of_rows_that_are_run_alone(
-    how, packed, options, policy, packing, batch, weights, row_gradients
+    how, packed, options, policy, packing, batch, weights, alone
 ):
     by = packing if packed else policy
     by.zero_grad(set_to_none=True)
@@ -132,10 +119,7 @@ def test_loss_and_gradients_are_those_of_rows_that_are_run_alone(
         "dapo": lengths[counted].sum().expand_as(lengths),
     }[how]
     shares = torch.where(counted, -batch.advantages.double() / denominators, 0)
-    expected = {
-        name: sum(share * own[name] for share, own in zip(shares, row_gradients, strict=True))
-        for name in row_gradients[0]
-    }
+    expected = {name: sum(share * own[name] for share, own in zip(shares, alone[1], strict=True)) for name in gradients}
     assert gap(gradients, expected) <= 1e-5
     # The ratio is 1, so the loss of a token is minus its advantage.
     sums = (weights * batch.response_mask).sum(1)

@@ -1,10 +1,10 @@
 """Given rollouts of several turns in the packaged policy's tokens: what the policy sampled, and what it was told."""
 
+from dataclasses import replace
+
 import torch
 
-from grail_lightning.engines import build_batch
-from grail_lightning.environments.episode import Call, Episode, Turn
-from tests.batches import rollouts
+from tests.batches import in_turns, rollouts
 from tests.runs import TASK
 
 # Texts in turn of the policy and of the environment. The third row samples what the first one was told; some rows are
@@ -25,37 +25,16 @@ PROBLEMS = {"7+5-3+8": FIRST, "9+9-4+1": SECOND}
 CUT = 5
 
 
-def parts(policy, texts, ended):
-    """A row's ids, whether each is sampled, and its turn."""
-    ids, sampled, turn = [], [], []
-    for number, text in enumerate(texts):
-        own = [*policy.tokenizer(text)["input_ids"]]
-        own += [policy.end_token_ids[0]] if ended and number == len(texts) - 1 else []
-        ids += own
-        sampled += [number % 2 == 0] * len(own)
-        turn += [number // 2] * len(own)
-    return ids, sampled, turn
-
-
 def played(policy, groups=PROBLEMS, logprobs=None):
     """The rollouts as an engine and its environments give them."""
     prompts = [TASK.prompt({"problem": problem}) for problem in groups]
     rows = [texts for of_group in groups.values() for texts in of_group]
     finished = [k != CUT for k in range(len(rows))]
-    made = [parts(policy, texts, ended) for texts, ended in zip(rows, finished, strict=True)]
-    ids, sampled, turn = map(list, zip(*made, strict=True))
-    known = None if logprobs is None else [[logprobs] * len(row) for row in ids]
-    size = len(rows) // len(prompts)
-    batch = build_batch(policy, prompts, size, ids, finished, known, sampled=sampled, turn=turn)
-    return batch.replace(episodes=[episode(texts, k) for k, texts in enumerate(rows)])
-
-
-def episode(texts, row):
-    """What was played."""
-    calls = [(Call(name="next", arguments={"place": 2}, result=told),) for told in texts[1::2]] + [()]
-    turns = zip(texts[::2], calls, strict=True)
-    end = "tokens" if row == CUT else "answered"
-    return Episode(turns=tuple(Turn(text=t, calls=c, state=(row % 2, len(t))) for t, c in turns), end=end, reward=0.5)
+    batch = in_turns(policy, prompts, rows, finished, group_size=len(rows) // len(prompts), logprobs=logprobs)
+    for row, episode in enumerate(batch.episodes):
+        turns = tuple(replace(turn, state=(row % 2, len(turn.text))) for turn in episode.turns)
+        batch.episodes[row] = replace(episode, turns=turns)
+    return batch
 
 
 def trained(policy, **changes):
