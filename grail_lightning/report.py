@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import html
 import math
+import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -162,8 +164,19 @@ def _as_text(sections: Sequence[_Section]) -> str:
 
 
 def _as_markdown(sections: Sequence[_Section]) -> str:
-    """The report as a block of Markdown in which nothing is markup."""
-    return f"```text\n{_as_text(sections)}```\n"
+    """The report as Markdown, in which names are neither Markdown nor HTML."""
+
+    def escape(text: object) -> str:
+        return re.sub(r"([\\`*_{}<>|#~&]|\](?=[(\[:]))", r"\\\1", str(text))
+
+    parts = []
+    for section in sections:
+        table = _table(section)
+        rows = [["", "", "", *table.columns], [*["---"] * 3, *["--:"] * len(table.columns)]]
+        rows += [[escape(cell) for cell in (*names, *cells)] for names, *cells in table.itertuples(name=None)]
+        parts += [escape(section.title), "\n".join(f"| {' | '.join(row)} |" for row in rows)]
+        parts.append("\n".join(f"- {escape(note)}" for note in section.notes))
+    return "\n\n".join(parts) + "\n"
 
 
 def _as_html(sections: Sequence[_Section]) -> str:
@@ -182,4 +195,5 @@ def _as_csv(sections: Sequence[_Section]) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # What reads the report, such as `head`, may have seen enough.
     main()

@@ -151,6 +151,10 @@ def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], Sweep
     content = read_options(find_config(file), "The file of a sweep") | ({"folder": str(output)} if output else {})
     sweep = _parsed(content)
     table = sweep.results
+    if table and sweep.choose and sweep.choose.by not in table.curves:
+        raise ValueError(
+            f"`results.curves` must hold the tag of `choose.by`, {sweep.choose.by!r}, but got {table.curves}."
+        )
     rows = results_by_run(Path(table.file), ["run", *_FACTS, "options", *table.curves]) if table else {}
     runs: list[Run] = []
     for (method, own), task in itertools.product(sweep.methods.items(), sweep.tasks):

@@ -110,6 +110,7 @@ def test_a_choice_runs_each_point_on_seeds_of_its_own_first(tmp_path):
         ({"grid": {"model.optimizer.lr": [1, 2]}, "choose": {"seeds": [0]}}, "other seeds"),
         ({"methods": {"a b": {}, "a/b": {}}}, "folders of their own"),
         ({"results": {"file": "table.csv", "curves": "val/accuracy"}}, "`results.curves` must be list, but"),
+        ({"results": {"file": "table.csv", "curves": ["a"]}, "choose": {"seeds": [5]}}, "the tag of `choose.by`"),
         ({"methods": {"GRPO": "Uniform"}}, "`methods` must be dict or null, but got 'Uniform'"),
         ({"grid": {"model.optimizer.lr": 1e-5}}, "`grid` must be list, but got '1e-05'"),
         ({"methods": {"GRPO": {"grid": {"model.optimizer.lr": 1e-5}}}}, "`grid` must be list, but got '1e-05'"),
