@@ -83,36 +83,28 @@ def _there(folder, monkeypatch):
     importlib.invalidate_caches()
 
 
-ENVIRONMENT = "--data.task.environment=mine."
+MINE_IS = "--data.task.environment=mine."
+DECLARED = "--data.task.tool_instruction=null"  # A prompt has 6 tokens, and many more with what declares the tools.
+LONG = "--evaluation.sampling.max_response_length=1000"  # The model has 1,024 places.
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("run", "arguments", "message"),
     [
-        (f"{ENVIRONMENT}Column", "`Column.reset` must take the columns `problem` .* missing .*'largest_allowed'"),
-        (f"{ENVIRONMENT}Nowhere", "`data.task.environment` must .*'mine.Nowhere'"),
-        ("--data.max_prompt_length=30 --data.task.tool_instruction=null", "4 of 4 prompts .* longer than 30 tokens"),
+        (
+            fails_early,
+            f"fit {MINE_IS}Column",
+            "`Column.reset` must take the columns `problem` .* missing .*'largest_allowed'",
+        ),
+        (fails_early, f"fit {MINE_IS}Nowhere", "`data.task.environment` must .*'mine.Nowhere'"),
+        (fails_early, f"fit --data.max_prompt_length=30 {DECLARED}", "4 of 4 prompts .* longer than 30 tokens"),
+        (fails, f"fit {MINE_IS}Failing", "`Failing.get_reward` must not fail, but raised KeyError: 'no reward'"),
+        (fails, f"test {LONG} {DECLARED}", "4 of 4 prompts .* longer than 24 tokens"),
     ],
 )
-def test_a_wrong_environment_is_one_line_before_a_model_is_loaded(arguments, message, capsys):
-    said = fails_early(capsys, "fit", "--config=guess.yaml", *arguments.split())
-    assert re.search(message, said), said
-
-
-LONG = "test --evaluation.sampling.max_response_length=1000"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (f"fit {ENVIRONMENT}Failing", "`Failing.get_reward` must not fail, but raised KeyError: 'no reward'"),
-        # A prompt has 6 tokens, and many more with what declares the tools. The model has 1,024 places.
-        (f"{LONG} --data.task.tool_instruction=null", "4 of 4 prompts .* longer than 24 tokens"),
-    ],
-)
-def test_what_fails_in_a_run_is_one_line(arguments, message, capsys):
+def test_what_is_wrong_is_one_line_and_what_can_be_before_a_model_is_loaded(run, arguments, message, capsys):
     subcommand, *options = arguments.split()
-    said = fails(capsys, subcommand, "--config=guess.yaml", *options)
+    said = run(capsys, subcommand, "--config=guess.yaml", *options)
     assert re.search(message, said), said
 
 

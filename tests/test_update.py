@@ -195,31 +195,26 @@ def _deal(batch, mini_batches, seed=0, **options):
     return deal_rows(batch, Execution(mini_batches=mini_batches, **options), torch.Generator().manual_seed(seed))
 
 
-def test_mini_batches_are_whole_groups_and_cover_the_batch(batch):
-    parts = _deal(batch, 3)
-    # The order that runs had before `split_groups` existed.
+def test_mini_batches_are_whole_groups_in_the_order_of_the_seed(batch):
     order = torch.randperm(6, generator=torch.Generator().manual_seed(0))
-    assert [part.tolist() for part in parts] == [
-        [row for row in range(24) if row // 4 in order[2 * k : 2 * k + 2]] for k in range(3)
-    ]
+    pairs = [order[2 * k : 2 * k + 2] for k in range(3)]
+    expected = [[row for row in range(24) if row // 4 in pair] for pair in pairs]
+    assert [part.tolist() for part in _deal(batch, 3)] == expected
 
 
-@pytest.mark.parametrize(("number", "sizes"), [(5, {4, 5}), (30, {0, 1})])
-def test_split_groups_deal_each_row_once_and_into_equal_parts(number, sizes, batch):
-    parts = _deal(batch, number, split_groups=True)
-    assert sorted(torch.cat(parts).tolist()) == list(range(24))
-    assert {len(part) for part in parts} == sizes
-    assert all(part.tolist() == sorted(part.tolist()) for part in parts)
-
-
-def test_split_groups_bring_two_rows_of_a_prompt_together_as_often_as_chance_has_it(batch):
-    """Of two rows, the second is among the 7 others of 23 that stand in the first one's mini-batch."""
+def test_split_groups_deal_each_row_once_into_equal_parts_and_prompts_apart_as_chance_has_it(batch):
+    for number, sizes in ((5, {4, 5}), (30, {0, 1})):
+        parts = _deal(batch, number, split_groups=True)
+        assert sorted(torch.cat(parts).tolist()) == list(range(24))
+        assert {len(part) for part in parts} == sizes
+        assert all(part.tolist() == sorted(part.tolist()) for part in parts)
     together = 0
     for seed in range(400):
         for part in _deal(batch, 3, seed, split_groups=True):
             sizes = torch.bincount(batch.group[part])
             together += int((sizes * (sizes - 1)).sum())
-    assert together / (400 * 24 * 3) == pytest.approx(7 / 23, abs=0.02)  # Each of 24 rows has 3 others of its prompt.
+    # Each of 24 rows has 3 others of its prompt, and 7 of 23 rows beside it in its mini-batch.
+    assert together / (400 * 24 * 3) == pytest.approx(7 / 23, abs=0.02)
 
 
 class WithoutRows(Forward):
