@@ -14,11 +14,7 @@ class _Alone(HFEngine):
 
 
 class Elsewhere(RolloutEngine):
-    """Copies the weights at each push, and samples with the copy.
-
-    Args:
-        policy: The policy whose architecture the copy has.
-    """
+    """Copies the weights at each push, and samples with the copy, which has the architecture of `policy`."""
 
     own_weights = samples_elsewhere = True
 

@@ -50,21 +50,11 @@ def update_of(
     forward_of=Forward,
     **options,
 ):
-    """The `Update` of a batch.
+    """The `Update` of a batch, whose longest response has `limit` tokens; `seed` is that of the order of groups.
 
-    Args:
-        policy: In the mode that it is in.
-        batch: `RolloutBatch`.
-        weights: Token weights ``[B, T]``, or `TokenWeights`; without them and a credit method all are 1.
-        reference: A frozen policy.
-        credit: A method that gives the token weights, beside the update's forward pass if it can.
-        limit: The longest response.
-        seed: Of the order of groups.
-        temperature: Of sampling.
-        continuations: What samples the continuations that the credit method asks for.
-        refreshed: Whether the weights are replaced before each further step.
-        forward_of: The class of the forward pass without a credit method.
-        options: Of `Objective` and of `Execution`.
+    Token weights are given, or found by a credit method, beside the update's forward pass if it can; without either all
+    are 1. `refreshed` weights are replaced before each further step. Other options are those of `Objective` and of
+    `Execution`.
     """
     objective, execution = configured(options)
     share = execution.share_prefixes

@@ -62,9 +62,7 @@ def draw(random, number):
 def alike(prompts, longer=1):
     """Four groups of four: of one trunk, all the same, one the beginning of another, and nothing in common.
 
-    Args:
-        prompts: The lengths of the prompts, or what they all begin with.
-        longer: A factor of all lengths.
+    All prompts begin with `prompts`; every other length is `longer` times what it says below.
     """
     random = torch.Generator().manual_seed(0)
 

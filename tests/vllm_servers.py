@@ -41,14 +41,7 @@ def free_port():
 
 
 class Served:
-    """A server on this machine, in a process group of its own.
-
-    Args:
-        model: The folder of the model.
-        log: The file of what it says.
-        options: Further options of the command line; the extension is among them.
-        environment: What differs from `ENVIRONMENT`.
-    """
+    """A server on this machine, in a process group of its own; what it says goes to the file `log`."""
 
     def __init__(self, model, log, options=("--worker-extension-cls", EXTENSION), environment=None):
         self.model, self.log, self.options = str(model), Path(log), options
