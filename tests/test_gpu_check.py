@@ -9,22 +9,32 @@ import pytest
 from tests.benchmark_modules import BENCHMARKS, benchmark
 
 
-@pytest.mark.parametrize(
-    ("part", "program", "said"),
-    [
-        ("trl", None, "skipped: TRL is not installed"),
-        ("sampling", "import time; time.sleep(60)", "failed: stopped after 0.5 s"),
-        ("sampling", "raise SystemExit(3)", "failed: exit code 3"),
-    ],
-)
-def test_a_part_that_is_left_out_or_does_not_end_well_says_so(part, program, said, monkeypatch, capsys):
-    check, limit = benchmark("gpu_check"), 0.5 if program and "sleep" in program else 60.0
-    options = argparse.Namespace(device="cpu", models=None, peak_tflops=None, limit=limit)
+@pytest.fixture
+def check():
+    return benchmark("gpu_check")
+
+
+@pytest.fixture
+def options():
+    return argparse.Namespace(device="cpu", models=None, peak_tflops=None, limit=60.0)
+
+
+def test_without_trl_its_part_is_one_line_that_says_so(check, options, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "trl", None)
-    if program:
-        monkeypatch.setattr(check, "command_of", lambda *_: ["-c", program])
-    assert check.run(part, "tiny", options) is (program is None)
-    assert said in capsys.readouterr().out
+    assert check.run("trl", "tiny", options)
+    assert "skipped: TRL is not installed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("import time; time.sleep(60)", "failed: stopped after 0.5 s"), ("raise SystemExit(3)", "failed: exit code 3")],
+    ids=["too long", "error"],
+)
+def test_a_part_that_does_not_end_well_says_so(program, said, check, options, monkeypatch, capsys):
+    options.limit = 0.5 if "sleep" in program else 60.0
+    monkeypatch.setattr(check, "command_of", lambda *_: ["-c", program])
+    assert not check.run("sampling", "tiny", options)
+    assert said in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.slow
