@@ -6,7 +6,14 @@ import pytest
 import torch
 import transformers.modeling_flash_attention_utils as flash
 from torch.distributed.device_mesh import init_device_mesh
-from transformers import AutoModelForCausalLM, Lfm2Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    Lfm2Config,
+    MistralConfig,
+    Qwen3Config,
+)
 
 from grail_lightning.batch import Sampling
 from grail_lightning.credit import input_saliency
@@ -14,12 +21,31 @@ from grail_lightning.distributed.sharding import gathered, shard
 from grail_lightning.policy import Loading, LoRA, Policy, load_policy
 from grail_lightning.policy.capabilities import check_packing
 from grail_lightning.policy.layout import packed_layout
-from tests.architectures import SIZES, tiny
+from tests.architectures import SIZES, live
 from tests.runs import beside_the_update, one_in_four
 from tests.tolerance import assert_near
 
 PACKED = Loading(packing=True)
 SAMPLING = Sampling(max_response_length=40)
+ENDS = {"pad_token_id": 0, "eos_token_id": 1}
+GEMMA = {"sliding_window": 4, "query_pre_attn_scalar": 8}
+ARCHITECTURES = {
+    "qwen3": Qwen3Config(**SIZES, **ENDS),
+    "mistral, sliding": MistralConfig(**SIZES, **ENDS, sliding_window=4),
+    "gemma 2, sliding": Gemma2Config(**SIZES, **ENDS, **GEMMA, attn_logit_softcapping=5.0),
+    "gemma 3, sliding": Gemma3TextConfig(
+        **SIZES, **ENDS, **GEMMA, layer_types=["sliding_attention", "full_attention"] * 2
+    ),
+}
+
+
+def _rows():
+    """Four uneven rows, one of a single token, with padding on both sides."""
+    random = torch.Generator().manual_seed(0)
+    mask = torch.zeros(4, 14, dtype=torch.bool)
+    for row, (first, stop) in enumerate([(2, 14), (0, 9), (5, 6), (4, 13)]):
+        mask[row, first:stop] = True
+    return torch.randint(2, 64, (4, 14), generator=random) * mask, mask
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +56,13 @@ def batch():
     return made
 
 
-def _pair():
-    """The packaged policy padded and packed, in float64."""
-    return [load_policy("arithmetic", loading).double().train() for loading in (Loading(), PACKED)]
+def _pair(**options):
+    """The same policy padded and packed, in float64."""
+    plain, packed = (load_policy("arithmetic", Loading(packing=on, **options)).double().train() for on in (False, True))
+    for policy in (plain, packed):
+        torch.manual_seed(1)
+        live(policy)
+    return plain, packed
 
 
 def test_packing_concatenates_rows_and_unpacking_restores_them():
@@ -52,45 +82,63 @@ def test_packing_concatenates_rows_and_unpacking_restores_them():
     assert layout.from_rows(torch.tensor([[1, 2], [3, 0]])).tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize(  # Gemma 2 caps attention scores, which SDPA cannot.
+    ("name", "attention"),
+    [("qwen3", "sdpa"), ("mistral, sliding", "sdpa"), ("gemma 2, sliding", "eager"), ("gemma 3, sliding", "sdpa")],
+)
+def test_states_and_gradients_are_those_of_each_row_alone(name, attention, arithmetic):
+    torch.manual_seed(0)
+    config = ARCHITECTURES[name]
+    config._attn_implementation = attention
+    policy = Policy(AutoModelForCausalLM.from_config(config), arithmetic.tokenizer, PACKED).eval()
+    check_packing(policy)
+    ids, mask = _rows()
+    widths = []
+    policy.blocks[0].register_forward_pre_hook(lambda _module, args: widths.append(tuple(args[0].shape[:2])))
+    mask[:, -1] = False  # The last column predicts nothing, and is not run.
+    layout = packed_layout(ids, mask, torch.ones(4, 0, dtype=torch.bool), flash=False)
+    embeds = policy.embed(layout.ids).detach().requires_grad_()
+    states = policy.decode(layout, embeds)
+    assert widths == [(1, 30)]  # 11 + 9 + 1 + 9 valid tokens.
+    torch.testing.assert_close(policy.decode(layout), states)
+    factor = torch.randn(states.shape)
+    (found,) = torch.autograd.grad((states * factor).sum(), embeds)
+    begin = 0
+    for row, kept in enumerate(mask):
+        part = slice(begin, begin := begin + int(kept.sum()))
+        alone = policy.embed(ids[row, kept][None]).detach().requires_grad_()
+        out = policy.decoder(inputs_embeds=alone, use_cache=False).last_hidden_state
+        assert_near(states[:, part], out, 100, torch.float32)
+        (expected,) = torch.autograd.grad((out * factor[:, part]).sum(), alone)
+        assert_near(found[:, part], expected, 1000, torch.float32)
+
+
 def test_an_architecture_whose_rows_see_each_other_is_an_error(arithmetic):
     """LFM2 mixes neighbouring tokens by convolutions that know nothing of rows."""
     torch.manual_seed(0)
-    config = Lfm2Config(**SIZES, pad_token_id=0, layer_types=["conv", "full_attention"] * 2, conv_L_cache=3)
+    config = Lfm2Config(**SIZES, **ENDS, layer_types=["conv", "full_attention"] * 2, conv_L_cache=3)
     policy = Policy(AutoModelForCausalLM.from_config(config), arithmetic.tokenizer, PACKED)
     with pytest.raises(ValueError, match=r"rows that do not attend to each other, but in Lfm2ForCausalLM they do"):
         check_packing(policy)
 
 
-LLAMA = {"lora": LoRA(rank=2), "attention_bias": True}
-
-
 @pytest.mark.parametrize(
-    ("name", "options", "leaf", "alignment"),
+    ("options", "leaf", "alignment"),
     [
-        ("qwen3", {"checkpointed": True}, "embeddings", "predictor"),
-        ("llama", LLAMA, "middle", "token"),
-        ("mistral", {}, "last", "predictor"),
-        ("gemma2", {}, "last", "predictor"),  # It caps attention scores, which SDPA cannot.
-        ("gemma3", {}, "embeddings", "predictor"),
+        ({"gradient_checkpointing": True}, "embeddings", "predictor"),
+        ({"lora": LoRA(rank=2), "attention": "eager"}, "middle", "token"),
+        ({}, "last", "predictor"),
     ],
     ids=str,
 )
-def test_log_probabilities_gradients_and_saliency_are_those_of_padded_rows(
-    name, options, leaf, alignment, batch, tmp_path
-):
-    padded = tiny(name, tmp_path, attention_dropout=0.0, **options).train()
-    packed = Policy(padded.model, padded.tokenizer, PACKED)
-    check_packing(packed)
-    saliency, grads, found, widths = [], [], [], []
-    padded.blocks[0].register_forward_pre_hook(lambda _module, args: widths.append(tuple(args[0].shape[:2])))
-    for policy in (padded, packed):
-        policy.zero_grad(set_to_none=True)
+def test_log_probabilities_gradients_and_saliency_are_those_of_padded_rows(options, leaf, alignment, batch):
+    saliency, grads, found = [], [], []
+    for policy in _pair(**options):
         saliency.append(input_saliency(policy, batch, batch.answer.content, leaf=leaf, alignment=alignment))
         stats = policy(policy.layout(batch), with_entropy=True, entropy_gradient=True)
         (stats.logprobs.sum() + 0.1 * stats.entropy.sum()).backward()
         found.append(stats)
         grads.append({name: p.grad for name, p in policy.named_parameters() if p.grad is not None})
-    assert widths[-1] == (1, int(batch.attention_mask[:, :-1].sum())), "neither padding nor the last column is run"
     assert (saliency[0] != 0).any()
     assert_near(saliency[1], saliency[0], 64, torch.float32)
     assert_near(found[1].logprobs, found[0].logprobs, 64, torch.float32)
