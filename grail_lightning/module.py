@@ -49,15 +49,7 @@ from grail_lightning.step.assign import assign_credit, compute_advantages, run_c
 from grail_lightning.step.collect import Ahead, check_engine, collect
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
 from grail_lightning.step.options import Execution, Objective
-from grail_lightning.step.report import (
-    SHOWN,
-    EvaluationPlan,
-    StepOutput,
-    batch_figures,
-    tag,
-    test_seeds,
-    warn_of_limits,
-)
+from grail_lightning.step.report import EvaluationPlan, StepOutput, batch_figures, tag, warn_of_limits
 from grail_lightning.step.sampler import Sampler
 from grail_lightning.step.update import Update
 from grail_lightning.tasks.base import Messages, Prompt
@@ -297,7 +289,8 @@ class GrailModule(pl.LightningModule):
         if batch.episodes is not None:
             warn_of_limits(figures, self._limits_warned)
         self._log(figures)
-        self.log_dict({tag(k): figures[k] for k in SHOWN}, prog_bar=True, logger=False, batch_size=1)
+        # Progress bars show these two, and callbacks can monitor them; the others go to the loggers alone.
+        self.log_dict({tag(k): figures[k] for k in ("reward", "accuracy")}, prog_bar=True, logger=False, batch_size=1)
         return {"output": StepOutput(batch, weights, figures)}
 
     def validation_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
@@ -309,7 +302,7 @@ class GrailModule(pl.LightningModule):
     def test_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
         """The same, with random numbers that belong to a problem: batches and ranks do not matter."""
         done = (dataloader_idx, batch_idx) in self.evaluation.done
-        return None if done else StepOutput(self._evaluate(prompts, test_seeds(prompts, self.evaluation.num_samples)))
+        return None if done else StepOutput(self._evaluate(prompts, self.evaluation.seeds(prompts)))
 
     @torch.inference_mode(False)  # Saliency needs a graph, and tensors made under inference mode cannot be in one.
     def predict_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:

@@ -260,8 +260,6 @@ GROUP_OF = {
     }.items()
     for name in names.split()
 }
-# The figures of a step that progress bars show and callbacks can monitor; the others go to the loggers alone.
-SHOWN = ("reward", "accuracy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,10 +277,9 @@ class EvaluationPlan:
     sampling: Sampling
     done: frozenset[tuple[int, int]] = field(default=frozenset(), repr=False)
 
-
-def test_seeds(prompts: Sequence[Prompt], num_samples: int) -> list[int]:
-    """The seed of each response of a test, which depends on the problem and on the number of the sample alone."""
-    return [sample_seed(problem_id(prompt), number) for prompt in prompts for number in range(num_samples)]
+    def seeds(self, prompts: Sequence[Prompt]) -> list[int]:
+        """The seed of each response of a test, which depends on the problem and on the number of the sample alone."""
+        return [sample_seed(problem_id(prompt), number) for prompt in prompts for number in range(self.num_samples)]
 
 
 class StepOutput:
