@@ -74,7 +74,7 @@ class Formulas:
         """Two formulas with what surrounds them."""
         # Where both units are known and differ, equal numbers are no equal answers.
         known = all(unit and "?" not in unit and "unit" not in unit for unit in (gold.unit, other.unit))
-        if gold.unit != other.unit and (known or not self.conventions.missing_unit):
+        if gold.unit != other.unit and (known or not (self.conventions.missing_unit or _differ_in_words(gold, other))):
             return False
         if string_key(gold.text) == string_key(other.text) and gold[2:4] == other[2:4]:
             return True
@@ -133,6 +133,11 @@ def same_form(one: Node, two: Node) -> bool:
 
 def _spelled(node: Node) -> bool:
     return node.kind == "number" or (node.kind in ("negate", "divide") and all(map(_spelled, node.args)))
+
+
+def _differ_in_words(one: Leaf, two: Leaf) -> bool:
+    """Whether two units differ only in the words of one that is not known."""
+    return re.sub(r"\?[a-z ]*", "?", one.unit) == re.sub(r"\?[a-z ]*", "?", two.unit)
 
 
 def _anagrams(one: str, two: str) -> bool:

@@ -149,7 +149,7 @@ class _Comparison(Formulas):
                 if {gold.brackets, other.brackets} == {"()", "matrix"}:
                     gold, other = _as_vector(gold), _as_vector(other)
                 return gold.brackets == other.brackets and self.in_order(gold.items, other.items)
-            case Group(brackets="()"), Many(braced=False, joint=","):
+            case Group(brackets="()"), Many(braced=False) if other.joint == "," or _named_by_and(other):
                 return self.in_order(gold.items, _by_axis(other))
             case (Chain(is_relation=True), _) | (_, Chain(is_relation=True)):
                 return self.relations(gold, other)
@@ -193,17 +193,17 @@ class _Comparison(Formulas):
                 said = self.claimed(gold, other)
         return said or same_set(gold, other, self.nodes)
 
-    def claimed(self, gold: Answer, relation: Chain) -> bool:
+    def claimed(self, gold: Answer, relation: Chain, *, derived: bool = True) -> bool:
         r"""Whether `name = ... = value` says the reference; every further side must say it too, so `0=7` is not 7.
 
-        A formula between a name and a number need not: of the letters in `V=\pi r^2h=12\pi` only the problem knows the
-        values. Of a number, `m+n=17` says it as well; `x-y=0` is the equation of a line.
+        With `derived`, a formula between a name and a number need not: of the letters in `V=\pi r^2h=12\pi` only the
+        problem knows the values. Of a number, `m+n=17` says it as well; `x-y=0` is the equation of a line.
         """
         if set(relation.signs) - {"=", r"\in", r"\equiv", r"\approx"}:
             return False
         named = named_sides(relation, gold)
         values = [side for side, name in zip(relation.items, named, strict=True) if not name]
-        if named[0] and is_number(gold) and is_number(values[-1]):
+        if derived and named[0] and is_number(gold) and is_number(values[-1]):
             name = _letters_of(relation.items[0])
             values = [side for side in values if not _letters_of(side) or name & _letters_of(side)]
         if relation.signs == (r"\approx",):  # `3\sqrt{7} \approx 7.94`: the exact value is the answer
@@ -213,6 +213,10 @@ class _Comparison(Formulas):
     def two_relations(self, gold: Chain, other: Chain) -> bool:
         if gold.signs == other.signs and (gold.signs == ("=",) or set(gold.signs) == {r"\in"}):
             return self.equations(gold, other)
+        if set(gold.signs + other.signs) == {"="}:  # chains: the names at their heads, and the last sides
+            derived = all(map(is_number, gold.items[1:]))  # a reference that derives its value tells how
+            heads = string_key(gold.sources[0]) == string_key(other.sources[0]) and named_sides(gold)[0]
+            return heads and self.claimed(gold.items[-1], other, derived=derived)
         if _letters_of(*gold.items) == _letters_of(*other.items) and same_set(gold, other, self.nodes):
             return True
         (sign, turn), (twin, other_turn) = (_TURNS.get(" ".join(relation.signs), ("", 0)) for relation in (gold, other))
@@ -271,6 +275,10 @@ def _distinct_names(answer: Many) -> bool:
     """Whether every member is a relation about a name of its own, so that a bare list must keep the order."""
     relations = [item for item in answer.items if isinstance(item, Chain) and item.is_relation and named_sides(item)[0]]
     return len({string_key(item.sources[0]) for item in relations}) == len(answer.items) > 1
+
+
+def _named_by_and(answer: Many) -> bool:
+    return answer.joint == "and" and _distinct_names(answer)
 
 
 def _by_axis(answer: Many) -> Sequence[Answer]:

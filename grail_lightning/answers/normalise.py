@@ -240,7 +240,9 @@ def _normalised(text: str) -> str:
     text = _trimmed(_replaced(text, _RULES_AFTER) if "." in text or "," in text else text)
     if (phrase := _INTRODUCTION.match(text)) is not None and not _DENIAL.search(phrase[0]):
         text = rf"\text{{{text[phrase.end() :]}" if phrase["inside"] else text[phrase.end() :]
-    return _trimmed(_LEAD.sub("", text))
+    text = _trimmed(_LEAD.sub("", text))
+    # A function of nothing is a word.
+    return rf"\text{{{text[1:]}}}" if text[:1] == "\\" and text[1:] in _WRAPPED_FUNCTIONS else text
 
 
 _of_short = lru_cache(maxsize=1 << 12)(_normalised)

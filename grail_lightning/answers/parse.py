@@ -116,6 +116,7 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self.bars = 0
         self.go_to(0)
 
     def go_to(self, place: int) -> None:
@@ -175,6 +176,8 @@ class _Parser:
         return self.factor()
 
     def begins_factor(self) -> bool:
+        if self.piece == "|":
+            return self.bars == 0
         known = self.kind == "command" and self.piece[1:] in _COMMANDS
         return known or self.kind in ("number", "word", "letter") or self.piece in _CLOSING
 
@@ -220,9 +223,11 @@ class _Parser:
         opening = self.take()
         if opening not in _CLOSING and opening != "|":
             raise Unreadable(f"unexpected {opening!r}")
+        bars, self.bars = self.bars, self.bars + 1 if opening == "|" else 0
         inner = self.sum()
         if opening == "{":
             inner = self.over(inner)
+        self.bars = bars
         self.expect(_CLOSING.get(opening, "|"))
         return Node("function", "abs", (inner,)) if opening == "|" else inner
 

@@ -48,6 +48,8 @@ _DERIVED = {
     **{"j": "kg*m^2*s^-2", "n": "kg*m*s^-2", "w": "kg*m^2*s^-3", "pa": "kg*m^-1*s^-2"},
     **{"hz": "s^-1", "mph": "mi*h^-1"},
 }
+# `\text{ft}/s`: a single letter loses its `\mathrm` when it is normalised.
+_PER = re.compile(r"(?<=\})\s*/\s*([a-zA-Z]{1,3})(?=(?:\^\{?[0-9]\}?)?$)")
 _BARE_UNIT = re.compile(r"(?<=[0-9}\)])(?:\s*([A-Za-z]{2,})| ([A-Za-z]{4,}|[A-Za-z]{3,}(?: [A-Za-z]{3,})+))$")
 # `5 km/h`, `6 sq ft` and `16 cm^2` without a type. Of single letters `m/s` alone is a unit, for `2 h/g` is a formula.
 _BARE_DERIVED = re.compile(
@@ -79,7 +81,13 @@ def _quantity(text: str) -> Leaf:
     r"""Take units, currency, percent and degrees off a normalised formula."""
     money = re.match(r"([+-]?)\s*\\\$\s*", text)
     bare = re.sub(r"\s*\\\$$", "", money[1] + text[money.end() :] if money else text)
-    bare = bare if r"\text" in bare else _with_typed_unit(bare)
+    if r"\text" in bare:
+        bare = _PER.sub(lambda per: rf"/\text{{{per[1]}}}" if per[1] in TYPED_UNITS else per[0], bare)
+    elif (words := _BARE_UNIT.search(bare)) and _FUNCTION_WORDS.isdisjoint(words[0].split()):
+        alone = words[1] and words[1].lower() not in UNITS and not (words[0][0] == " " and len(words[1]) > 3)
+        bare = bare if alone else rf"{bare[: words.start()]}\text{{{words[0]}}}"
+    elif (unit := _BARE_DERIVED.search(bare)) and {*_WORD.findall(unit[0].lower())} - {"sq"} <= UNITS.keys():
+        bare = rf"{bare[: unit.start()]}\text{{{unit[0]}}}"
     quantity = Leaf(bare, unit="dollar" if money else "")
     for _ in range(6):
         shorter = _without_suffix(quantity)
@@ -87,16 +95,6 @@ def _quantity(text: str) -> Leaf:
             break
         quantity = shorter
     return quantity._replace(unit=_in_order(quantity.unit), whole=bare)
-
-
-def _with_typed_unit(text: str) -> str:
-    r"""`5\text{ km/h}` for `5 km/h`."""
-    if (words := _BARE_UNIT.search(text)) and _FUNCTION_WORDS.isdisjoint(words[0].split()):
-        alone = words[1] and words[1].lower() not in UNITS and not (words[0][0] == " " and len(words[1]) > 3)
-        return text if alone else rf"{text[: words.start()]}\text{{{words[0]}}}"
-    if (unit := _BARE_DERIVED.search(text)) and {*_WORD.findall(unit[0].lower())} - {"sq"} <= UNITS.keys():
-        return rf"{text[: unit.start()]}\text{{{unit[0]}}}"
-    return text
 
 
 def _without_suffix(quantity: Leaf) -> Leaf | None:
@@ -264,7 +262,8 @@ def _list(text: str) -> Answer | None:
     joint = joints.pop() if len(joints) == 1 else ","
     marked = _CONNECTIVE.sub("\x01", text)
     parts, _ = split(marked, [";", "\x01"])
-    parts = [piece for part in parts for piece in split(part, [","])[0]]
+    if len(parts) == 1 or joint != "," or not all(split(part, [","])[1] for part in parts if part.strip()):
+        parts = [piece for part in parts for piece in split(part, [","])[0]]
     if len(parts) == 1:
         return None
     if marked.startswith("\x01") or marked.endswith("\x01"):

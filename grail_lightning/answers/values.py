@@ -307,6 +307,8 @@ def equal_by_math_verify(gold: str, prediction: str, tolerance: float) -> bool |
     one, two = _sympy_of(gold), _sympy_of(prediction)
     if one is None or two is None:
         return None
+    if isinstance(one, sympy.Expr) and isinstance(two, sympy.Expr) and one.as_dummy() == two.as_dummy():
+        return True  # a sum over n and one over k
     for side in (one, two):
         if isinstance(side, sympy.Basic) and side.has(sympy.Sum) and side.has(sympy.oo) and side.free_symbols:
             return False  # the search for a closed form of a power series rarely ends
