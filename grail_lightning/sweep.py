@@ -21,61 +21,29 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from queue import SimpleQueue
+from typing import Any
 
 import pandas as pd
-from jsonargparse import ArgumentError, ArgumentParser
-from jsonargparse.typing import NonNegativeInt
 
 from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
 from grail_lightning.cli.config_files import find_config, read_options
-from grail_lightning.cli.mistakes import option_error
 from grail_lightning.cli.trainer_options import environments_of_runs
 from grail_lightning.evaluate.compare import CURVE, curve, read_scalars, results_by_run
 from grail_lightning.evaluate.runs import CHOICE, point_in_words, value_in_words
 from grail_lightning.runtime.files import held, write_whole
 from grail_lightning.runtime.run_folder import mark_if_new
+from grail_lightning.tasks.import_path import did_you_mean
 
+_KEYS = ("config", "folder", "options", "methods", "tasks", "seeds", "grid", "choose", "results")
+_EMPTY: dict[str, Any] = {"methods": {}, "tasks": {}, "options": {}, "grid": {}, "choose": {}, "results": None}
 _FOLDERS = r"checkpoint\.dirpath|last_checkpoint\.folder|export\.folder"  # All runs would write there.
 _OURS = re.compile(rf"(seed_everything|ckpt_path|trainer\.logger|trainer\.default_root_dir|{_FOLDERS})(\..*)?")
-_FACTS = ("method", "task", "seed", "point", "choosing")  # What a record, and a row of the table, say of a run.
+_FACTS = ("run", "method", "task", "seed", "point", "choosing", "options")  # The first columns of a table.
 _NO_STEP = "no step is left"  # What `fit` says of a resume after the last step.
-Options = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choose:
-    """How a sweep chooses the point of a grid."""
-
-    seeds: list[NonNegativeInt]
-    by: str = CURVE
-    statistic: Literal["last", "mean"] = "last"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Results:
-    """The table of finished runs."""
-
-    file: str
-    curves: list[str] = field(default_factory=lambda: [CURVE])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sweep:
-    """The file of a sweep, which docs/sweeps.md describes; for one method, with the grid and the seeds of its own."""
-
-    folder: str
-    methods: dict[str, Options | None]
-    tasks: dict[str, Options | None]
-    seeds: list[NonNegativeInt]
-    config: str | list[str] = field(default_factory=list)
-    options: Options = field(default_factory=dict)
-    grid: dict[str, list[Any]] = field(default_factory=dict)
-    choose: Choose | None = None
-    results: Results | None = None
+_WRITING = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +78,7 @@ class Run:
         return [*self.given, *ours]
 
     def check(self) -> None:
-        """Check that the folder, or the row, is that of a run with these options, if its point is known."""
-        if self.point is None:
-            return
+        """Check that the folder, or the row, is that of a run with these options."""
         there = self.row["options"] if self.row else shlex.join(self.record().get("arguments", self.arguments))
         if there != shlex.join(self.given if self.row else self.arguments):
             raise ValueError(
@@ -135,9 +101,10 @@ class Run:
 
     def write(self, **state: str) -> None:
         """Record the state of the run."""
-        record = {name: getattr(self, name) for name in _FACTS} | {"point": self.point or None}
-        record |= {"arguments": self.arguments, **state}
-        write_whole(self.folder / "sweep.json", json.dumps(record, indent=1) + "\n")
+        record = {"method": self.method, "task": self.task, "seed": self.seed, "arguments": self.arguments}
+        record |= {"point": self.point} if self.point else {}
+        record |= {"choosing": True} if self.choosing else {}
+        write_whole(self.folder / "sweep.json", json.dumps(record | state, indent=1) + "\n")
 
     def last_line(self) -> str:
         """What the run has printed last."""
@@ -146,84 +113,126 @@ class Run:
         return lines[-1].strip()
 
 
-def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], Sweep]:
-    """The runs of a YAML file, those that choose first, and its content. `output` replaces its `folder`."""
-    content = read_options(find_config(file), "The file of a sweep") | ({"folder": str(output)} if output else {})
-    sweep = _parsed(content)
-    table = sweep.results
-    if table and sweep.choose and sweep.choose.by not in table.curves:
-        raise ValueError(
-            f"`results.curves` must hold the tag of `choose.by`, {sweep.choose.by!r}, but got {table.curves}."
-        )
-    rows = results_by_run(Path(table.file), ["run", *_FACTS, "options", *table.curves]) if table else {}
-    runs: list[Run] = []
-    for (method, own), task in itertools.product(sweep.methods.items(), sweep.tasks):
-        options = dict(own or {})
-        of_method = _parsed(content | {key: options.pop(key) for key in ("grid", "seeds") if key in options})
-        runs += _runs_of(str(method), options, str(task), sweep.tasks[task] or {}, of_method, rows)
-    if len({run.folder for run in runs}) < len(runs):
-        raise ValueError("The runs of a sweep must have folders of their own, but two names or seeds give the same.")
-    # Seed by seed, so that a sweep that is cut short has compared all methods on the same seeds.
-    order = list(dict.fromkeys(run.seed for run in runs))
-    runs.sort(key=lambda run: (not run.choosing, not run.choosing and order.index(run.seed)))
-    return runs, sweep
-
-
-def _parsed(content: Options) -> Sweep:
-    keys = [*Sweep.__dataclass_fields__]
-    if unknown := [str(key) for key in content if key not in keys]:
-        raise ValueError(f"The file of a sweep has the keys {', '.join(keys)}, but got {', '.join(unknown)}.")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Sweep)
-    try:
-        parser.parse_object(deepcopy(content))  # It makes objects of classes among the options, in their place.
-    except ArgumentError as error:
-        raise ValueError(f"In the file of a sweep {option_error(error, keys)}") from error
-    parts = {"choose": Choose, "results": Results}
-    return Sweep(**content | {key: part(**content[key]) for key, part in parts.items() if content.get(key)})
-
-
-def _runs_of(
-    method: str, own: Options, task: str, of_task: Options, sweep: Sweep, rows: Mapping[str, Any]
-) -> Iterator[Run]:
-    """The runs of a method on a task, with their options, those that choose among them."""
-    for name in {*sweep.options, *of_task, *own, *sweep.grid}:
-        if _OURS.fullmatch(name):
-            raise ValueError(f"`{name}` must not be set in its file: the sweep sets it, or all runs would write there.")
-        if name != "config" and sum(name in part for part in (of_task, own, sweep.grid)) > 1:
-            raise ValueError(f"`{name}` must be set once, but {method!r}, {task!r} or the grid share it.")
-    configs = [part.get("config") or [] for part in ({"config": sweep.config}, sweep.options, of_task, own)]
-    files = [name for names in configs for name in ([names] if isinstance(names, str) else names)]
-    options = {name: value for name, value in {**sweep.options, **of_task, **own}.items() if name != "config"}
-    given = (*(f"--config={name}" for name in files), *(f"--{n}={value_in_words(v)}" for n, v in options.items()))
-    points = [dict(zip(sweep.grid, values, strict=True)) for values in itertools.product(*sweep.grid.values())]
-    chosen_on = sweep.choose.seeds if sweep.choose and len(points) > 1 else []
-    if shared := {*sweep.seeds} & {*chosen_on}:
-        raise ValueError(f"`choose.seeds` must be other seeds than those of {method!r}, but got {shared} in both.")
-    made: list[tuple[Any, int]] = [(None, seed) for seed in sweep.seeds if chosen_on]
-    made += itertools.product(points, chosen_on or sweep.seeds)
-    for point, seed in made:
-        choosing = bool(chosen_on) and point is not None
-        name = _file_name(f"{method} {point_in_words(point)}" if point else method, task, str(seed))
-        place = Path(f"{sweep.folder}_choosing" if choosing else sweep.folder)
-        known: dict[str, Any] = {"method": method, "task": task, "options": given, "row": rows.get(name)}
-        yield Run(folder=place / name, seed=seed, point=point, choosing=choosing, **known)
-
-
 def _file_name(*parts: str) -> str:
     return "__".join(re.sub(r"[^\w.,=+-]+", "_", part) for part in parts)
 
 
+def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], dict[str, Any]]:
+    """The runs of a YAML file, those that choose first, and its content. `output` replaces its `folder`."""
+    content = read_options(find_config(file), "The file of a sweep")
+    for key in content.keys() - set(_KEYS):
+        hint = did_you_mean(f"`{key}`", [f"`{known}`" for known in _KEYS]) or f" It has {', '.join(_KEYS)}."
+        raise ValueError(f"There is no key `{key}` in the file of a sweep, but {file} has it.{hint}")
+    content = _EMPTY | {key: value for key, value in content.items() if value is not None}
+    choose, results, groups = content["choose"], content["results"], {k: content[k] for k in ("methods", "tasks")}
+    for key, group in groups.items():
+        named = isinstance(group, dict) and group and all(isinstance(name, str) for name in group)
+        _must(bool(named), f"`{key}` must hold names, which are texts, with their options", group)
+    for key, part in [*groups["methods"].items(), *groups["tasks"].items(), ("options", content["options"])]:
+        _must(isinstance(part, dict | None), f"`{key}` must hold options with their values", part)
+    known = isinstance(choose, dict) and choose.keys() <= {"seeds", "by", "statistic"}
+    known = known and choose.get("statistic", "last") in ("last", "mean")
+    what = "`choose` must hold `seeds`, a list of integers, and may hold `by`, a tag, and `statistic`, last or mean"
+    _must(known and (not choose or _are_seeds(choose.get("seeds"))), what, choose)
+    if results is not None:
+        known = isinstance(results, dict) and {"file"} <= results.keys() <= {"file", "curves"}
+        what = "`results` must hold `file`, and beside it only `curves`, a list"
+        _must(known and isinstance(results.get("curves", []), list), what, results)
+    folder: Any = output or content.get("folder")
+    _must(
+        bool(folder) and isinstance(folder, str | Path),
+        "`folder` must be the folder of the runs, as `runs/study`",
+        folder,
+    )
+    rows = results_by_run(Path(results["file"]), [*_FACTS, *_curves(content)]) if results else {}
+    runs: list[Run] = []
+    for method, task in itertools.product(content["methods"], content["tasks"]):
+        runs += _runs_of(method, task, content, Path(folder), rows)
+    if len({run.folder for run in runs}) < len(runs):
+        raise ValueError("The runs of a sweep must have folders of their own, but two names give the same.")
+    # Seed by seed, so that a sweep that is cut short has compared all methods on the same seeds.
+    order = list(dict.fromkeys(run.seed for run in runs))
+    runs.sort(key=lambda run: (not run.choosing, not run.choosing and order.index(run.seed)))
+    return runs, content
+
+
+def _must(holds: bool, what: str, got: object) -> None:
+    if not holds:
+        raise ValueError(f"In the file of a sweep {what}, but got {got!r}.")
+
+
+def _are_seeds(value: object) -> bool:
+    if not isinstance(value, list) or not all(type(seed) is int and seed >= 0 for seed in value):
+        return False
+    return 0 < len(value) == len(set(value))
+
+
+def _runs_of(
+    method: str, task: str, content: Mapping[str, Any], folder: Path, rows: Mapping[str, Any]
+) -> Iterator[Run]:
+    """The runs of a method on a task, those that choose among them."""
+    common, choose = content["options"], content["choose"]
+    own, of_task = dict(content["methods"][method] or {}), content["tasks"][task] or {}
+    grid, seeds = own.pop("grid", content["grid"]), own.pop("seeds", content.get("seeds"))
+    lists = isinstance(grid, dict) and all(isinstance(values, list) and values for values in grid.values())
+    _must(lists, f"`grid` of {method!r} must hold a list of values for each option", grid)
+    _must(_are_seeds(seeds), f"`seeds` of {method!r} must be a list of different integers, from 0 on", seeds)
+    for name in {*common, *of_task, *own, *grid}:
+        if _OURS.fullmatch(name):
+            raise ValueError(f"`{name}` must not be set in its file: the sweep sets it, or all runs would write there.")
+        if name != "config" and sum(name in part for part in (of_task, own, grid)) > 1:
+            raise ValueError(f"`{name}` must be set once, but {method!r}, {task!r} or the grid share it.")
+    configs = [part.get("config") or [] for part in (content, common, of_task, own)]
+    files = [name for names in configs for name in ([names] if isinstance(names, str) else names)]
+    options = {name: value for name, value in {**common, **of_task, **own}.items() if name != "config"}
+    given = (*(f"--config={name}" for name in files), *(f"--{n}={value_in_words(v)}" for n, v in options.items()))
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    choosing = bool(choose) and len(points) > 1
+    shared = choosing and {*seeds} & {*choose["seeds"]}
+    _must(not shared, f"`choose.seeds` must be other seeds than those of {method!r}", shared)
+    made: list[tuple[Any, int, bool]] = [(None, seed, False) for seed in seeds if choosing]
+    made += itertools.product(points, choose["seeds"] if choosing else seeds, [choosing])
+    for point, seed, chooses in made:
+        name = _file_name(f"{method} {point_in_words(point)}" if point else method, task, str(seed))
+        place = folder.with_name(f"{folder.name}_choosing") if chooses else folder
+        known: dict[str, Any] = {"method": method, "task": task, "options": given, "row": rows.get(name)}
+        yield Run(folder=place / name, seed=seed, point=point, choosing=chooses, **known)
+
+
+def _curves(content: Mapping[str, Any]) -> list[str]:
+    """The tags of the curves in the table of finished runs, among them the one that `choose` needs."""
+    by = [content["choose"].get("by", CURVE)]
+    return list(dict.fromkeys([*content["results"].get("curves", by), *(by if content["choose"] else [])]))
+
+
+def _keep(run: Run, content: Mapping[str, Any]) -> None:
+    """Add a finished run to the table. Several sweeps may add to one, and git can merge its lines."""
+    if not content["results"] or run.row:
+        return
+    row: dict[str, object] = {"run": run.folder.name, "method": run.method, "task": run.task, "seed": run.seed}
+    row |= {"point": run.point, "choosing": run.choosing, "options": shlex.join(run.given)}
+    row |= {tag: run.curve(tag) for tag in _curves(content)}
+    cells = {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()}
+    table = Path(content["results"]["file"])
+    with _WRITING:
+        table.parent.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame([cells]).to_csv(table, mode="a", header=not table.exists(), index=False)
+
+
 def _check(runs: Sequence[Run], every: Sequence[Run]) -> int:
-    """Parse the options of each method on each task as ``fit`` does; returns the most devices that a run asks for."""
+    """Parse the options of each method on each task as ``fit`` does; returns the most devices that a run asks for.
+
+    Runs whose point is not yet chosen are parsed with the first one of their grid.
+    """
+    parser, devices = FitOptions(), 1
+    first = {run.group: run.point for run in reversed(every) if run.choosing}
+    parsed = {}
     for run in runs:
-        run.check()
-    parser, devices, groups = FitOptions(), 1, {run.group for run in runs}
-    # Before a point is chosen, those of the grid are parsed in its place.
-    points = {(run.group, point_in_words(run.point)): run for run in every if run.point is not None}
-    for run in points.values():
-        if run.group not in groups:
-            continue
+        if run.point is not None:
+            run.check()
+        known = replace(run, point=first[run.group]) if run.point is None else run
+        parsed[run.group, point_in_words(known.point or {})] = known
+    for run in parsed.values():
         try:
             wanted = parser.parse(run.arguments).trainer.devices
             parser.build()
@@ -236,56 +245,70 @@ def _check(runs: Sequence[Run], every: Sequence[Run]) -> int:
 class _Runner:
     """Runs processes of ``fit`` side by side, each with the variables of one of the environments."""
 
-    def __init__(self, environments: Sequence[Mapping[str, str]], sweep: Sweep) -> None:
-        self._environments, self._sweep = environments, sweep
+    def __init__(self, environments: Sequence[Mapping[str, str]], content: Mapping[str, Any]) -> None:
+        self._environments: SimpleQueue[Mapping[str, str]] = SimpleQueue()
+        for environment in environments:
+            self._environments.put(environment)
+        self._number, self._content = len(environments), content
         self._processes: set[subprocess.Popen[bytes]] = set()
-        self._stopped = False
-        self._writing = threading.Lock()
+        self._stopped = threading.Event()
 
     def stop(self, number: int, frame: object) -> None:
         """Let the runs save after their batch, and start no others: a handler of signals."""
-        self._stopped = True
+        self._stopped.set()
         for process in list(self._processes):
             process.terminate()
 
     def run(self, runs: Sequence[Run]) -> bool:
         """Run those that are not finished. True if all are then."""
-        waiting = iter([run for run in runs if not run.row])
+        with ThreadPoolExecutor(self._number) as pool:
+            return all(list(pool.map(self._tried, runs)))
 
-        def work(environment: Mapping[str, str]) -> None:
-            for run in waiting:
-                self._run(run, environment)
-
-        with ThreadPoolExecutor(len(self._environments)) as pool:
-            list(pool.map(work, self._environments))
-        return all(run.record()["state"] == "finished" for run in runs)
-
-    def _run(self, run: Run, environment: Mapping[str, str]) -> None:
+    def _tried(self, run: Run) -> bool:
         """A run that cannot be started or recorded stops no other."""
+        environment = self._environments.get()
         try:
+            if run.record()["state"] == "finished":
+                return self._one(run, environment)
             # A run takes its own lock after its imports, when another call would have removed its folder.
             with held(run.folder.with_name(f".{run.folder.name}"), "sweep"):
-                if run.record()["state"] != "finished" and not self._stopped:
-                    self._attempt(run, environment)
-                if run.record()["state"] == "finished":
-                    self._add_row(run)
+                return self._one(run, environment)
         except (OSError, ValueError) as error:
             print(f"left alone: {run.folder.name}: {error}", flush=True)
+            return False
+        finally:
+            self._environments.put(environment)
 
-    def _attempt(self, run: Run, environment: Mapping[str, str]) -> None:
-        """Begin the run, or let it go on from its last checkpoint, and record its state."""
-        resumed = (run.folder / "checkpoints" / "last.ckpt").exists()
-        if run.record()["state"] != "waiting":
-            with held(run.folder):  # That of a sweep that was killed may be at work.
+    def _one(self, run: Run, environment: Mapping[str, str]) -> bool:
+        if run.record()["state"] == "finished":
+            _keep(run, self._content)
+            return True
+        if self._stopped.is_set():
+            return False
+        began = (run.folder / "sweep.json").exists()
+        if began:
+            with held(run.folder):  # If another sweep runs it, its folder must not be removed, nor its state written.
                 pass
-            if not resumed:
-                shutil.rmtree(run.folder)  # Curves of that attempt would mix with those of the next.
+        resumed = (run.folder / "checkpoints" / "last.ckpt").exists()
+        if began and not resumed:
+            shutil.rmtree(run.folder)  # Curves of an attempt that left no checkpoint would mix with those of the next.
         run.folder.mkdir(parents=True, exist_ok=True)
         mark_if_new(run.folder)
         before = run.last_line()
         run.write(state="started")
-        command = [sys.executable, "-m", "grail_lightning", "fit", *run.arguments]
-        command += ["--ckpt_path=last"] if resumed else []
+        code = self._fit(run, ["--ckpt_path=last"] if resumed else [], environment)
+        outcome = run.last_line()
+        if code and resumed and _NO_STEP in outcome:  # A sweep was killed between a run's end and its record.
+            code, outcome = 0, before
+        state = "finished" if code == 0 else "started" if self._stopped.is_set() else "failed"
+        run.write(state=state, outcome=outcome)
+        if state == "finished":
+            _keep(run, self._content)
+        print(f"{state}: {run.folder.name}: {outcome}", flush=True)
+        return state == "finished"
+
+    def _fit(self, run: Run, more: Sequence[str], environment: Mapping[str, str]) -> int:
+        command = [sys.executable, "-m", "grail_lightning", "fit", *run.arguments, *more]
         # A session of its own: Ctrl-C reaches the sweep alone, which asks its runs to end.
         how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True, "env": os.environ | environment}
         with (run.folder / "fit.log").open("ab") as log:
@@ -293,54 +316,35 @@ class _Runner:
         self._processes.add(process)
         code = process.wait()
         self._processes.discard(process)
-        outcome = run.last_line()
-        if code and resumed and _NO_STEP in outcome:  # A sweep was killed between a run's end and its record.
-            code, outcome = 0, before
-        state = "finished" if code == 0 else "started" if self._stopped else "failed"
-        run.write(state=state, outcome=outcome)
-        print(f"{state}: {run.folder.name}: {outcome}", flush=True)
-
-    def _add_row(self, run: Run) -> None:
-        """Add a finished run to the table. Several sweeps may add to one, and git can merge its lines."""
-        if self._sweep.results is None:
-            return
-        row = {"run": run.folder.name} | {name: getattr(run, name) for name in _FACTS}
-        row |= {"options": shlex.join(run.given)} | {tag: run.curve(tag) for tag in self._sweep.results.curves}
-        cells = {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()}
-        table = Path(self._sweep.results.file)
-        with self._writing:
-            table.parent.mkdir(parents=True, exist_ok=True)
-            pd.DataFrame([cells]).to_csv(table, mode="a", header=not table.exists(), index=False)
+        return code
 
 
-def _run(runs: Sequence[Run], every: Sequence[Run], choose: Choose | None, runner: _Runner) -> bool:
+def _run(runs: Sequence[Run], every: Sequence[Run], choose: Mapping[str, Any], runner: _Runner) -> bool:
     """Run those that choose, choose, and run the others at the chosen points. True if all are finished then."""
     if not runner.run([run for run in runs if run.choosing]):
         return False
-    best = {}
     for group in {run.group: None for run in runs if run.point is None}:
-        assert choose is not None
-        best[group] = _best([run for run in every if run.choosing and run.group == group], choose)
-        print(f"{', '.join(group)}: {point_in_words(best[group])} is best on the choosing seeds", flush=True)
-    reported = [replace(run, point=best.get(run.group, run.point)) for run in runs if not run.choosing]
+        point = _best([run for run in every if run.choosing and run.group == group], choose)
+        print(f"{', '.join(group)}: {point_in_words(point)} is best on the choosing seeds", flush=True)
+        runs = [replace(run, point=point) if run.group == group and run.point is None else run for run in runs]
+    reported = [run for run in runs if not run.choosing]
     for run in reported:
         run.check()  # Another choice, with another grid say, may have begun it at another point.
     return runner.run(reported)
 
 
-def _best(choosing: Sequence[Run], choose: Choose) -> Mapping[str, Any]:
+def _best(choosing: Sequence[Run], choose: Mapping[str, Any]) -> Mapping[str, Any]:
     """The point with the largest mean figure over the choosing seeds, written to a file beside those runs."""
     figures, points = dict[str, list[float]](), {}
     for run in choosing:
         if run.record()["state"] != "finished":
             raise ValueError(f"The point of {run.method} on {run.task} waits for {run.folder}, which is not finished.")
-        values = [*run.curve(choose.by).values()]
+        values = [*run.curve(choose.get("by", CURVE)).values()]
         if not values:
             raise ValueError(f"`choose.by` must be the tag of a curve of each run, but {run.folder} has none.")
-        name = point_in_words(run.point or {})
+        name, last = point_in_words(run.point or {}), choose.get("statistic", "last") == "last"
         points[name] = run.point or {}
-        figure = values[-1] if choose.statistic == "last" else sum(values) / len(values)
-        figures.setdefault(name, []).append(figure)
+        figures.setdefault(name, []).append(values[-1] if last else sum(values) / len(values))
     chosen = pd.Series({name: sum(values) / len(values) for name, values in figures.items()}).idxmax()  # NaN is none.
     one = choosing[0]
     entry = {"method": one.method, "task": one.task, "chosen": chosen, "figures": figures}
@@ -373,7 +377,7 @@ def main(arguments: list[str] | None = None) -> None:
     what.add_argument("--index", type=int, help="run the run with this number in --list alone, as in a job array")
     options = parser.parse_args(arguments)
     with mistakes_in_one_line():
-        every, sweep = read_sweep(options.file, options.output)
+        every, content = read_sweep(options.file, options.output)
         runs = _selected(every, options)
         devices = _check(runs, every)
         if options.list:
@@ -381,10 +385,10 @@ def main(arguments: list[str] | None = None) -> None:
                 chosen = "" if run.point is not None else ", at the point that will be chosen"
                 print(f"grail-lightning fit {shlex.join(run.arguments)}  # {run.record()['state']}{chosen}")
             return
-        runner = _Runner(environments_of_runs(options.jobs, devices), sweep)
+        runner = _Runner(environments_of_runs(options.jobs, devices), content)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, runner.stop)
-        done = _run(runs, every, sweep.choose, runner)
+        done = _run(runs, every, content["choose"], runner)
         these = "All runs" if runs == every else f"These runs ({len(runs)} of {len(every)})"
         print(f"{these} are finished." if done else "Not all runs are finished. The same command goes on.")
     raise SystemExit(not done)

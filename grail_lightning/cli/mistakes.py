@@ -156,8 +156,7 @@ def option_error(error: ArgumentError, known: Sequence[str]) -> str:
         if line.startswith(_REQUIRED) and option:
             return f"`{option}` must be given with all arguments: {line}."
     if missing := message.partition(_REQUIRED)[2] if not option else "":
-        names = [name.partition(".")[2] or name for name in missing.split(", ")]  # Behind the subcommand.
-        needed = ", ".join(f"`{name}`" for name in names)
+        needed = ", ".join(f"`{name.partition('.')[2]}`" for name in missing.split(", "))  # Behind the subcommand.
         return f"{needed} must be given, on the command line or in a file such as configs/quickstart.yaml."
     if not option:
         return message

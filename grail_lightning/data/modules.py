@@ -1,4 +1,7 @@
-"""The base class of the data modules: sharded loaders of prompts, whose training position checkpoints keep."""
+"""The base class of the data modules: sharded loaders of prompts, whose training position checkpoints keep.
+
+It also finds the prompts that are too long for the policy, before the policy is loaded.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Functions run side by side in threads, each within a limit of seconds; one that does not return is abandoned.
 
+The event loop of asynchronous tools and of clients of servers has a thread of its own here, too.
+
 A thread that waits inside C code cannot be ended. All threads are daemons, so none of them keeps the process alive. A
 function that holds the interpreter's lock (a power of huge numbers, a regular expression of `re`) stops the limit's
 clock as well; such work belongs in a process of its own.

@@ -124,11 +124,18 @@ def _trained_in(model: Mapping[str, Any]) -> Path | None:
 
 def _read_first(*files: Path) -> dict[str, Any]:
     """The content of the first file of YAML or JSON that is there; empty without one."""
-    for file in files:
-        if file.is_file():
-            with file.open(encoding="utf-8") as stream:  # Errors of YAML name the file of a stream.
-                return dict(yaml.safe_load(stream) or {})
-    return {}
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        return {}
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or (file.name == "sweep.json" and "method" not in content):
+            raise ValueError(f"{content!r:.60}")
+        return content
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(
+            f"{file} must be what a run or a sweep left, but got: {error}. Restore or remove it."
+        ) from None
 
 
 def _with_methods(runs: Sequence[Run]) -> list[Run]:

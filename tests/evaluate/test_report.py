@@ -304,6 +304,7 @@ def test_no_name_steers_a_terminal_or_breaks_a_table_of_markdown_html_or_csv(hos
     ("arguments", "message"),
     [
         (["absent"], r"A run must be a folder, but got absent\. Give one"),
+        (["sweep"], r"sweep/sweep\.json must be what a run or a sweep left, but got: \{'hello': 1\}"),
         (["empty"], r"empty must hold the samples of a test .* Run `grail-lightning test`"),
         (["good", "--baseline=GRIAL"], r"`--baseline` must be one of 'good', but got 'GRIAL'\."),
         (["good", "--output=o.pdf"], r"`--output` must end in \.md or \.csv or \.html"),
@@ -327,6 +328,7 @@ def test_a_mistake_is_one_line(arguments, message, empty_folder, capsys):
     Path("choice__GRPO__sums.json").write_text("{}")
     for name, curve in (("uncurved", {0: math.nan}), ("early", {0: 0.1}), ("late", {9: 0.1})):
         make_run(empty_folder / name, curve)
+    make_run(empty_folder / "sweep", {0: 0.1}, sweep={"hello": 1})
     assert re.match(rf"grail-lightning: error: .*{message}", refusal(capsys, report, *arguments))
 
 
