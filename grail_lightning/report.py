@@ -29,7 +29,6 @@ _COLUMNS = (
     *("part", "task", "dataset", "method", "figure", "step", "problems", "seeds", "value", "low", "high"),
     *("baseline", *_DIFFERENCE, "p", "p_holm", "detectable", "paired_seeds"),
 )
-_WHOLE = dict.fromkeys(["step", "problems", "seeds", "paired_seeds"], "Int64")  # Columns of whole numbers, or none.
 _DESCRIPTION = """Figures of runs with intervals, paired differences with p-values, and learning curves. A run is the
 folder of a run, of its `test`, or of its samples. Runs whose configs differ only in the seed are seeds of one method;
 NAME=RUN names a method."""
@@ -189,9 +188,15 @@ def _as_html(sections: Sequence[_Section]) -> str:
 
 
 def _as_csv(sections: Sequence[_Section]) -> str:
-    """Every figure as one row of CSV, in full precision."""
-    frame = pd.concat([section.figures for section in sections])
-    return str(frame.astype(_WHOLE).to_csv(index=False, lineterminator="\n"))
+    """Every figure as one row of CSV, in full precision. What a spreadsheet would take for a formula is quoted."""
+
+    def cell(value: object) -> object:
+        text = plain(value, 10_000) if isinstance(value, str) else ""
+        return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text or value
+
+    frame = pd.concat([section.figures for section in sections]).map(cell)
+    whole = dict.fromkeys(["step", "problems", "seeds", "paired_seeds"], "Int64")
+    return str(frame.astype(whole).to_csv(index=False, lineterminator="\n"))
 
 
 if __name__ == "__main__":

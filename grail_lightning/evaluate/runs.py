@@ -68,14 +68,17 @@ def find_runs(given: Sequence[str]) -> list[Run]:
 
     Runs of one method are neighbours, in the order of seeds. They belong to one if the user gave them the same name;
     else if a sweep says so; else if their configs differ in nothing but the seed and the places of files. Tasks of a
-    sweep are apart. A run that is given twice counts once. A ValueError if there are no such runs, or they must not be
-    compared.
+    sweep are apart. A ValueError if there are no such runs, or they must not be compared.
     """
     runs: dict[Path, Run] = {}
     for argument in given:
         if not (Path(argument).name.startswith(CHOICE) and Path(argument).is_file()):  # `FOLDER/*` names them, too.
             run = _find(argument)
-            runs.setdefault((run.samples or run.folder).resolve(), run)
+            other = runs.setdefault((run.samples or run.folder).resolve(), run)
+            if other is not run:
+                raise ValueError(
+                    f"Each run must be given once, but {other.given} and {argument} are one. Leave one out."
+                )
     if not runs:
         raise ValueError("A report must have at least one run. Give a folder such as runs/quickstart.")
     return _with_methods(list(runs.values()))

@@ -20,7 +20,6 @@ from grail_lightning.evaluate.statistics import Floats, Interval, Share, average
 from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
 
 _ERRORS = ("capped", "unparseable", "timeout", "crashed")  # The verifier could not compare the answer; not right.
-_SIMPLE = "simple average"  # Of no set of problems.
 _LENGTHS = {"mean tokens": None, "of right": True, "of wrong": False}  # Which responses: None for all.
 
 
@@ -74,8 +73,10 @@ def parts_of(sizes: Mapping[str, int]) -> dict[str, dict[str, float]]:
     """The weights of datasets by name: of each alone, and if there are several, of both averages of all."""
     parts = {name: {name: 1.0} for name in sizes}
     if len(sizes) > 1:
-        parts["weighted by size"] = {name: size / sum(sizes.values()) for name, size in sizes.items()}
-        parts[_SIMPLE] = dict.fromkeys(sizes, 1 / len(sizes))
+        by_size = {name: size / sum(sizes.values()) for name, size in sizes.items()}
+        averages = {"weighted by size": by_size, "simple average": dict.fromkeys(sizes, 1 / len(sizes))}
+        # A dataset may have one of these names.
+        parts |= {f"{name} of all" if name in sizes else name: weights for name, weights in averages.items()}
     return parts
 
 
@@ -131,7 +132,12 @@ _Weights = Mapping[str, Mapping[str, float]]
 def _solved(parts: _Parts, rows: _Weights, options: TableOptions) -> str:
     """The share of right samples, each pass@k and each maj@k; a row for each part, then for both averages."""
     table = _cells({name: accuracies(of, options.pass_at, options.maj_at) for name, of in parts.items()}, rows)
-    sets = {row: pd.concat([parts[n] for n in weights]) for row, weights in rows.items() if row != _SIMPLE}
+    # The simple average is that of no set of problems.
+    sets = {
+        row: pd.concat([parts[n] for n in weights])
+        for row, weights in rows.items()
+        if row in parts or not row.startswith("simple average")
+    }
     correct = {row: by_problem(of, "correct") for row, of in sets.items()}
     table.insert(0, "problems", pd.Series({row: str(len(of)) for row, of in correct.items()}))
     if "acc@1" not in table:

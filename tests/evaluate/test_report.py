@@ -59,7 +59,9 @@ def test_a_run_its_stage_and_its_samples_are_the_same_run(tmp_path):
     keep_samples(run / "test" / "samples", {"A": A9})
     found = [_runs(place)[0] for place in (run, run / "test", run / "test" / "samples")]
     assert {(one.samples, one.folder, one.seed) for one in found} == {(run / "test" / "samples", run, 0)}
-    assert len(_runs(run, run / "test", f"A={run / 'test' / 'samples'}")) == 1, "it counts once"
+    for given in ([run, run / "test"], [f"A={run}", f"B={run}"]):
+        with pytest.raises(ValueError, match=r"must be given once, but \S+ and \S+ are one\. Leave one out"):
+            _runs(*given)
 
 
 def test_configs_that_differ_in_seed_and_folder_are_one_method(tmp_path):
@@ -297,7 +299,7 @@ def test_no_name_steers_a_terminal_or_breaks_a_table_of_markdown_html_or_csv(hos
     page = (tmp_path / "deep" / "report.html").read_text()
     assert not {"script", "img"} & set(re.findall(r"<(\w+)", page)), "names are text"
     rows = csv.DictReader(io.StringIO((tmp_path / "deep" / "report.csv").read_text()))
-    assert {row["method"] for row in rows} == {HOSTILE[0], HOSTILE[4]}
+    assert {row["task"] for row in rows} == {"'=HYPERLINK(1)"}, "a spreadsheet must not compute a name"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from grail_lightning.evaluate.records import sample_frame, with_votes
-from grail_lightning.evaluate.table import TableOptions, evaluation_table
+from grail_lightning.evaluate.table import TableOptions, evaluation_table, parts_of
 from tests.evaluate.made import sample
 
 
@@ -116,6 +116,13 @@ def test_problems_are_whole_and_in_order_whatever_the_order_of_their_samples():
     assert list(sample_frame(samples, 3)["num_tokens"])[-3:] == [20, 21, 22]
     mixed.remove(samples[-1])  # Problem 2 lacks a sample.
     assert list(sample_frame(mixed, 3)["num_tokens"]) == [0, 1, 2, 10, 11, 12]
+
+
+def test_a_dataset_with_the_name_of_an_average_keeps_its_row():
+    parts = parts_of({"simple average": 10, "b": 30})
+    assert parts["simple average"] == {"simple average": 1.0}
+    assert parts["simple average of all"] == {"simple average": 0.5, "b": 0.5}
+    assert parts["weighted by size"] == {"simple average": 0.25, "b": 0.75}
 
 
 def test_values_of_a_column_steer_no_terminal():
