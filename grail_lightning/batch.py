@@ -1,4 +1,4 @@
-r"""Sampling options; the rollouts of a training step in three stages, sampled, graded, ready for training; their rows.
+r"""Sampling options, and the rollouts of a training step, which are sampled, then graded, then ready for training.
 
 Shapes: ``B`` rows (rollouts), ``P`` prompt tokens, ``T`` response tokens, ``W`` columns. Masks: bool, True counts.
 
@@ -218,7 +218,7 @@ def _map_tensors(name: str, value: object, change: Callable[[str, Tensor], Tenso
             return value
 
 
-# --- rows --------------------------------------------------------------------------------------------------------
+# --- rows -------------------------------------------------------------------------------------------------------------
 
 _Batch = TypeVar("_Batch", bound=SampledBatch)
 

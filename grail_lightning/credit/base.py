@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Refresh = Literal["rollout", "update"]
 _Value = TypeVar("_Value")
 
-# --- what a method returns ----------------------------------------------------------------------------------------
+# --- what a method returns --------------------------------------------------------------------------------------------
 
 
 class Mean(NamedTuple):
@@ -117,7 +117,7 @@ def one_elsewhere(values: Tensor, weighed: Tensor, mask: Tensor) -> Tensor:
     return torch.where(weighed, values, mask.to(values.dtype))
 
 
-# --- what a method may ask of the run -----------------------------------------------------------------------------
+# --- what a method may ask of the run ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +221,7 @@ class CreditContext:
         return torch.Generator().manual_seed(seed)
 
 
-# --- methods and controls -----------------------------------------------------------------------------------------
+# --- methods and controls ---------------------------------------------------------------------------------------------
 
 
 class TokenCredit(ABC):
@@ -272,7 +272,7 @@ class Uniform(TokenCredit):
         return uniform_weights(batch)
 
 
-# --- checks -------------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 
 
 def weigh(credit: TokenCredit, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:

@@ -116,7 +116,7 @@ def _first_flaw(steps: list[LocatedStep]) -> int | None:
     return next((k for k, kind in enumerate(kinds) if kind in ("slip", "misconception")), None)
 
 
-# --- programs -------------------------------------------------------------------------------------------------------
+# --- programs ---------------------------------------------------------------------------------------------------------
 
 
 class _Row:

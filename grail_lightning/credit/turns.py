@@ -36,7 +36,7 @@ _Baseline = Literal["turn", "group"]
 _Normalise = Literal["joint", "separate"]
 
 
-class _TurnTable(NamedTuple):
+class TurnTable(NamedTuple):
     """The turns of a batch. A batch without turns has one for each row with a token."""
 
     numbers: Tensor  # [B, T] long, the number of the turn of each sampled token, −1 elsewhere.
@@ -48,10 +48,10 @@ class _TurnTable(NamedTuple):
         return last_turns(self.exists)
 
 
-def turn_table(batch: RolloutBatch) -> _TurnTable:
+def turn_table(batch: RolloutBatch) -> TurnTable:
     """The turns of a batch."""
     numbers = turn_numbers(batch.response_mask, batch.turn)
-    return _TurnTable(numbers, existing_turns(numbers))
+    return TurnTable(numbers, existing_turns(numbers))
 
 
 def check_scored(method: TokenCredit, sets: Sequence[Sequence[Prompt]], *, needed: bool = True) -> str:
@@ -84,7 +84,7 @@ def turn_scores(method: TokenCredit, batch: RolloutBatch, exists: Tensor) -> Ten
     return table
 
 
-def _beginnings(batch: RolloutBatch, turns: _TurnTable) -> list[list[NDArray[np.integer[Any]]]]:
+def _beginnings(batch: RolloutBatch, turns: TurnTable) -> list[list[NDArray[np.integer[Any]]]]:
     """For each row, the ids before each of its turns, prompt included; a row without a token has a first turn, too."""
     starts = (turn_starts(turns.numbers, turns.exists.shape[1]) + batch.prompt_lengths[:, None]).tolist()
     masks = batch.attention_mask.cpu().numpy()
@@ -93,7 +93,7 @@ def _beginnings(batch: RolloutBatch, turns: _TurnTable) -> list[list[NDArray[np.
     return [[ids[:start] for start in row[:n]] for ids, row, n in zip(whole, starts, numbers, strict=True)]
 
 
-def turn_states(batch: RolloutBatch, turns: _TurnTable) -> Tensor:
+def turn_states(batch: RolloutBatch, turns: TurnTable) -> Tensor:
     """``[B, K]`` long on the CPU: the number of the state in which each turn began, −1 for one that does not exist.
 
     Turns of a group have one number if the environment gave their states one key; without keys, if the ids so far are
@@ -271,7 +271,7 @@ class IGPO(TokenCredit):
         )
 
     def _belief(
-        self, policy: Policy, batch: RolloutBatch, context: CreditContext, turns: _TurnTable
+        self, policy: Policy, batch: RolloutBatch, context: CreditContext, turns: TurnTable
     ) -> tuple[Tensor, Tensor]:
         """``[B]`` bool: rows with a reference answer; and ``[B, K]`` float64: ``p`` at the beginning of each turn.
 

@@ -217,7 +217,7 @@ def _right_padded(rows: Sequence[list[int] | list[float] | list[bool]], pad: flo
     return torch.tensor(padded, dtype=dtype).reshape(len(rows), width)
 
 
-# --- turn by turn ---------------------------------------------------------------------------------------------------
+# --- turn by turn -----------------------------------------------------------------------------------------------------
 #
 # What an engine offers to a loop in which an environment answers after each turn. Ids are only ever appended.
 

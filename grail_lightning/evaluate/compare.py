@@ -147,7 +147,7 @@ def _with_corrected(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.drop(columns="tested")
 
 
-# --- learning curves -----------------------------------------------------------------------------------------------
+# --- learning curves --------------------------------------------------------------------------------------------------
 
 
 def read_scalars(folder: Path, tag: str) -> dict[int, float]:

@@ -352,7 +352,7 @@ def last_turns(exists: Tensor) -> Tensor:
 def turn_changes(values: Tensor, outcomes: Tensor, exists: Tensor) -> Tensor:
     r"""``[B, U]``: the change of value that each turn makes, 0 for turns that do not exist.
 
-    .. math:: \delta_k = V(s_{k+1}) - V(s_k), \qquad \delta_K = r - V(s_K)
+    .. math:: \delta_u = V(s_{u+1}) - V(s_u), \qquad \delta_{last} = r - V(s_{last})
 
     From the values ``[B, U]`` of the states in which turns begin, and the outcomes ``r [B]``.
     """

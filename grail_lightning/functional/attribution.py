@@ -44,7 +44,7 @@ def top_mass(credit: Tensor, mask: Tensor, share: float = 0.1) -> Tensor:
     return torch.where(total > 0, masked_sum(ordered, kept, dim=1) / total, torch.nan)
 
 
-class _Forks(NamedTuple):
+class Forks(NamedTuple):
     """Pairs of rows of a group that are equal up to a token, from which one continues wrongly and the other soundly."""
 
     flawed: Tensor  # [M] long, the rows that continue wrongly.
@@ -52,7 +52,7 @@ class _Forks(NamedTuple):
     token: Tensor  # [M] long, the first token in which both differ.
 
 
-def forks(nodes: Tensor, group: Tensor, flawed: Tensor, sound: Tensor) -> _Forks:
+def forks(nodes: Tensor, group: Tensor, flawed: Tensor, sound: Tensor) -> Forks:
     """The forks between the tokens of flawed and of sound results, ``[B, T]`` bool each.
 
     A fork is the first token in which two rows differ, if it belongs to the flawed result of one and to the sound
@@ -66,7 +66,7 @@ def forks(nodes: Tensor, group: Tensor, flawed: Tensor, sound: Tensor) -> _Forks
     # The tokens of a result, and the one right behind it.
     bad, good = ((pad(result, (0, 1)) | pad(result, (1, 0))) & valid for result in (flawed, sound))
     found = bad[wrong, token] & good[right, token]
-    return _Forks(wrong[found], right[found], token[found])
+    return Forks(wrong[found], right[found], token[found])
 
 
 def fork_wins(scores: Tensor, flawed: Tensor, sound: Tensor, token: Tensor) -> Tensor:

@@ -243,7 +243,7 @@ def check_dtype(name: PolicySource, loading: Loading) -> None:
         )
 
 
-# --- tokenizer and prompts ----------------------------------------------------------------------------------------
+# --- tokenizer and prompts --------------------------------------------------------------------------------------------
 
 
 def load_tokenizer(name: PolicySource, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 32  # The most pictures that the vision tower reads in one call.
 
 
-class _Grid(NamedTuple):
+class Grid(NamedTuple):
     """A part of a picture, in shares of its width and height, and the rows and columns of its tokens."""
 
     left: float
@@ -151,7 +151,7 @@ class PictureTokens:
         picture.held = held  # All equal pictures keep the one record.
         return held.ids
 
-    def layers(self, picture: Picture) -> list[list[_Grid]]:
+    def layers(self, picture: Picture) -> list[list[Grid]]:
         """The parts of a picture that its tokens see, in their order: grids, whose tokens are read row by row.
 
         Idefics3 has a layer of tiles and one of the whole; LLaVA has one, of what its processor cuts out, and
@@ -161,7 +161,7 @@ class PictureTokens:
         text, count, patches, views = self._expansion(picture)
         if patches is not None:
             merged = math.isqrt(int(patches.prod()) // count)  # Patches on a side of what one token sees.
-            return [[_Grid(0.0, 0.0, 1.0, 1.0, *(patches[0, 1:] // merged).tolist())]]
+            return [[Grid(0.0, 0.0, 1.0, 1.0, *(patches[0, 1:] // merged).tolist())]]
         parts = re.findall(rf"(?:<row_(\d+)_col_(\d+)>)?((?:{re.escape(self.place)})+)", text)
         sides = [math.isqrt(text.count(self.place)) for _, _, text in parts]
         without_tags = sum(not row for row, *_ in parts)
@@ -171,11 +171,11 @@ class PictureTokens:
             return []
         rows, columns = (max((int(part[k] or 0) for part in parts), default=0) for k in (0, 1))
         tiles = [
-            _Grid((int(column) - 1) / columns, (int(row) - 1) / rows, 1 / columns, 1 / rows, side, side)
+            Grid((int(column) - 1) / columns, (int(row) - 1) / rows, 1 / columns, 1 / rows, side, side)
             for side, (row, column, _) in zip(sides, parts, strict=True)
             if row
         ]
-        whole = _Grid(*self._seen(*picture.size), sides[-1], sides[-1])
+        whole = Grid(*self._seen(*picture.size), sides[-1], sides[-1])
         return [layer for layer in (tiles, [whole] * (not parts[-1][0])) if layer]
 
     def _seen(self, width: int, height: int) -> tuple[float, float, float, float]:

@@ -247,7 +247,7 @@ def _by_units(units: _AttentionUnits, device: torch.device) -> Callable[[torch.d
     return attention
 
 
-# --- `varlen_attn`, whose cost is that of flash attention for whole rows ------------------------------------
+# --- `varlen_attn`, whose cost is that of flash attention for whole rows ----------------------------------------------
 
 
 class _AlongPaths(torch.autograd.Function):

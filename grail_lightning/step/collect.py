@@ -145,7 +145,7 @@ def _replace(batch: GradedBatch, fresh: GradedBatch) -> GradedBatch:
     return joined.replace(group=batch.group, row=batch.row)
 
 
-# --- one batch ahead ------------------------------------------------------------------------------------------------
+# --- one batch ahead --------------------------------------------------------------------------------------------------
 
 
 class _AheadBatch(NamedTuple):

@@ -1,4 +1,4 @@
-"""What credit methods may ask of the run (`Needs`): continuations of rollouts, and a model trained beside it."""
+"""What credit methods may ask for (`Needs`): continuations of rollouts, and a model trained beside the policy."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class ProgramVerdict(Verdict):
     outcome: Outcome
 
 
-class _CodeProblem(NamedTuple):
+class CodeProblem(NamedTuple):
     """What a row says."""
 
     text: str
@@ -159,7 +159,7 @@ class CodeTask(MathTask):
                     spans[number] = replace(span, start=first, content_start=first, content_stop=last)
         return spans
 
-    def problem(self, prompt: Prompt) -> _CodeProblem:
+    def problem(self, prompt: Prompt) -> CodeProblem:
         """The tests and the reference program of a prompt's row."""
         return read_problem(prompt.columns)
 
@@ -248,7 +248,7 @@ def _verdict(outcome: Outcome, program: str, reference: str) -> ProgramVerdict:
     )
 
 
-def read_problem(row: Mapping[str, Any]) -> _CodeProblem:
+def read_problem(row: Mapping[str, Any]) -> CodeProblem:
     """What a row says, in one of the three forms; a ValueError if it has another one. Nothing of it is run here."""
     if row.get("test") is not None and "entry_point" in row:
         return _human_eval(row)
@@ -261,7 +261,7 @@ def read_problem(row: Mapping[str, Any]) -> _CodeProblem:
         text, code = _text(row, "text") or _text(row, "prompt"), _text(row, "code")
         imports = _listed(row, "test_imports") if row.get("test_imports") else ()
         setup = "\n".join([*map(str, imports), _text(row, "test_setup_code")]).strip()
-        return _CodeProblem(text, _asserted(_listed(row, "test_list"), code, setup), code)
+        return CodeProblem(text, _asserted(_listed(row, "test_list"), code, setup), code)
     if row.get("tests") is None or row.get("problem") is None:
         raise ValueError(
             "A row must have `problem` and `tests` (a list of [arguments, result], with `entry`, or of assertions), or "
@@ -271,10 +271,10 @@ def read_problem(row: Mapping[str, Any]) -> _CodeProblem:
     tests, text, reference = _listed(row, "tests"), str(row["problem"]), _text(row, "reference")
     entry = _text(row, "entry")
     if all(isinstance(test, str) for test in tests):
-        return _CodeProblem(text, _asserted(tests, reference, _text(row, "setup"), entry), reference)
+        return CodeProblem(text, _asserted(tests, reference, _text(row, "setup"), entry), reference)
     if not _is_name(entry):
         raise ValueError(f"`entry` must name the function that `tests` call, but got {row.get('entry')!r}.")
-    return _CodeProblem(text, Tests(entry, tuple(map(_call, tests))), reference)
+    return CodeProblem(text, Tests(entry, tuple(map(_call, tests))), reference)
 
 
 def _text(row: Mapping[str, Any], column: str) -> str:
@@ -307,7 +307,7 @@ def _call(test: Any) -> Call:
     return Call(tuple(test[0]), test[1])
 
 
-def _human_eval(row: Mapping[str, Any]) -> _CodeProblem:
+def _human_eval(row: Mapping[str, Any]) -> CodeProblem:
     """A row of HumanEval. If `check(candidate)` holds nothing but assertions, each that calls it becomes a test."""
     entry, text, solution = (_text(row, column) for column in ("entry_point", "prompt", "canonical_solution"))
     tree = _parsed(row["test"], "test")
@@ -329,7 +329,7 @@ def _human_eval(row: Mapping[str, Any]) -> _CodeProblem:
             assertions, own = tuple(map(ast.unparse, calling)), [node for node in own if node is not check]
     helpers = [node for node in _parsed(text, "prompt").body if getattr(node, "name", "") != entry]
     preamble = "\n".join(map(ast.unparse, [*helpers, *own]))  # Some tests call what the prompt defines.
-    return _CodeProblem(text, Tests(entry, (), assertions, preamble), text + solution if solution else "")
+    return CodeProblem(text, Tests(entry, (), assertions, preamble), text + solution if solution else "")
 
 
 def _asserted(tests: Sequence[Any], reference: str, preamble: str, entry: str = "") -> Tests:
