@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 from grail_lightning.answers import Conventions, Verdict
+from grail_lightning.answers.evaluated import unevaluated
 from grail_lightning.answers.judge import judge
 from grail_lightning.answers.records import ALTERNATIVE
 from grail_lightning.data.sources import DatasetSpec, Table, answers_in, check_path
@@ -206,7 +207,8 @@ def _agrees(task: Task, reference: str, answer: str) -> bool:
         relaxed = task.compare == "relaxed"
         return Verdict.of_text(reference, answer, ignore_case=task.compare != "exact", relaxed=relaxed).correct
     outcome = judge(reference, answer, Conventions())
-    return outcome is None or outcome.status == "right"  # None: only a worker could tell.
+    right = outcome is None or outcome.status == "right"  # None: only a worker could tell.
+    return right and not (task.evaluated and unevaluated(reference, answer))
 
 
 def with_examples(prompt: Prompt, examples: Sequence[Example], few_shot: FewShot) -> Prompt:
