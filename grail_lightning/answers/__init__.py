@@ -7,6 +7,7 @@ it only.
 """
 
 from grail_lightning.answers.compare import Conventions
+from grail_lightning.answers.evaluated import unevaluated
 from grail_lightning.answers.find import (
     AnswerForm,
     Box,
@@ -26,4 +27,4 @@ from grail_lightning.answers.verifier import Verifier
 
 __all__ = ["Alignment", "AnswerForm", "AnswerSpan", "AnswerVerifier", "Box", "Boxed", "Conventions", "Fenced"]
 __all__ += ["LastNumber", "Marker", "Pattern", "Verdict", "Verifier", "align", "answer_classes", "box_content"]
-__all__ += ["find_boxes", "last_box", "text_classes", "token_span"]
+__all__ += ["find_boxes", "last_box", "text_classes", "token_span", "unevaluated"]

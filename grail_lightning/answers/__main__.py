@@ -25,8 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
     flags.add_argument(
         "--evaluated", action="store_true", help="refuse an answer that could still be carried out, such as 7+5 for 12"
     )
-    about = {"prog": "python -m grail_lightning.answers", "description": __doc__.splitlines()[0]}
-    parser = argparse.ArgumentParser(**about, parents=[flags], add_help=False)
+    parser = argparse.ArgumentParser(
+        "python -m grail_lightning.answers", description=__doc__.splitlines()[0], parents=[flags], add_help=False
+    )
     parser.add_argument("gold", help="the reference answer")
     parser.add_argument("prediction", help="the model's answer, bare or in a response with a box")
     options, given = flags.parse_known_args(arguments)

@@ -6,6 +6,7 @@ or a set of such. Nothing is computed from the answer: its tree is walked once.
 
 import re
 from collections.abc import Set
+from fractions import Fraction
 
 from grail_lightning.answers.compare import capped
 from grail_lightning.answers.normalise import FUNCTIONS, TEXT, normalise
@@ -32,9 +33,9 @@ _SCIENTIFIC = re.compile(r"(?<=[0-9])\s*\*\s*10\s*\^")
 def unevaluated(gold: str, prediction: str) -> bool:
     r"""Whether a right answer to a question about rational numbers could still be carried out, such as `7+5` for 12.
 
-    That are sums, differences and products of numbers, `\sum`, `\int`, `\lim`, `\bmod`, and functions such as
-    `\sqrt{64}`. These are not: fractions, powers, scientific notation, factorials, binomial coefficients and their
-    products and quotients, an equation of which one side is worked out, and whatever the reference leaves open itself.
+    True for sums, differences and products of numbers, for `\sum`, `\int`, `\lim` and `\bmod`, and for functions such
+    as `\sqrt{64}`. False for fractions, powers, scientific notation, factorials, binomial coefficients and their
+    products and quotients, for an equation of which one side is worked out, and where the reference is not worked out.
 
     Args:
         gold: The reference.
@@ -83,20 +84,27 @@ def _stated(relation: Chain) -> list[Answer]:
     r"""The sides of an equation that are judged: no names, no formulas of names, and nothing behind `\approx` alone."""
     named = named_sides(relation)
     sides = [side for side, name in zip(relation.items, named, strict=True) if not name]
-    sides = [side for side in sides if not isinstance(side, Leaf) or side.node is None or is_number(side)]
+    numbers = [side for side in sides if not isinstance(side, Leaf) or side.node is None or is_number(side)]
+    sides = numbers or sides  # `x=5 m`: a letter is the unit
     return sides[:1] if relation.signs == (r"\approx",) else sides
 
 
 def _is_worked_out(formula: Node) -> bool:
     """Whether each part of a formula may stand in a number that is written down, in one walk from its leaves."""
     counts, names = set[int](), set[int]()  # Parts by identity: products of factorials, and of letters, such as units.
+    seen = set[Fraction | str]()
     for part in reversed([*subtrees(formula)]):
         # The exponent is no factor.
         factors = {id(argument) for argument in part.args[: 1 if part.kind == "power" else None]}
         joined = part.kind in ("multiply", "divide", "power")
         if (part.kind == "function" and part.value in _COUNTS) or (joined and factors <= counts):
             counts.add(id(part))
-        elif part.kind == "symbol" or part == _PI or (joined and factors <= names):
+        elif part.kind == "symbol" or part == _PI:
+            if part.value in seen:  # `12x/x`, `\frac{d}{dx}(12x)`: letters that cancel
+                return False
+            names.add(id(part))
+            seen.add(part.value)
+        elif joined and factors <= names:
             names.add(id(part))
         elif not _may_stand(part, names):
             return False
