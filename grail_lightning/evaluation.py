@@ -25,7 +25,7 @@ from grail_lightning.evaluate.records import (
     write_evaluation,
 )
 from grail_lightning.evaluate.table import TableOptions, evaluation_table
-from grail_lightning.grading import compare_answers
+from grail_lightning.grading import GivenAnswer, compare_answers
 
 _OUR_FORMS = "grail_lightning.answers.find"  # or a module below it, in the samples of older versions
 
@@ -94,11 +94,13 @@ def regraded(samples: Sequence[Sample], facts: Mapping[str, Any], verifier: Veri
                 f"by {own}. Run `test` again."
             )
     forms = {name: _form(**grading.get("answer", {})) for name, grading in gradings.items()}
+    evaluated = {name for name, grading in gradings.items() if grading.get("answer", {}).get("evaluated")}
     rows = []
     for sample in samples:
         form = forms.get(sample.dataset)
         answer = sample.prediction if form is None else form.last(sample.response)
-        rows.append((sample.reference, answer, gradings.get(sample.dataset, {}).get("compare", "math")))
+        how = gradings.get(sample.dataset, {}).get("compare", "math")
+        rows.append(GivenAnswer(sample.reference, answer, how, sample.dataset in evaluated))
     new = []
     for sample, verdict in zip(samples, compare_answers(rows, verifier), strict=True):
         if sample.end is not None and (sample.status == "missing" or not sample.reference):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from grail_lightning.answers.evaluated import unevaluated
 from grail_lightning.answers.records import AnswerSpan, AnswerVerifier, Verdict
 from grail_lightning.answers.spans import Alignment, align, special_ids
 from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch
@@ -95,7 +96,8 @@ def grade_answers(texts: list[str], prompts: list[Prompt], verifier: AnswerVerif
         own = task.verdicts([texts[row] for row in rows], [prompts[row] for row in rows])
         verdicts |= {row: verdict for row, verdict in zip(rows, own, strict=True) if verdict is not None}
         if asked := [row for row in rows if row not in verdicts]:
-            answers = [(prompts[row].reference, task.answer(texts[row]), task.compare) for row in asked]
+            kind = task.compare, task.evaluated
+            answers = [GivenAnswer(prompts[row].reference, task.answer(texts[row]), *kind) for row in asked]
             its = verifier.of(task) if isinstance(verifier, TaskVerifiers) else verifier
             verdicts |= zip(asked, compare_answers(answers, its), strict=True)
     return [verdicts[row] for row in range(len(texts))]
@@ -108,18 +110,34 @@ def _rows_of_tasks(prompts: Sequence[Prompt]) -> list[list[int]]:
     return list(rows_of.values())
 
 
-def compare_answers(rows: Sequence[tuple[str, str | None, Comparison]], verifier: AnswerVerifier) -> list[Verdict]:
-    """One verdict for each row of a reference, an answer (None if there is none) and how they are compared."""
-    formulas = [(reference, answer) for reference, answer, how in rows if answer is not None and how == "math"]
+class GivenAnswer(NamedTuple):
+    """A reference, an answer (None if there is none), how they are compared, and whether it must be worked out."""
+
+    reference: str
+    answer: str | None
+    compare: Comparison
+    evaluated: bool = False
+
+
+def compare_answers(rows: Sequence[GivenAnswer], verifier: AnswerVerifier) -> list[Verdict]:
+    """One verdict for each row."""
+    formulas = [(reference, answer) for reference, answer, how, _ in rows if answer is not None and how == "math"]
     verdicts = iter(verifier.grade(formulas))
     return [
         Verdict.missing(reference)
         if answer is None
-        else next(verdicts)
+        else _worked_out(next(verdicts), evaluated=evaluated)
         if how == "math"
         else Verdict.of_text(reference, answer, ignore_case=how != "exact", relaxed=how == "relaxed")
-        for reference, answer, how in rows
+        for reference, answer, how, evaluated in rows
     ]
+
+
+def _worked_out(verdict: Verdict, *, evaluated: bool) -> Verdict:
+    """The verdict, or that a right answer could still be carried out where it has to be `evaluated`."""
+    if not (evaluated and verdict.correct and unevaluated(verdict.gold, verdict.prediction)):
+        return verdict
+    return replace(verdict, correct=False, status="unevaluated")
 
 
 def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict[str, Tensor]]:

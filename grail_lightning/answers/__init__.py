@@ -1,11 +1,13 @@
 """A model's answer: where it stands in the text, which tokens carry it, and whether it is right. Imports no torch.
 
 `records` holds an answer's place and its verdict. `find` and `spans` locate an answer and its tokens. `normalise`,
-`parse` and `structure` read it. `values`, `relations`, `compare` and `judge` decide whether two are equal. `verifier`
-grades many in processes that can be killed. Each imports from those before it only.
+`parse` and `structure` read it. `values`, `relations`, `compare` and `judge` decide whether two are equal, `evaluated`
+whether an answer is worked out. `verifier` grades many in processes that can be killed. Each imports from those before
+it only.
 """
 
 from grail_lightning.answers.compare import Conventions
+from grail_lightning.answers.evaluated import unevaluated
 from grail_lightning.answers.find import (
     AnswerForm,
     Box,
@@ -25,4 +27,4 @@ from grail_lightning.answers.verifier import Verifier
 
 __all__ = ["Alignment", "AnswerForm", "AnswerSpan", "AnswerVerifier", "Box", "Boxed", "Conventions", "Fenced"]
 __all__ += ["LastNumber", "Marker", "Pattern", "Verdict", "Verifier", "align", "answer_classes", "box_content"]
-__all__ += ["find_boxes", "last_box", "text_classes", "token_span"]
+__all__ += ["find_boxes", "last_box", "text_classes", "token_span", "unevaluated"]

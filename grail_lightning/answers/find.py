@@ -32,7 +32,15 @@ _log = logging.getLogger(__name__)
 
 
 class AnswerForm(ABC):
-    """A form in which a response states its answer."""
+    """A form in which a response states its answer.
+
+    Attributes:
+        evaluated: Whether an answer that could still be carried out, such as `7+5` for 12, is not right
+            (`grail_lightning.answers.evaluated`). Published graders accept such answers, and a policy learns to copy
+            the problem.
+    """
+
+    evaluated: bool = False
 
     @property
     @abstractmethod
@@ -87,10 +95,12 @@ class Marker(AnswerForm):
     Args:
         marker: The marker, upper and lower case distinguished.
         to_end: Whether the answer goes on to the next marker or the end of the response, over several lines: a program.
+        evaluated: Whether `7+5` is not right for 12; see `Boxed`.
     """
 
     marker: str = "####"
     to_end: bool = False
+    evaluated: bool = False
 
     def __post_init__(self) -> None:
         if not self.marker.strip() or "\n" in self.marker:
@@ -128,9 +138,11 @@ class Pattern(AnswerForm):
 
     Args:
         pattern: The expression, in the syntax of Python's `re` with the extensions of the package `regex`.
+        evaluated: Whether `7+5` is not right for 12; see `Boxed`.
     """
 
     pattern: str
+    evaluated: bool = False
     instruction = ""  # A pattern cannot be put into words: the task needs an `instruction` that asks for it.
 
     def __post_init__(self) -> None:
@@ -171,9 +183,15 @@ def _warn_slow(pattern: str) -> None:
 _FENCE = re.compile(r"^[ \t]*(`{3,})[^\n`]*$", re.MULTILINE)
 
 
+@dataclass(frozen=True)
 class Fenced(AnswerForm):
-    """The content of the last complete block between two lines of backticks, three or more, such as a program."""
+    """The content of the last complete block between two lines of backticks, three or more, such as a program.
 
+    Args:
+        evaluated: Whether `7+5` is not right for 12; see `Boxed`. It has no effect on programs.
+    """
+
+    evaluated: bool = False
     instruction = " Please reason step by step, and put the answer into one last block between ```python and ```."
 
     def find(self, text: str) -> list[AnswerSpan]:
@@ -194,9 +212,16 @@ _TOKEN = re.compile(r"\\(?:(?P<box>boxed\s*\{)|[a-zA-Z]+|.)|[{}]", re.DOTALL)
 Box = AnswerSpan
 
 
+@dataclass(frozen=True)
 class Boxed(AnswerForm):
-    r"""The content of the last complete `\boxed{...}`."""
+    r"""The content of the last complete `\boxed{...}`.
 
+    Args:
+        evaluated: Whether an answer is not right that could still be carried out, such as `7+5` for 12 or
+            `\int_0^1 x^2\,dx` for 1/3, where the reference is a rational number. Its status is then `unevaluated`.
+    """
+
+    evaluated: bool = False
     instruction = r" Please reason step by step, and put your final answer within \boxed{}."  # as in the published runs
 
     def find(self, text: str) -> list[AnswerSpan]:

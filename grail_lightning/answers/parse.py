@@ -159,12 +159,12 @@ class _Parser:
         return Node(*_SIGNS[sign], (term,)) if sign in _SIGNS else term
 
     def product(self) -> Node:
-        left = self.factor()
+        left = right = self.factor()
         while True:
             operator = self.accept("*", "/")
             if not operator and not self.begins_factor():
                 return left
-            if not operator and self.kind == "number":
+            if not operator and self.kind == "number" and right.value != "factorial":  # `3!2!` is a product
                 raise Unreadable("two numbers side by side")
             right = self.signed_factor() if operator else self.factor()
             left = Node("divide" if operator == "/" else "multiply", "", (left, right))

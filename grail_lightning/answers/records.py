@@ -9,7 +9,7 @@ from typing import Protocol, Self
 ALTERNATIVE = " ‖ "
 """Stands between references of which each is right, where answers are compared as text."""
 
-STATUSES = ("right", "wrong", "missing", "capped", "unparseable", "timeout", "crashed")
+STATUSES = ("right", "wrong", "unevaluated", "missing", "capped", "unparseable", "timeout", "crashed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +38,9 @@ class Verdict:
 
     Args:
         correct: whether the answer counts as the reference.
-        status: One of `STATUSES`; all but `right` are not correct. `crashed`: a worker died or ran out of memory, or a
-            layer has a bug (`Verifier.faults`).
+        status: One of `STATUSES`; all but `right` are not correct. `unevaluated`: equal to the reference, but to be
+            carried out still, where the form of the answer does not allow that. `crashed`: a worker died or ran out of
+            memory, or a layer has a bug (`Verifier.faults`).
         layer: the layer that decided: string | number | structure | symbolic | math-verify | none.
         gold: the reference answer as given.
         prediction: the model's answer as given.

@@ -183,6 +183,9 @@ def _grading(task: Task) -> dict[str, Any]:
         grading["answer"] = {"class": _class_path(form)}
         if dataclasses.is_dataclass(form) and not isinstance(form, type):
             grading["answer"] |= dataclasses.asdict(form)
+        # Left out where it is off, so that these samples can be compared with those of versions without the option.
+        grading["answer"].pop("evaluated", None)
+        grading["answer"] |= {"evaluated": True} if task.evaluated else {}
     return grading
 
 

@@ -121,8 +121,8 @@ class WordProblemData(GeneratedData):
 
     Args:
         problems: The space of problems: numbers of steps, operands and operators, and whether persons are compared.
-        task: The task; default `MathTask` whose answer follows the marker `####`. `WordProblemTask` also labels the
-            steps of a response.
+        task: The task; default `MathTask` whose answer follows the marker `####` and is worked out (`evaluated`).
+            `WordProblemTask` also labels the steps of a response.
         **options: The other arguments of `GeneratedData`.
     """
 
@@ -132,7 +132,8 @@ class WordProblemData(GeneratedData):
         task: Task | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(DatasetSpec("word_problems"), problems, task or MathTask(answer=Marker()), **options)
+        task = task or MathTask(answer=Marker(evaluated=True))
+        super().__init__(DatasetSpec("word_problems"), problems, task, **options)
 
 
 class SearchData(GeneratedData):

@@ -9,7 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
+import numpy as np
+
 from grail_lightning.answers import Conventions, Verdict
+from grail_lightning.answers.evaluated import unevaluated
 from grail_lightning.answers.judge import judge
 from grail_lightning.answers.records import ALTERNATIVE
 from grail_lightning.data.sources import DatasetSpec, Table, answers_in, check_path
@@ -52,10 +55,10 @@ class RowPrompts(Sequence[Prompt]):
             return self.take(self.indices[index])
         row = dict(self.table.rows[self.indices[index]])
         if (problem := row.get(self.spec.problem)) is not None:
-            row["problem"] = str(problem)
+            row["problem"] = self._text(problem, self.spec.problem)
         if (answer := row.get(self.spec.answer)) is not None:
             # Several formulas are one list, whose order does not matter; of several texts each is right.
-            several = [*map(str, answers_in(answer))]
+            several = [self._text(one, self.spec.answer) for one in answers_in(answer)]
             if len(several) > 1 and isinstance(self.task, AnswerTask):
                 several = [self.task.form.bare(worked).strip() for worked in several]
             row["answer"] = (", " if getattr(self.task, "compare", "math") == "math" else ALTERNATIVE).join(several)
@@ -73,6 +76,12 @@ class RowPrompts(Sequence[Prompt]):
             raise
         prompt = dataclasses.replace(made, dataset=self.spec.label)
         return prompt if self.change is None else self.change(prompt)
+
+    def _text(self, value: object, column: str) -> str:
+        """A cell as text. A float32 of Arrow is read as 0.10000000149011612 where 0.1 was written."""
+        feature = getattr(self.table.rows, "features", {}).get(column)
+        dtype = getattr(getattr(feature, "feature", feature), "dtype", None)
+        return str(np.dtype(dtype).type(value)) if dtype in ("float16", "float32") else str(value)
 
     def _pictures(self, row: dict[str, Any]) -> list[object] | None:
         """The cells of the pictures of a row, which are taken out of it; None if the dataset has none."""
@@ -206,7 +215,8 @@ def _agrees(task: Task, reference: str, answer: str) -> bool:
         relaxed = task.compare == "relaxed"
         return Verdict.of_text(reference, answer, ignore_case=task.compare != "exact", relaxed=relaxed).correct
     outcome = judge(reference, answer, Conventions())
-    return outcome is None or outcome.status == "right"  # None: only a worker could tell.
+    right = outcome is None or outcome.status == "right"  # None: only a worker could tell.
+    return right and not (task.evaluated and unevaluated(reference, answer))
 
 
 def with_examples(prompt: Prompt, examples: Sequence[Example], few_shot: FewShot) -> Prompt:

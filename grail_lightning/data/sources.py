@@ -6,6 +6,7 @@ import codecs
 import json
 import math
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,10 @@ else:
     PathOrRows = str  # What YAML can say.
 
 _FILE_SUFFIXES = (".jsonl", ".json", ".parquet")
+_TOO_MANY_DIGITS = (
+    f"a whole number must have at most {sys.get_int_max_str_digits():,} digits, but one has more. Write it as text, "
+    "between quotes."
+)
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,13 @@ def check_path(spec: DatasetSpec) -> None:
         return
     refuse_given("path", spec.path)
     path = Path(spec.path).expanduser()
+    if Path(spec.path).name in ("", "..", "~"):  # `datasets` would search all of it for files, and has no name for it.
+        files = sorted(file.name for file in path.glob("*") if file.suffix in _FILE_SUFFIXES)
+        raise ValueError(
+            f"The dataset `path` must be a file ({', '.join(_FILE_SUFFIXES)}), a folder with a name, or a dataset on "
+            f"the hub, but got {spec.path!r}, which is the folder {path.resolve()}. "
+            + (f"Name a file of it, such as {files[0]}." if files else "It holds no such file.")
+        )
     if path.exists():
         if path.is_file() != spec.is_file:
             raise ValueError(f"`path` must be a file of type {', '.join(_FILE_SUFFIXES)} or a folder, but got {path}.")
@@ -269,8 +281,10 @@ def _read_json(source: str, path: Path) -> Table:
 def _parse(text: bytes, source: str, line: int) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:  # Also for bytes that are not UTF-8, and for too many digits.
+    except (ValueError, RecursionError) as error:  # Also for bytes that are not UTF-8.
         said: object = error
+        if type(error) is ValueError:  # of `int`, whose time is quadratic
+            raise ValueError(f"{source}, line {line}: {_TOO_MANY_DIGITS}") from None
         if isinstance(error, json.JSONDecodeError):  # Its text has a line number of its own, counted in `text`.
             line, said = line + error.lineno - 1, f"{error.msg} at column {error.colno}"
         raise ValueError(
@@ -289,6 +303,9 @@ def _checked(table: Table) -> Table:
             except UnicodeEncodeError:
                 place = f"{table.place(index)}: `{ascii(column)[1:-1]}`"
                 raise ValueError(f"{place} must be valid Unicode, but holds half of a surrogate pair.") from None
+            except ValueError as error:
+                said = error if "Circular" in str(error) else _TOO_MANY_DIGITS
+                raise ValueError(f"{table.place(index)}: `{column}`: {said}") from None
     return table
 
 
@@ -306,17 +323,16 @@ def _has_rows(path: Path) -> bool:
 def _load(builder: str, source: str, /, **options: object) -> Any:
     import datasets
 
+    advice = "Check its name, `split` and `subset`, and the network; or give a .jsonl or .parquet file."
     if Path(source).expanduser().exists():
+        advice = "Check the file, or write its rows to a .jsonl file."
         datasets.disable_progress_bars()  # They would stand above the message about a file that is wrong.
     try:
         return datasets.load_dataset(builder, **options)
     except Exception as error:  # The library, the network and the hub raise many types.
         cause = error.__cause__ or error
         said = f"{type(cause).__name__}: {' '.join(str(cause).split())}".rstrip(".")
-        raise ValueError(
-            f"Cannot load the dataset {source!r}: {said}. Check its name, `split` and `subset`, and the network; "
-            "or give a .jsonl or .parquet file."
-        ) from error
+        raise ValueError(f"Cannot load the dataset {source!r}: {said}. {advice}") from error
 
 
 def select_rows(table: Table, spec: DatasetSpec, optional: Collection[str] = ()) -> list[int]:
@@ -358,10 +374,11 @@ def answers_in(value: object) -> list[object]:
 
 def _check_text(value: object, place: str) -> None:
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
-        raise ValueError(
-            f"{place} must be text or a number, but got {value!r:.80}. A task of your own can read its "
-            "parts (`optional_columns`, docs/your_task.md)."
-        )
+        advice = "A task of your own can read its parts (`optional_columns`, docs/your_task.md)."
+        if not isinstance(value, list | tuple | Mapping):
+            kind = type(value).__name__
+            advice = f"This is a value of the type {kind}: write the column as text, as `astype(str)` of pandas does."
+        raise ValueError(f"{place} must be text or a number, but got {value!r:.80}. {advice}")
     if value is None or not str(value).strip() or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(
             f"{place} must be text that is not empty, or a finite number, but got {value!r}. Fill it in, remove the "

@@ -209,8 +209,9 @@ def _difficulty(column: str, table: Table, indices: Sequence[int]) -> list[float
         value = row.get(column) if index in selected else 0.0
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(
-                f"{table.place(index)}: `{column}` must be a finite number, the difficulty that `curriculum.column` "
-                f"names, but got {value!r}. The columns are: {', '.join(map(str, table.rows[index]))}."
+                f"{table.place(index)}: `{column}` must be a finite number (int or float), the difficulty that "
+                f"`curriculum.column` names, but got {value!r}. The columns are: "
+                f"{', '.join(map(str, table.rows[index]))}."
             )
         if index in selected:
             difficulty.append(float(value))

@@ -81,10 +81,12 @@ def sample_frame(samples: Iterable[Sample], num_samples: int) -> pd.DataFrame:
 def with_votes(frame: pd.DataFrame, compare: Mapping[str, Comparison]) -> pd.DataFrame:
     """The samples with the column ``vote``: equal numbers for equal answers to a problem, -1 without an answer.
 
-    Answers are equal as the task of a dataset compares them; `compare` says how, by dataset.
+    Answers are equal as the task of a dataset compares them; `compare` says how, by dataset. An answer that is not
+    worked out where it has to be (`unevaluated`) has no vote, for it is equal to one that is right.
     """
     votes = list[int]()
-    for (dataset, _), predictions in frame.groupby(_PROBLEM, sort=False)["prediction"]:
+    counted = frame["prediction"].mask(frame["status"] == "unevaluated", other=None)
+    for (dataset, _), predictions in frame.assign(prediction=counted).groupby(_PROBLEM, sort=False)["prediction"]:
         if (how := compare.get(dataset, "math")) == "math":
             votes += answer_classes(list(predictions))
         else:

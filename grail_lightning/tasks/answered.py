@@ -26,6 +26,7 @@ class AnswerTask(Task):
         if compare not in get_args(Comparison):
             raise ValueError(f"`compare` must be one of {', '.join(get_args(Comparison))}, but got {compare!r}.")
         self.form, self.compare = answer or Boxed(), compare
+        self.evaluated = self.form.evaluated
         self.rewards = [Reward(spec) for spec in rewards or [RewardSpec(function="correctness")]]
         names = [reward.name for reward in self.rewards]
         if len(set(names)) < len(names):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal, TypeVar
 
-from grail_lightning.answers import AnswerSpan
+from grail_lightning.answers import AnswerSpan, Boxed
 from grail_lightning.tasks.answered import AnswerTask
 from grail_lightning.tasks.base import Prompt, Step, StepKind
 from grail_lightning.tasks.rewards import Rewards
@@ -332,7 +332,7 @@ class ArithmeticTask(AnswerTask):
     """
 
     def __init__(self, rewards: Rewards | None = None) -> None:
-        super().__init__(rewards)
+        super().__init__(rewards, Boxed(evaluated=True))
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The row's ``problem`` (an expression such as ``7+5-3+8``) as a prompt."""

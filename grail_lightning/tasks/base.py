@@ -109,9 +109,11 @@ class Task(ABC):
         compare: How an answer is compared with its reference. `math`: by the verifier. `exact`: as text, in which every
             run of white space is one space. `text`: in addition without regard to upper and lower case. `relaxed`: as
             `text`, but a number may differ by 5 % of the reference, as in ChartQA.
+        evaluated: Whether an answer that could still be carried out, such as `7+5` for 12, is not right; with `math`.
     """
 
     compare: Comparison = "math"
+    evaluated = False
     reads_columns = False
     has_environment = False  # Whether rollouts have several turns, in which an environment answers.
     optional_columns: Collection[str] = ()  # Those of `problem` and `answer` that a row may lack.

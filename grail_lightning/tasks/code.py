@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import ast
-import builtins
-import keyword
 import random
 import re
 import textwrap
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from grail_lightning.answers import AnswerForm, AnswerSpan, Fenced
 from grail_lightning.answers.records import Verdict
 from grail_lightning.programs.alignment import (
     Edit,
     ProgramLine,
-    bound_names,
     edits,
     program_lines,
     read_program,
     repaired,
 )
 from grail_lightning.programs.executor import Executor
-from grail_lightning.programs.guest import encode
-from grail_lightning.programs.outcome import Call, Job, Limits, Outcome, Tests
+from grail_lightning.programs.outcome import Job, Limits, Outcome, Tests
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import GradedAnswer, Prompt, Step
+from grail_lightning.tasks.code_rows import CodeProblem, read_problem
 from grail_lightning.tasks.rewards import Rewards, Values
 
 _CHECKED = 200  # Reference programs that are run before training, in some three seconds.
@@ -41,14 +36,6 @@ class ProgramVerdict(Verdict):
     """The verdict on a program, whose `layer` is the status of its outcome."""
 
     outcome: Outcome
-
-
-class CodeProblem(NamedTuple):
-    """What a row says."""
-
-    text: str
-    tests: Tests
-    reference: str  # A right program; empty if the row has none.
 
 
 class CodeTask(MathTask):
@@ -246,134 +233,3 @@ def _verdict(outcome: Outcome, program: str, reference: str) -> ProgramVerdict:
     return ProgramVerdict(
         correct=right, status=status, layer=layer, gold=reference, prediction=program, outcome=outcome
     )
-
-
-def read_problem(row: Mapping[str, Any]) -> CodeProblem:
-    """What a row says, in one of the three forms; a ValueError if it has another one. Nothing of it is run here."""
-    if row.get("test") is not None and "entry_point" in row:
-        return _human_eval(row)
-    if row.get("test_list") is not None:
-        if row.get("test"):
-            raise ValueError(
-                "The tests of the column `test`, as in MBPP+, cannot be read beside `test_list`. Leave the column out "
-                "to take those of `test_list` alone, which are MBPP's."
-            )
-        text, code = _text(row, "text") or _text(row, "prompt"), _text(row, "code")
-        imports = _listed(row, "test_imports") if row.get("test_imports") else ()
-        setup = "\n".join([*map(str, imports), _text(row, "test_setup_code")]).strip()
-        return CodeProblem(text, _asserted(_listed(row, "test_list"), code, setup), code)
-    if row.get("tests") is None or row.get("problem") is None:
-        raise ValueError(
-            "A row must have `problem` and `tests` (a list of [arguments, result], with `entry`, or of assertions), or "
-            "the columns of HumanEval (`prompt`, `entry_point`, `test`) or MBPP (`text`, `test_list`), but got "
-            f"{sorted(row)}."
-        )
-    tests, text, reference = _listed(row, "tests"), str(row["problem"]), _text(row, "reference")
-    entry = _text(row, "entry")
-    if all(isinstance(test, str) for test in tests):
-        return CodeProblem(text, _asserted(tests, reference, _text(row, "setup"), entry), reference)
-    if not _is_name(entry):
-        raise ValueError(f"`entry` must name the function that `tests` call, but got {row.get('entry')!r}.")
-    return CodeProblem(text, Tests(entry, tuple(map(_call, tests))), reference)
-
-
-def _text(row: Mapping[str, Any], column: str) -> str:
-    value = row.get(column)
-    if not isinstance(value, str | None):
-        raise ValueError(f"`{column}` must be text, but got {value!r:.80}.")
-    return value if value and value.strip() else ""
-
-
-def _listed(row: Mapping[str, Any], column: str) -> Sequence[Any]:
-    """The tests of a column, a list or the text of one."""
-    tests = row[column]
-    if isinstance(tests, str):
-        try:
-            tests = ast.literal_eval(tests.strip())
-        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-            raise ValueError(f"`{column}` must be literals of Python, but got {tests!r:.80}.") from None
-    if not isinstance(tests, list | tuple) or not tests:
-        raise ValueError(f"`{column}` must be a list that is not empty, but got {tests!r:.80}.")
-    return tests
-
-
-def _call(test: Any) -> Call:
-    if not isinstance(test, list | tuple) or len(test) != 2 or not isinstance(test[0], list | tuple):
-        raise ValueError(f"A test must be [arguments, result], such as [[[3, 1], 2], 4], but got {test!r:.80}.")
-    try:
-        encode(test)
-    except TypeError as error:
-        raise ValueError(f"A test must hold literals of Python, but {error}: {test!r:.80}.") from None
-    return Call(tuple(test[0]), test[1])
-
-
-def _human_eval(row: Mapping[str, Any]) -> CodeProblem:
-    """A row of HumanEval. If `check(candidate)` holds nothing but assertions, each that calls it becomes a test."""
-    entry, text, solution = (_text(row, column) for column in ("entry_point", "prompt", "canonical_solution"))
-    tree = _parsed(row["test"], "test")
-    check = next((node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"), None)
-    if check is None or not check.args.args or not text or not _is_name(entry):
-        raise ValueError(
-            "A row of HumanEval must have `prompt`, the name of a function as `entry_point`, and `check(candidate)` in "
-            f"`test`, but got {entry!r} and {row['test']!r:.80}."
-        )
-    assertions: tuple[str, ...] = (f"check({entry})",)
-    # A call of `check`, in a file that can be run by itself, is the test.
-    own = [node for node in tree.body if not (isinstance(node, ast.Expr) and _reads(node, "check"))]
-    if all(isinstance(node, ast.Assert) for node in check.body):
-        for node in ast.walk(check):
-            if isinstance(node, ast.Name) and node.id == check.args.args[0].arg:
-                node.id = entry
-        calling = [node for node in check.body if _reads(node, entry)]
-        if calling:
-            assertions, own = tuple(map(ast.unparse, calling)), [node for node in own if node is not check]
-    helpers = [node for node in _parsed(text, "prompt").body if getattr(node, "name", "") != entry]
-    preamble = "\n".join(map(ast.unparse, [*helpers, *own]))  # Some tests call what the prompt defines.
-    return CodeProblem(text, Tests(entry, (), assertions, preamble), text + solution if solution else "")
-
-
-def _asserted(tests: Sequence[Any], reference: str, preamble: str, entry: str = "") -> Tests:
-    """Assertions as tests of the function that they call: one of the reference, or the first that is no built-in."""
-    trees, setup = [_parsed(test, "an assertion") for test in tests], _parsed(preamble, "setup")
-    helpers = {node.name: node for node in setup.body if isinstance(node, ast.FunctionDef)}
-    asserting = [name for name, node in helpers.items() if _asserts(node)]
-    for test, tree in zip(tests, trees, strict=True):
-        # `f(1) == 2` alone would be passed by every program.
-        if len(tree.body) != 1 or not (_asserts(tree) or _reads(tree, *asserting)):
-            raise ValueError(f"Tests must be assertions, one statement each, but got {test!r:.80}.")
-    if not entry:
-        defined = {node.name for node in _parsed(reference, "code").body if isinstance(node, ast.FunctionDef)}
-        calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        called = [*(call.func for call in calls), *(handed for call in calls for handed in call.args)]  # check(f, 1)
-        names = [name.id for name in called if isinstance(name, ast.Name)]
-        taken = {*vars(builtins), *bound_names(setup)}
-        own = [name for name in names if name not in taken]
-        entry = next((name for name in names if name in defined), own[0] if own else "")
-    idle = next((test for test, tree in zip(tests, trees, strict=True) if not _reads(tree, entry, *helpers)), None)
-    if idle is not None:
-        raise ValueError(f"Each test must call the same function ({entry or 'none was found'}), but got {idle!r:.80}.")
-    return Tests(entry, (), tuple(tests), preamble)
-
-
-def _asserts(tree: ast.AST) -> bool:
-    """Whether something can fail; an assertion of a tuple never does."""
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Assert | ast.Raise)]
-    return any(not (isinstance(node, ast.Assert) and isinstance(node.test, ast.Tuple)) for node in nodes)
-
-
-def _is_name(text: str) -> bool:
-    return text.isidentifier() and not keyword.iskeyword(text)
-
-
-def _reads(tree: ast.AST, *names: str) -> bool:
-    return any(isinstance(node, ast.Name) and node.id in (*names, "candidate") for node in ast.walk(tree))
-
-
-def _parsed(text: Any, what: str) -> ast.Module:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Such as that of an invalid escape.
-            tree: ast.Module = ast.parse(text)
-            return tree
-    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"`{what}` must be Python, but got {text!r:.80} ({error}).") from None

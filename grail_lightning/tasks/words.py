@@ -203,7 +203,7 @@ class WordProblemTask(MathTask):
     """
 
     def __init__(self, instruction: str = "", system_prompt: str | None = None, rewards: Rewards | None = None) -> None:
-        super().__init__(instruction, system_prompt, rewards, Marker())
+        super().__init__(instruction, system_prompt, rewards, Marker(evaluated=True))
 
     def label_steps(self, text: str, prompt: Prompt) -> list[Step] | None:
         """Label every step of any response, well-formed or not, in time linear in its length.

@@ -284,3 +284,40 @@ def test_the_program_prints_verdict_layer_and_normal_forms(capsys):
         r"prediction  '\\frac{2}{4}'",
     ]
     assert main(["7", "8"]) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [r"-\frac12", "-0.5"],
+        ["-0.5", r"-\frac12"],
+        ["--", r"-\frac12", "-0.5"],
+        ["-0.5", "--timeout", "5", r"-\frac12"],
+        ["-h", "-h"],  # letters with a sign
+        ["--timeout=5", "--evaluated", "-x", "-x"],
+        ["--8", "8"],
+        ["-1", "--", "-1"],
+    ],
+)
+def test_answers_that_begin_with_a_minus_sign_need_no_mark(arguments, capsys):
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.startswith("right ")
+
+
+def test_the_program_refuses_a_computation_where_it_is_told_to(capsys):
+    assert main(["12", "7+5"]) == 0
+    assert main(["12", r"So \boxed{7+5}", "--evaluated"]) == 1
+    assert capsys.readouterr().out.splitlines()[3] == "unevaluated  (layer: number)"
+
+
+@pytest.mark.parametrize(("arguments", "said"), [(["7"], "required: prediction"), (["1", "2", "-3"], "arguments: -3")])
+def test_the_program_names_answers_that_are_missing_or_too_many(arguments, said, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert said in capsys.readouterr().err
+
+
+def test_the_program_s_help_names_answers_and_options(capsys):
+    assert main(["-h"]) == main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("gold", "prediction", "--timeout", "--evaluated"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from grail_lightning.answers import Verdict, Verifier
+from grail_lightning.answers import Boxed, Verdict, Verifier
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation
 from grail_lightning.callbacks.samples import _grading
@@ -81,6 +81,15 @@ def test_answers_are_compared_as_the_task_compares_them():
         with Verifier() as verifier:
             (found,) = regraded(paris, _facts(answer=BOXED, compare=compare), verifier)
         assert found.status == status, compare
+
+
+def test_an_answer_that_is_not_worked_out_is_told_from_the_facts_of_the_test():
+    samples = [sample(reference="12", response=rf"\boxed{{{text}}}") for text in ("12", "7+5")]
+    for form, statuses in ((Boxed(), ["right", "right"]), (Boxed(evaluated=True), ["right", "unevaluated"])):
+        facts = _grading(MathTask(answer=form))
+        assert facts["answer"] == BOXED | ({"evaluated": True} if form.evaluated else {})  # as before, where it is off
+        with Verifier() as verifier:
+            assert [s.status for s in regraded(samples, _facts(**facts), verifier)] == statuses
 
 
 def test_what_no_comparison_has_judged_stays_as_it_was():

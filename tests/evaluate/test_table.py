@@ -109,6 +109,11 @@ def test_answers_vote_as_the_task_compares_them(compare, predictions, votes):
     assert tuple(with_votes(sample_frame(samples, len(samples)), {"d": compare})["vote"]) == votes
 
 
+def test_an_answer_that_is_not_worked_out_has_no_vote_although_it_equals_a_right_one():
+    samples = [sample(prediction="7+5", status="unevaluated"), sample(sample=1, prediction="12", status="right")]
+    assert tuple(with_votes(sample_frame(samples, 2), {"d": "math"})["vote"]) == (-1, 0)
+
+
 def test_problems_are_whole_and_in_order_whatever_the_order_of_their_samples():
     samples = [sample(index=index, sample=k, num_tokens=10 * index + k) for index in (1, 0, 2) for k in (2, 0, 1)]
     again = sample(index=0, sample=1, num_tokens=99)  # Of a sample that is there twice the first one counts.

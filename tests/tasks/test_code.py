@@ -138,6 +138,47 @@ def test_a_row_that_cannot_be_read_is_an_error(row, message):
         read_problem({"problem": "p"} | row)
 
 
+PAIR = {"input": "3\\n1 2 3\\n", "output": "6", "testtype": "stdin"}
+CALL = PAIR | {"input": "[1, 2]\\n3", "testtype": "functional"}
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        (
+            {"question_content": "Add.", "public_test_cases": json.dumps([PAIR])},
+            r"`public_test_cases` .* LiveCodeBench",
+        ),
+        ({"question_content": "Add.", "private_test_cases": "eJxrYJ"}, r"`private_test_cases` .* LiveCodeBench"),
+        (
+            {"question": "Add.", "input_output": '{"inputs": ["1"], "outputs": ["1"]}'},
+            r"`input_output` .* APPS and TACO",
+        ),
+        ({"description": "Add.", "public_tests": {"input": ["1"], "output": ["1"]}}, r"`public_tests` .* CodeContests"),
+        ({"description": "Add.", "official_tests": [PAIR]}, r"`official_tests` .* Codeforces"),
+        ({"problem": "Add.", "tests": [PAIR]}, "`tests` .* LiveCodeBench and others"),
+        ({"problem": "Add.", "tests": json.dumps([PAIR | {"more": None}])}, "`tests` .* LiveCodeBench and others"),
+        ({"problem": "Add.", "tests": repr([PAIR])}, "`tests` .* LiveCodeBench and others"),
+        ({"problem": "Add.", "tests": {"inputs": ["1"], "outputs": ["1"]}}, "`tests` .* LiveCodeBench and others"),
+    ],
+)
+def test_tests_of_programs_that_read_stdin_are_refused_as_what_they_are(row, named):
+    with pytest.raises(ValueError, match=rf"{named}, `testtype: stdin`\)\. `CodeTask` calls a function and compares"):
+        read_problem(row)
+
+
+def test_calls_as_texts_are_refused_with_the_form_that_is_read():
+    for row in ({"public_test_cases": json.dumps([CALL])}, {"problem": "Add.", "tests": [CALL], "entry": "f"}):
+        with pytest.raises(ValueError, match=r"`testtype: functional`\)\. Write each as \[arguments, result\]"):
+            read_problem(row)
+
+
+def test_arguments_that_look_like_such_pairs_are_arguments():
+    test = [[{"input": 1, "output": 2}], 3]
+    for tests in ([test], repr([test])):
+        assert read_problem({"problem": "p", "entry": "f", "tests": tests}).tests.calls[0].arguments == (test[0][0],)
+
+
 def test_rows_whose_reference_fails_are_counted_and_graded(task, tmp_path):
     file, rows = tmp_path / "mbpp.jsonl", [MBPP, MBPP | {"test_setup_code": "root = Node(1)"}]
     file.write_text("\n".join(map(json.dumps, rows)))
