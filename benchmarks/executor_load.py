@@ -1,7 +1,7 @@
 """The executor under load: programs, a tenth of them hostile, while sandboxes are killed at random; and its figures.
 
     python benchmarks/executor_load.py                    # each back end that runs here, 2,000 programs
-    python benchmarks/executor_load.py --backends wasm --programs 200 --kill-every 0
+    python benchmarks/executor_load.py --backends sandlock --programs 200 --kill-every 0
 
 Every verdict is compared with what is known of the program. The speed is that of programs with 5 tests each, without
 attacks, in five turns; a bare `python -S -c pass` stands beside it, for what else the machine does changes all figures.

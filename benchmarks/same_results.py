@@ -80,8 +80,6 @@ CREDIT = {
     "GiGPO": "standardise=-,true,false",
     "IGPO": "standardise=-,true,false normalise=-,separate",
     "Oracle": "right=-,balanced",
-    "WarmUp": "inner=GRAIL,PRIME,TreeAdvantage,Resampled steps=1,3",
-    "Product": "first=GRAIL,LESS second=HighEntropy,UCAS,AttentionRhythm",
     "PermutedRewards": "inner=TreeAdvantage,Oracle,UCAS mirrored=-,true,false",
 }
 CONTROLS = ["Shuffled", "Random", "AnswerOnly", "SameMagnitude", "Balanced"]
@@ -147,8 +145,6 @@ CASES = {
     "grpo": "",
     **{name: f"model.credit={name}" for name in CREDIT if name != "Uniform"},
     "Resampled": "model.credit=Resampled model.credit.continuations=2",
-    "WarmUp": "model.credit=WarmUp model.credit.inner=GRAIL model.credit.steps=3",
-    "Product": "model.credit=Product model.credit.first=GRAIL model.credit.second=HighEntropy",
     "PermutedRewards": "model.credit=PermutedRewards model.credit.inner=TreeAdvantage",
     **{name: f"model.credit=GRAIL model.control={name}" for name in CONTROLS},
     "own_pass": "model.credit=GRAIL model.credit.saliency.fuse=false",

@@ -22,19 +22,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from grail_lightning.environments.episode import one_turn
+from grail_lightning.answers.records import Verdict
+from grail_lightning.environments.episode import Episode, one_turn
 from grail_lightning.runtime.checks import check_options
-
-if TYPE_CHECKING:
-    from grail_lightning.answers.records import Verdict
-    from grail_lightning.environments.episode import Episode
-    from grail_lightning.tasks.base import Prompt
+from grail_lightning.tasks.base import Prompt
 
 _WHOLE_ROWS = ("input_ids", "attention_mask")  # The fields whose columns are prompt and response.
 

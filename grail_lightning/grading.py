@@ -23,12 +23,10 @@ from grail_lightning.answers.records import AnswerSpan, AnswerVerifier, Verdict
 from grail_lightning.answers.spans import Alignment, align, special_ids
 from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch
 from grail_lightning.picture import as_text
-from grail_lightning.tasks.base import Comparison, Prompt, Step, StepKind
+from grail_lightning.tasks.base import Comparison, Prompt, Step, StepKind, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from grail_lightning.tasks.base import Task
 
 WhichBox = Literal["last", "first"]
 

@@ -26,7 +26,7 @@ from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.engines.base import RolloutEngine, given_batch
 from grail_lightning.engines.checks import check_logprobs, check_takes_pictures
 from grail_lightning.grading import TaskVerifiers, grade_and_locate
-from grail_lightning.picture import pictures_in
+from grail_lightning.picture import Messages, pictures_in
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.options import (
     Loading,
@@ -40,7 +40,8 @@ from grail_lightning.policy.options import (
     load_tokenizer,
 )
 from grail_lightning.policy.pictures import PictureTokens, load_pictures
-from grail_lightning.policy.reference import Reference, rotary_frequencies_kept
+from grail_lightning.policy.reference import Reference
+from grail_lightning.policy.weights import rotary_frequencies_kept
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce, world_size
 from grail_lightning.runtime.run_folder import check_last_found
@@ -52,7 +53,7 @@ from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.report import EvaluationPlan, StepOutput, batch_figures, tag, warn_of_limits
 from grail_lightning.step.sampler import Sampler
 from grail_lightning.step.update import Update
-from grail_lightning.tasks.base import Messages, Prompt
+from grail_lightning.tasks.base import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -8,12 +8,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from grail_lightning.tasks.base import Messages
+Messages: TypeAlias = list[dict[str, Any]]
+"""A conversation: the content of a message is a text, or a list of parts of which some are pictures."""
 
 PLACE = "<image>"
 """A picture's place in a text of a prompt that has pictures, as in many datasets."""
@@ -223,3 +224,23 @@ def as_text(content: object) -> str:
     if not isinstance(content, list):
         return str(content)
     return "".join(part["text"] if part.get("type") == "text" else PLACE for part in content)
+
+
+class PictureEncoder(Protocol):
+    """What writes the token ids of a prompt with pictures; a policy that takes pictures has one.
+
+    Attributes:
+        place: The text that stands for a picture.
+        processor: The Transformers processor of the model.
+    """
+
+    place: str
+    processor: Any
+
+    def expand(self, text: str, pictures: Sequence[Picture], *, begins: bool = True) -> list[int]:
+        """The token ids of a text in which each place becomes the tokens of its picture, with the id of the place."""
+        ...
+
+    def name(self, ids: list[int], pictures: Sequence[Picture]) -> list[int]:
+        """The ids from `expand` with an id of its own for each picture token."""
+        ...

@@ -94,8 +94,8 @@ def test_the_state_of_an_optimiser_follows_its_options(capsys):
 
 
 def test_the_models_that_a_credit_method_needs_are_planned(capsys):
-    product = "Product --model.credit.first=DGPO --model.credit.second=Uniform"
-    for credit, second in (("DGPO", 0), (product, 0), ("PRIME", 16)):
+    permuted = "PermutedRewards --model.credit.inner=DGPO"
+    for credit, second in (("DGPO", 0), (permuted, 0), ("PRIME", 16)):
         name, *more = credit.split()
         (plan,) = plans(capsys, *QUICK, "--gpus", "1", f"--model.credit={name}", *more)
         assert plan["update"]["reference"] == 4 * 845_184

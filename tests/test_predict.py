@@ -61,16 +61,16 @@ def test_predict_shows_the_newest_rollouts_of_a_run(tmp_path, monkeypatch, capsy
     main(["fit", *SHORT, "--trainer.callbacks+=KeepRollouts", "--trainer.limit_val_batches=0"])
     newest = max((RUN / "rollouts").glob("*.parquet"))
     kept = pq.read_table(newest)
-    # Credit that begins with the second optimiser step: the checkpoint has taken as many.
-    warm = ["--model.credit=WarmUp", "--model.credit.steps=2", "--model.credit.inner=GRAIL"]
-    warm += ["--model.credit.inner.gate=all"]
-    main(["predict", *EVALUATED, "--ckpt_path=last", "--data.kept.newest=9", *warm])
+    # A strength that falls from 1 to 0 over three optimiser steps, of which the checkpoint has taken two.
+    falling = ["--model.credit=RLSD", "--model.credit.strength=1", "--model.credit.decay_steps=3"]
+    main(["predict", *EVALUATED, "--ckpt_path=last", "--data.kept.newest=9", *falling])
     predicted = pq.read_table(RUN / "predictions.parquet")
     assert len(predicted) == 8, "two groups of four; a third would be cut"
     assert predicted["group"].to_pylist() == [0] * 4 + [1] * 4
     for column in ("prompt", "reference", "response", "token_ids", "correct", "finished", "dataset"):
         assert predicted[column].to_pylist() == kept[column].to_pylist()[:8], column
-    assert any(weight != 1 for weights in predicted["weights"].to_pylist() for weight in weights)
+    largest = max(abs(weight - 1) for weights in predicted["weights"].to_pylist() for weight in weights)
+    assert largest == pytest.approx(0.2 / 3), "the clip of RLSD, times the strength"
     assert data_of((RUN / "predictions.html").read_text(encoding="utf-8"))["groups"][0]["rollouts"][0]["steps"]
     (tmp_path / "empty").mkdir()
     said = fails(capsys, "predict", *EVALUATED, f"--data.kept.folder={tmp_path / 'empty'}")

@@ -1,8 +1,15 @@
 """Credit assignment: methods that turn a rollout's advantage into token weights, and control experiments."""
 
 from grail_lightning.credit.base import CreditContext, CreditControl, Mean, Needs, TokenCredit, TokenWeights, Uniform
-from grail_lightning.credit.compose import PermutedRewards, Product, WarmUp
-from grail_lightning.credit.controls import AnswerOnly, Balanced, Random, RandomSubset, SameMagnitude, Shuffled
+from grail_lightning.credit.controls import (
+    AnswerOnly,
+    Balanced,
+    PermutedRewards,
+    Random,
+    RandomSubset,
+    SameMagnitude,
+    Shuffled,
+)
 from grail_lightning.credit.critic import CriticSearch, Judge
 from grail_lightning.credit.distillation import RLSD
 from grail_lightning.credit.entropy import DGPO, LESS, UCAS, AdvantageReweighting, HighEntropy
@@ -47,7 +54,6 @@ __all__ = [
     "Oracle",
     "PermutedRewards",
     "PrefixWeights",
-    "Product",
     "Random",
     "RandomSubset",
     "Resampled",
@@ -61,6 +67,5 @@ __all__ = [
     "TreeAdvantage",
     "TurnRewards",
     "Uniform",
-    "WarmUp",
     "input_saliency",
 ]

@@ -8,17 +8,30 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, CreditControl, TokenCredit, TokenWeights, token_advantages
-from grail_lightning.functional import masked_mean, mean_one
+from grail_lightning.credit.base import (
+    CreditContext,
+    CreditControl,
+    Needs,
+    TokenCredit,
+    TokenWeights,
+    rows_by_group,
+    token_advantages,
+    weigh,
+)
+from grail_lightning.functional import mean_one
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce
+from grail_lightning.tasks.base import Prompt
 
 _CANCELLED = 0.01  # A sum below this share of its absolute values has cancelled: its sign is noise.
 
@@ -163,6 +176,59 @@ class RandomSubset(TokenCredit):
         return TokenWeights(values=values)
 
 
+class PermutedRewards(TokenCredit):
+    """A control of methods that read rewards: they see those of each group in a random order.
+
+    The responses, their tree, the advantages and each group's histogram of rewards stay the same, without information
+    about which response earned which. Where few responses are right, most rare branches then hold wrong ones alone, so
+    rarity still shows. With `mirrored` each group's rewards also change sides at random (right for wrong), and the
+    expected AUROC of any change of value is 0.5.
+
+    Args:
+        inner: The method, such as `TreeAdvantage`. `Resampled` grades its continuations, which no order changes.
+        mirrored: Whether rewards also change sides in a random half of the groups.
+    """
+
+    def __init__(self, inner: TokenCredit, mirrored: bool = False) -> None:
+        self.inner = inner
+        self.mirrored = mirrored
+
+    def needs(self) -> Needs:
+        """What the inner method needs, but no saliency: it is computed with the permuted rewards."""
+        return replace(self.inner.needs(), saliency=None)
+
+    def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
+        """The remark of the inner method."""
+        return self.inner.check_prompts(sets)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the inner method."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state of the inner method."""
+        self.inner.load_state_dict(state)
+
+    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
+        """The inner method's weights of the batch with permuted rewards and verdicts."""
+        order, rewards = torch.arange(len(batch)), batch.rewards.cpu().clone()
+        correct = batch.correct.cpu().clone()
+        for rows in (rows.cpu() for rows in rows_by_group(batch)):
+            generator = context.row_generator(int(batch.row[rows[0]]))
+            order[rows] = rows[torch.randperm(len(rows), generator=generator)]
+            if self.mirrored and torch.rand(1, generator=generator, dtype=torch.float32) < 0.5:
+                rewards[rows] = rewards[rows].max() + rewards[rows].min() - rewards[rows]
+                correct[rows] = ~correct[rows]
+        permuted = {"rewards": rewards[order].to(batch.rewards.device), "correct": correct[order].to(batch.correct)}
+        weights = weigh(self.inner, policy, batch.replace(**permuted), context)
+        if _all_is_added(weights, batch):
+            rank_zero_warn(
+                f"`PermutedRewards` permutes the whole advantage of `{type(self.inner).__name__}`, which is made of "
+                "rewards, so that right rollouts are blamed: this is no control of its credit by token."
+            )
+        return weights
+
+
 def _reasoning(weights: TokenWeights, batch: RolloutBatch) -> Tensor:
     """``[B, T]`` bool: valid tokens before the answer that the method located."""
     answer = weights.answer or batch.answer
@@ -172,10 +238,8 @@ def _reasoning(weights: TokenWeights, batch: RolloutBatch) -> Tensor:
 def _replaced(weights: TokenWeights, values: Tensor, batch: RolloutBatch, free: Tensor) -> TokenWeights:
     """Weights with other values, scaled as the method's are, and no additive stage on the tokens that are free."""
     mask, additive = batch.response_mask, weights.additive
-    if weights.unscaled is not None:  # The mean is 1, except that of a `Product`.
-        scaled = mean_one(values, mask) * masked_mean(weights.values, mask, dim=1)[:, None]
-        same = (values == weights.before_scale).all(1, keepdim=True)  # A `WarmUp` is not scaled again.
-        values = torch.where(same, weights.values, scaled)
+    if weights.unscaled is not None:
+        values = mean_one(values, mask)
     return replace(weights, values=values, additive=None if additive is None else additive.masked_fill(free, 0))
 
 
@@ -184,3 +248,9 @@ def _varies(values: Tensor, mask: Tensor) -> Tensor:
     high = values.masked_fill(~mask, -torch.inf).amax(1)
     low = values.masked_fill(~mask, torch.inf).amin(1)
     return high > low
+
+
+def _all_is_added(weights: TokenWeights, batch: RolloutBatch) -> bool:
+    """Whether the weights of all rows with an advantage are 0, since a method adds its whole advantage."""
+    live = batch.response_mask & (batch.advantages != 0)[:, None]
+    return weights.additive is not None and bool(live.any()) and not bool((weights.values * live).any())

@@ -16,10 +16,9 @@ from torch.func import functional_call
 from grail_lightning.batch import RolloutBatch, pad_left
 from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, one_elsewhere, uniform_weights
 from grail_lightning.functional.tokens import TokenStats
-from grail_lightning.picture import add_text
+from grail_lightning.picture import Messages, add_text
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
-from grail_lightning.tasks.base import Messages
 
 _PLACE = "{answer}"
 SENTENCE = "The correct answer is {answer}."

@@ -22,7 +22,7 @@ from grail_lightning.picture import FIRST_PICTURE_ID
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import Alignment, TokenLayout, padded_layout
 from grail_lightning.policy.micro_batch import cut_rows, scatter, zero_table
-from grail_lightning.policy.reference import requiring_grad
+from grail_lightning.policy.weights import requiring_grad
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.seeds import preserved
 

@@ -18,11 +18,12 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from grail_lightning.data.loaders import Curriculum, EvaluationLoader, GivenLoader, PromptSet, TrainingLoader
 from grail_lightning.data.rows import RowPrompts, check_pictures
+from grail_lightning.picture import Messages
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import rank, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed
 from grail_lightning.tasks.answered import AnswerTask
-from grail_lightning.tasks.base import Messages, Prompt, problem_id
+from grail_lightning.tasks.base import Prompt, problem_id
 
 Encode = Callable[[Messages | str], Sequence[int]]
 Split = Literal["train", "val", "test", "predict"]

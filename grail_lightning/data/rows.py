@@ -16,10 +16,10 @@ from grail_lightning.answers.evaluated import unevaluated
 from grail_lightning.answers.judge import judge
 from grail_lightning.answers.records import ALTERNATIVE
 from grail_lightning.data.sources import DatasetSpec, Table, answers_in, check_path
-from grail_lightning.picture import has_pictures, pictures_in, with_pictures
+from grail_lightning.picture import Messages, has_pictures, pictures_in, with_pictures
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.answered import AnswerTask
-from grail_lightning.tasks.base import Messages, Prompt, Task
+from grail_lightning.tasks.base import Prompt, Task
 
 _AT_ONCE = 256  # The rows whose pictures are in memory while they are checked.
 

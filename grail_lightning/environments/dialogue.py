@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from grail_lightning.environments import calls as reading
 from grail_lightning.environments.calls import ParsedCall
-from grail_lightning.picture import Picture, add_text, in_parts, pictures_in
+from grail_lightning.picture import Picture, PictureEncoder, add_text, in_parts, pictures_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from grail_lightning.policy.pictures import PictureTokens
 
 _MARK = "\ufdd0"  # Not a character by Unicode's definition, so no text has a use for it.
 _QUESTION = {"role": "user", "content": "Question"}
@@ -145,7 +144,7 @@ class Dialect(ABC):
         tokenizer: PreTrainedTokenizerBase,
         encode: Encode,
         tags: Iterable[str],
-        pictures: PictureTokens | None,
+        pictures: PictureEncoder | None,
     ) -> None:
         self.tokenizer, self.encode, self.control = tokenizer, encode, _control_tokens(tokenizer)
         self.pictures = pictures
@@ -209,7 +208,7 @@ class Tags(Dialect):
         tokenizer: PreTrainedTokenizerBase,
         schemas: Sequence[dict[str, Any]],
         encode: Encode,
-        pictures: PictureTokens | None = None,
+        pictures: PictureEncoder | None = None,
         instruction: str = "",
     ) -> None:
         self.instruction = instruction
@@ -250,7 +249,7 @@ class Chat(Dialect):
     """Calls and results as the chat template writes them."""
 
     def __init__(
-        self, template: _ChatTemplate, kind: CallFormat, encode: Encode, pictures: PictureTokens | None = None
+        self, template: _ChatTemplate, kind: CallFormat, encode: Encode, pictures: PictureEncoder | None = None
     ) -> None:
         super().__init__(template.tokenizer, encode, _CHAT_TAGS, pictures)
         self.template = template
@@ -327,7 +326,7 @@ def find_dialect(
     kind: CallFormat,
     encode: Encode,
     chat_template_kwargs: dict[str, Any],
-    pictures: PictureTokens | None = None,
+    pictures: PictureEncoder | None = None,
     instruction: str = "",
 ) -> Dialect:
     """The dialect of a tokenizer, for tools as `transformers.utils.get_json_schema` describes them.

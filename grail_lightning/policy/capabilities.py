@@ -6,8 +6,9 @@ Shapes: ``B`` rows, ``W`` columns, ``n`` branches, ``D`` width.
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -16,16 +17,39 @@ from torch.func import functional_call
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from grail_lightning.policy.layout import TokenLayout, packed_layout, padded_layout
-from grail_lightning.policy.reference import requiring_grad
 from grail_lightning.policy.trees import TREE_ATTENTION, TreeKernel, tree_layout
-
-if TYPE_CHECKING:
-    from grail_lightning.policy.model import Policy
+from grail_lightning.policy.weights import requiring_grad
 
 _TRIAL_WEIGHTS = 2**24  # The number of weights, besides those that are zero, whose gradients a trial run compares.
 
 
-def find_tree_kernel(policy: Policy) -> TreeKernel | None:
+class _Policy(Protocol):
+    """The parts of a policy that trial runs and continued sequences use; `Policy` documents them."""
+
+    model: Any
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def compute_dtype(self) -> torch.dtype: ...
+    @property
+    def uses_flash(self) -> bool: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def trial(self, rows: int, columns: int) -> AbstractContextManager[tuple[Tensor, Tensor]]: ...
+    def eager_attention(self) -> AbstractContextManager[None]: ...
+    def decode(self, layout: TokenLayout, embeds: Tensor | None = None) -> Tensor: ...
+    def hidden(
+        self,
+        attention_mask: Tensor,
+        input_ids: Tensor,
+        *,
+        embeds: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor: ...
+
+
+def find_tree_kernel(policy: _Policy) -> TreeKernel | None:
     """What computes attention in prefix trees; None if the model does not support them."""
     on_cuda = policy.device.type == "cuda"
     kernels: tuple[TreeKernel, ...] = ("varlen", "sdpa") if on_cuda else ("sdpa",)
@@ -39,7 +63,7 @@ def find_tree_kernel(policy: Policy) -> TreeKernel | None:
     return kernel
 
 
-def _supports_prefix_trees(policy: Policy, kernel: TreeKernel) -> bool:
+def _supports_prefix_trees(policy: _Policy, kernel: TreeKernel) -> bool:
     """Whether rows in a prefix tree have the log-probabilities and gradients that they have when run separately.
 
     Recurrent states and convolutions mix neighbouring rows.
@@ -64,7 +88,7 @@ def _supports_prefix_trees(policy: Policy, kernel: TreeKernel) -> bool:
     return close and not lost and _agree(tree, whole, spread=whole - whole.mean(), dtype=dtype)
 
 
-def _trial_weights(policy: Policy) -> dict[str, Tensor]:
+def _trial_weights(policy: _Policy) -> dict[str, Tensor]:
     """Copies of the smallest weights, and other values for those that are zero, which would change nothing else."""
     weights: dict[str, Tensor] = {}
     room = _TRIAL_WEIGHTS
@@ -81,15 +105,15 @@ def _trial_weights(policy: Policy) -> dict[str, Tensor]:
 
 
 @torch.enable_grad()
-def _differentiate(policy: Policy, weights: dict[str, Tensor], layout: TokenLayout) -> tuple[Tensor, list[Tensor]]:
+def _differentiate(policy: _Policy, weights: dict[str, Tensor], layout: TokenLayout) -> tuple[Tensor, list[Tensor]]:
     """The log-probabilities of a layout's tokens with some weights replaced, and the gradients of these weights."""
-    logprobs = functional_call(policy, weights, (layout,)).logprobs[layout.response_mask]
+    logprobs = functional_call(cast(nn.Module, policy), weights, (layout,)).logprobs[layout.response_mask]
     gradients = torch.autograd.grad(logprobs.sum(), list(weights.values()), materialize_grads=True)
     # The embeddings of an earlier fit may still hand on sparse gradients.
     return logprobs.detach(), [gradient.to_dense() for gradient in gradients]
 
 
-def supports_kv_continuation(policy: Policy) -> bool:
+def supports_kv_continuation(policy: _Policy) -> bool:
     """Whether the model computes the same from cached keys and values as from the whole sequence.
 
     Recurrent states cannot be cut at a column, and some layers keep more than keys and values.
@@ -120,7 +144,7 @@ class Trunk:
     evaluation mode, without gradients, and must have `supports_kv_continuation`.
     """
 
-    def __init__(self, policy: Policy, input_ids: Tensor, attention_mask: Tensor) -> None:
+    def __init__(self, policy: _Policy, input_ids: Tensor, attention_mask: Tensor) -> None:
         cache = DynamicCache()
         self.policy, self.input_ids = policy, input_ids
         self.states = policy.hidden(attention_mask, input_ids, past_key_values=cache)
@@ -152,7 +176,7 @@ class _Beginning(DynamicLayer):  # type: ignore[misc]  # Transformers has no typ
         return torch.cat([keys, key_states], -2), torch.cat([values, value_states], -2)
 
 
-def within_attention_window(policy: Policy, width: int) -> bool:
+def within_attention_window(policy: _Policy, width: int) -> bool:
     """Whether every block attends to `width` columns: sliding windows count them, not the depth in a prefix tree."""
     config = policy.model.config.get_text_config()
     windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
@@ -169,7 +193,7 @@ def has_dropout(policy: nn.Module) -> bool:
     return any(isinstance(rate, int | float) and rate > 0 for module in policy.modules() for rate in rates(module))
 
 
-def check_padding(policy: Policy) -> None:
+def check_padding(policy: _Policy) -> None:
     """Check that padding does not change a row: some architectures count columns, or compress windows of them."""
     pads = 3
     with policy.trial(2, 12) as (ids, mask), policy.eager_attention():
@@ -183,7 +207,7 @@ def check_padding(policy: Policy) -> None:
         )
 
 
-def check_packing(policy: Policy) -> None:
+def check_packing(policy: _Policy) -> None:
     """Check that packed rows are as when run one by one: some architectures pass information to the next row."""
     with policy.trial(3, 5) as (ids, mask), policy.eager_attention() if policy.uses_flash else nullcontext():
         mask[0, 0] = mask[1, 4:] = False

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS
-from grail_lightning.picture import in_parts, pictures_in
+from grail_lightning.picture import Messages, PictureEncoder, in_parts, pictures_in
 from grail_lightning.runtime.checks import check_options
-from grail_lightning.tasks.base import Messages, TokenText
+from grail_lightning.tasks.base import TokenText
 from grail_lightning.tasks.import_path import GIVEN, refuse_given
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-    from grail_lightning.policy.pictures import PictureTokens
 
 
 _ASSETS = Path(__file__).parents[1] / "assets"
@@ -274,7 +272,7 @@ def encode_prompt(
     tokenizer: PreTrainedTokenizerBase,
     messages: Messages | str,
     chat_template_kwargs: dict[str, Any] | None = None,
-    pictures: PictureTokens | None = None,
+    pictures: PictureEncoder | None = None,
 ) -> list[int]:
     """The token ids of a prompt. Messages pass through the chat template if there is one; plain text is unchanged.
 

@@ -96,7 +96,7 @@ class Executor:
     """Runs programs in sandboxes, and keeps their outcomes by the program's text and its tests.
 
     Args:
-        backend: `bubblewrap`, `sandlock`, `wasm`, or `auto`: the first of them that isolates on this machine, which a
+        backend: `bubblewrap`, `sandlock`, or `auto`: the first of them that isolates on this machine, which a
             program that tries to get out finds out. Or the address of a server that runs programs in SandboxFusion's
             form, such as `http://127.0.0.1:8080/run_code`, whose isolation nobody checks.
         limits: Of one program with all of its tests.

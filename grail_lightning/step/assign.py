@@ -6,7 +6,7 @@ Shapes: ``B`` rows, ``T`` response tokens.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -32,10 +32,7 @@ from grail_lightning.runtime.collectives import all_gather_rows
 from grail_lightning.step.forward import Forward, Teacher
 from grail_lightning.step.loss import live_rows, loss_mask
 from grail_lightning.step.options import Objective
-from grail_lightning.tasks.base import Prompt, TokenText
-
-if TYPE_CHECKING:
-    from grail_lightning.tasks.base import Task
+from grail_lightning.tasks.base import Prompt, Task, TokenText
 
 
 def compute_advantages(
@@ -146,7 +143,7 @@ def _row_without_tokens(policy: Policy) -> RolloutBatch:
     """One row with a prompt and with padding in place of a response, as if its advantage and its reward were 0."""
     pad = policy.tokenizer.pad_token_id
     # Two tokens, because a row's last one is not run.
-    prompt = Prompt(messages=TokenText("", [pad, pad]), reference="", task=cast("Task", _Unasked()))
+    prompt = Prompt(messages=TokenText("", [pad, pad]), reference="", task=cast(Task, _Unasked()))
     padded = build_batch(policy, [prompt], 1, [[pad]], [True])
     none, zero = torch.zeros_like(padded.response_mask), torch.zeros(1, device=policy.device)
     return RolloutBatch(

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args
 
 from grail_lightning.answers import AnswerForm, AnswerSpan, Boxed, Pattern
-from grail_lightning.tasks.base import Comparison, GradedAnswer, Messages, Prompt, Task, TaskReward
+from grail_lightning.picture import Messages
+from grail_lightning.tasks.base import Comparison, GradedAnswer, Prompt, Task, TaskReward
 from grail_lightning.tasks.rewards import Reward, Rewards, RewardSpec, Values, ends_with_answer
 
 

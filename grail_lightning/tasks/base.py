@@ -10,11 +10,11 @@ from typing import Any, Literal, Self, TypeAlias
 
 from grail_lightning.answers.find import find_boxes
 from grail_lightning.answers.records import AnswerSpan, AnswerVerifier, Verdict
+from grail_lightning.picture import Messages
 
 GradedAnswer: TypeAlias = Verdict  # What a task is told of an answer: whether it is `correct`, and its `status`.
 StepKind = Literal["sound", "slip", "misconception", "inherited", "filler"]
 Comparison = Literal["math", "text", "exact", "relaxed"]
-Messages = list[dict[str, Any]]  # The content is text, or a list of parts of which some are pictures.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,15 +12,13 @@ from grail_lightning.answers.records import Verdict
 from grail_lightning.environments.dialogue import CallFormat, Dialect, Encode, describe, find_dialect
 from grail_lightning.environments.episode import EpisodeLimits
 from grail_lightning.environments.tools import ToolSet, check_columns
-from grail_lightning.picture import Picture
+from grail_lightning.picture import Picture, PictureEncoder
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import REWARD, Comparison, Prompt
 from grail_lightning.tasks.rewards import Rewards, RewardSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from grail_lightning.policy.pictures import PictureTokens
 
 
 class Environment(ABC):  # noqa: B024  (a class is one by what it has)
@@ -101,7 +99,7 @@ class EnvironmentTask(MathTask):
         tokenizer: PreTrainedTokenizerBase,
         encode: Encode,
         kwargs: dict[str, Any],
-        pictures: PictureTokens | None = None,
+        pictures: PictureEncoder | None = None,
     ) -> Dialect:
         """How calls are written with a tokenizer; see `find_dialect`."""
         named = self.tool_instruction

@@ -22,14 +22,13 @@ from grail_lightning.credit import (
     HighEntropy,
     Judge,
     Mean,
-    Product,
+    PermutedRewards,
     Resampled,
     SaliencyOptions,
     SpanScores,
     TokenCredit,
     TurnRewards,
     Uniform,
-    WarmUp,
 )
 from grail_lightning.credit.base import uniform_weights, weigh
 from grail_lightning.credit.oar import BilevelOptions
@@ -105,7 +104,7 @@ def test_what_is_right_passes(golden_policy, golden_batch):
 
 def test_an_error_in_an_inner_method_names_the_inner_method(golden_policy, golden_batch):
     with pytest.raises(ValueError, match=r"`Given` must return `values` of at least 0, but got -1\.0"):
-        weigh(WarmUp(Given(_with(values=_put(-1.0)))), golden_policy, in_groups(golden_batch), context())
+        weigh(PermutedRewards(Given(_with(values=_put(-1.0)))), golden_policy, in_groups(golden_batch), context())
 
 
 class Beside(SaliencyCredit):
@@ -141,7 +140,7 @@ def test_a_run_stops_before_its_first_step(credit, control, name):
     assert run.global_step == 0
 
 
-ARGUMENTS = {"Product": [Uniform(), Uniform()], "WarmUp": [Uniform()], "PermutedRewards": [Uniform()]}
+ARGUMENTS = {"PermutedRewards": [Uniform()]}
 CLASSES = {
     name: kind
     for name, kind in vars(credits).items()
@@ -166,7 +165,6 @@ def test_every_choice_and_every_number_is_checked(name, option, value, message):
         CLASSES[name](*ARGUMENTS.get(name, []), **{option: value})
 
 
-ANEW = SaliencyOptions(refresh="update")
 REFUSED = [
     (lambda: GRAIL(w_min=2.0, w_max=1.0), r"`w_min` must lie in \[0, 1\.0\], but got 2\.0"),
     (lambda: GRAIL(w_max=math.inf), r"`w_max` must lie in \[0, inf\), but got inf"),
@@ -178,8 +176,6 @@ REFUSED = [
     (lambda: SpanScores(scorer="a.b", judge=Judge(url="http://a", model="m")), "`judge` takes the place of `scorer`"),
     (lambda: SpanScores(scorer="steps"), "`credit.scorer` must be one of .* or an import path .* but got .steps."),
     (lambda: PRIME(accuracy=(0.9, 0.1)), r"`accuracy` must be two rising numbers in \[0, 1\], but got \[0\.9, 0\.1\]"),
-    (lambda: Product(PRIME(), PRIME()), "Only one of `first` and `second` may train a model"),
-    (lambda: Product(GRAIL(saliency=ANEW), Uniform()), "must have the same `refresh`, but got update and rollout"),
 ]
 
 

@@ -108,8 +108,6 @@ METHODS = {
     "DGPO": lambda: credits.DGPO(temperature=0.05),
     "PermutedRewards": lambda: credits.PermutedRewards(credits.TreeAdvantage(), mirrored=True),
     "PRIME": lambda: credits.PRIME(double_forward=True),
-    "WarmUp": lambda: credits.WarmUp(credits.Product(credits.GRAIL(), credits.UCAS()), steps=20),
-    "Product": lambda: credits.Product(credits.GRAIL(gate="all"), credits.OARGradient()),
     "Longest": Longest,
 }
 CONTROLS = [credits.AnswerOnly, credits.Balanced, credits.Random, credits.SameMagnitude, credits.Shuffled]
@@ -117,7 +115,7 @@ NEED_A_BOX = ["GRAIL", "GRAIL-mean_one", "OARGradient", "OARPerturbation"]
 # Those whose weights of a rollout that they treat have the mean 1.
 MEAN_ONE = ["Uniform", "GRAIL-mean_one", "OARGradient", "OARPerturbation", "DGPO", "Oracle", "EGCA"]
 # Those that look at every rollout, whatever its advantage.
-RUN_EVERYTHING = ["HighEntropy", "UCAS", "PRIME", "WarmUp", "GiGPO", "TurnRewards", "IGPO"]
+RUN_EVERYTHING = ["HighEntropy", "UCAS", "PRIME", "GiGPO", "TurnRewards", "IGPO"]
 RUN_EVERYTHING += ["CriticSearch", "CriticSearch-random", "CriticSearch-permuted"]
 STEP = 5
 SHARES = [0, 1], [2, 3, 4, 5], []  # The rows of each rank: one group, two groups, and none.
@@ -196,7 +194,7 @@ def test_weights_are_finite_and_stay_within_the_response(name, plain, batch):
     if name in NEED_A_BOX:
         assert weights.fallback.tolist() == [False, False, False, False, True, False]
         assert torch.equal(weights.values[4], mask[4].to(weights.values))
-    elif name != "Product":
+    else:
         assert not weights.fallback.any()
 
 
@@ -250,7 +248,7 @@ def test_a_batch_without_an_advantage_costs_no_forward_pass_and_is_uniform(name,
     if name not in RUN_EVERYTHING:
         assert (token_advantages(silent.advantages, weights) == 0).all()
     # An overwrite of the answer has no effect here, and neither have weights that follow from the texts alone.
-    if name not in (*RUN_EVERYTHING, "GRAIL", "Product", "PrefixWeights", "Longest"):
+    if name not in (*RUN_EVERYTHING, "GRAIL", "PrefixWeights", "Longest"):
         assert weights.values.unique().numel() <= 2, "one weight, and padding"
 
 

@@ -11,13 +11,9 @@ from grail_lightning.credit import (
     GRAIL,
     PRIME,
     RLSD,
-    UCAS,
-    AdvantageReweighting,
     AnswerOnly,
-    Needs,
     OptimalBaseline,
     PermutedRewards,
-    Product,
     Random,
     Resampled,
     SaliencyOptions,
@@ -26,20 +22,10 @@ from grail_lightning.credit import (
     TokenCredit,
     TurnRewards,
     Uniform,
-    WarmUp,
 )
-from grail_lightning.functional import masked_mean, mean_one
+from grail_lightning.functional import mean_one
 from tests.credit.episodes import Row, played
 from tests.credit.rollouts import context
-from tests.tolerance import assert_near
-
-
-def test_warming_up_goes_from_uniform_to_full_strength(golden_policy, batch):
-    inner = UCAS()(golden_policy, batch, context())
-    for step, strength in ((0, 0.0), (3, 0.3), (10, 1.0), (99, 1.0)):
-        found = WarmUp(UCAS(), steps=10)(golden_policy, batch, context(step=step))
-        assert_near(found.values, batch.response_mask * (1 + strength * (inner.values - 1)), 100)
-        assert_near(found.additive, strength * inner.additive, 100)
 
 
 class _Seen(TokenCredit):
@@ -73,33 +59,14 @@ def _pairs(rewards, correct):
     return sorted(zip(rewards.tolist(), correct.tolist(), strict=True))
 
 
-def test_composed_methods_need_what_their_parts_need():
+def test_permuted_rewards_need_what_the_inner_method_needs():
     anew, prime = GRAIL(saliency=SaliencyOptions(refresh="update")), PRIME()
-    for composed in (WarmUp, PermutedRewards, lambda inner: Product(inner, UCAS()), lambda i: Product(Uniform(), i)):
-        assert composed(GRAIL()).needs().refresh == "rollout"
-        assert composed(DGPO()).needs().reference
-        assert composed(Resampled()).needs().continuations
-        assert composed(prime).needs().training is prime.needs().training
-        assert (composed(GRAIL()).needs().saliency is None) == (composed is not WarmUp)
-    for composed in (WarmUp, PermutedRewards, lambda inner: Product(inner, inner)):
-        assert composed(anew).needs().refresh == "update"
-    assert Product(Uniform(), Uniform()).needs() == Needs()
-
-
-def test_a_product_multiplies_weights_and_adds_what_is_additive(golden_policy, batch):
-    grail, reweighted, ucas = GRAIL(gate="all"), AdvantageReweighting(), UCAS()
-    one, two, three = (credit(golden_policy, batch, context()) for credit in (grail, reweighted, ucas))
-    found = Product(Product(grail, reweighted), ucas)(golden_policy, batch, context())
-    assert_near(found.values, one.values * two.values * three.values, 100)
-    assert torch.equal(found.additive, three.additive)
-    doubled = Product(ucas, ucas)(golden_policy, batch, context())
-    torch.testing.assert_close(doubled.additive, 2 * three.additive)
-    assert Product(grail, reweighted)(golden_policy, batch, context()).additive is None
-    assert torch.equal(found.fallback, one.fallback)
-    assert found.fallback.any()
-    assert found.metrics["first/first/eligible"] == one.metrics["eligible"]
-    with pytest.warns(UserWarning, match=r"those of `OptimalBaseline` are all 0, .* the other method has no effect"):
-        Product(grail, OptimalBaseline())(golden_policy, batch, context())
+    assert PermutedRewards(GRAIL()).needs().refresh == "rollout"
+    assert PermutedRewards(DGPO()).needs().reference
+    assert PermutedRewards(Resampled()).needs().continuations
+    assert PermutedRewards(prime).needs().training is prime.needs().training
+    assert PermutedRewards(GRAIL()).needs().saliency is None
+    assert PermutedRewards(anew).needs().refresh == "update"
 
 
 def test_a_method_whose_whole_advantage_is_made_of_rewards_has_no_permuted_control(golden_policy, batch):
@@ -159,30 +126,6 @@ def test_controls_of_weights_of_mean_one_have_the_mean_one(control, golden_polic
     assert not torch.equal(scaled.values, plain.values)
 
 
-@pytest.mark.parametrize("control", [AnswerOnly(), Random()])
-def test_controls_of_composed_methods_scale_their_rows_as_these_do(control, golden_policy, golden_batch):
-    mask, halfway = golden_batch.response_mask, _context(step=5)
-
-    def before_and_after(method):
-        weights = method(golden_policy, golden_batch, halfway)
-        return weights.values, control(weights, golden_batch, halfway).values
-
-    def means(values):
-        return masked_mean(values, mask, dim=1).tolist()
-
-    scaled = GRAIL(gate="all", normalise="mean_one")
-    for method in (WarmUp(scaled, steps=10), Product(scaled, Uniform())):
-        assert means(before_and_after(method)[1]) == pytest.approx([1.0] * 6)
-    before, after = before_and_after(Product(scaled, scaled))
-    assert means(after) == pytest.approx(means(before))
-    assert max(means(before)) > 1.05
-    # Half of a `WarmUp` the weights are between scaled ones and 1, which is not what scaling again gives.
-    before, after = before_and_after(WarmUp(GRAIL(normalise="mean_one"), steps=10))
-    right = golden_batch.advantages > 0  # Outside of the gate: the answer's fixed weights alone.
-    assert torch.equal(after[right], before[right])
-    assert not torch.equal(after[~right], before[~right])
-
-
 def test_random_leaves_alone_what_a_method_credits_alike(golden_policy):
     """A rollout of one turn whose whole advantage is added: taken away, it would not be trained at all."""
     batch = played([Row(1.0, [[11, 12]], scores=[1.0]), Row(0.0, [[13], [14]], [[9]], scores=[1.0, 0.0])])
@@ -207,15 +150,14 @@ def test_random_weights_have_grails_clamps_and_no_memory_of_the_scores(treated, 
     assert values.mean().item() == pytest.approx(1.0417, abs=0.06)
 
 
-@pytest.mark.parametrize("in_product", [False, True])
 @pytest.mark.parametrize("control", [Shuffled(), AnswerOnly()])
-def test_a_control_keeps_the_answer_that_the_method_saw(control, in_product, golden_policy, golden_batch, monkeypatch):
+def test_a_control_keeps_the_answer_that_the_method_saw(control, golden_policy, golden_batch, monkeypatch):
     """With the first box explained, it is the first box whose overwrite stays."""
     answer = golden_batch.answer
     moved = replace(answer, whole=answer.whole.roll(-8, 1))
     located = replace(GRAIL(gate="all")(golden_policy, golden_batch, _context()), answer=moved)
     monkeypatch.setattr(GRAIL, "weights_from", lambda *_: located)
-    treated = (Product(Uniform(), GRAIL()) if in_product else GRAIL())(golden_policy, golden_batch, _context())
+    treated = GRAIL()(golden_policy, golden_batch, _context())
     kept = control(treated, golden_batch, _context()).values
     assert torch.equal(kept[moved.whole], treated.values[moved.whole])
     only_last = answer.whole & ~moved.whole & ~answer.after

@@ -7,12 +7,11 @@ from grail_lightning.batch import Sampling
 from grail_lightning.credit import (
     GRAIL,
     CreditContext,
-    Product,
+    PermutedRewards,
     SaliencyOptions,
     Shuffled,
     TokenCredit,
     Uniform,
-    WarmUp,
 )
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.runtime.clock import PhaseClock
@@ -90,7 +89,7 @@ CHECKPOINTED = Loading(gradient_checkpointing=True)
 )
 def test_weights_and_gradients_are_those_of_a_separate_pass_and_of_checkpointed_blocks(batch, leaf, alignment, cuts):
     """With rows that are trained at once and rows that are frozen first."""
-    credit = WarmUp(GRAIL(saliency=SaliencyOptions(leaf=leaf, alignment=alignment)), steps=6)
+    credit = GRAIL(saliency=SaliencyOptions(leaf=leaf, alignment=alignment))
     apart, expected = _run(_trained(), batch, credit, share=False, **cuts)
     beside, found = _run(_trained(), batch, credit, share=True, **cuts)
     assert_near(found.scores, expected.scores, 1, torch.float32)
@@ -111,7 +110,7 @@ def test_saliency_has_a_pass_of_its_own_where_the_result_would_differ(batch):
     policy, apart = _trained(), SaliencyOptions(fuse=False)
     assert _fuses(GRAIL(), policy, batch)
     anew = GRAIL(saliency=SaliencyOptions(refresh="update"))
-    for credit in (anew, GRAIL(saliency=apart), WarmUp(GRAIL(saliency=apart)), Product(GRAIL(), Uniform()), Uniform()):
+    for credit in (anew, GRAIL(saliency=apart), PermutedRewards(GRAIL()), Uniform()):
         assert not _fuses(credit, policy, batch)
     for options in ({"control": Shuffled()}, {"entropy_coefficient": 0.1}, {"distillation": Distillation()}):
         assert not _fuses(GRAIL(), policy, batch, **options)

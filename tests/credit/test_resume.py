@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
-from grail_lightning.credit import PRIME, RLSD, Product, Resampled, Uniform, WarmUp
+from grail_lightning.credit import PRIME, RLSD, PermutedRewards, Resampled
 from grail_lightning.data import ArithmeticData
 from grail_lightning.policy import Loading
 from tests.credit.groups import GROUP, LATE, OTHER, SOUND, groups
@@ -19,8 +19,8 @@ RememberedValues = runpy.run_path(str(Path(__file__).parents[2] / "docs/examples
 _adam = partial(torch.optim.AdamW, lr=1e-3)
 _warm_up = partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.2)
 CASES = [
-    # Between two refreshes of a teacher inside of other methods.
-    pytest.param(lambda: Product(Uniform(), WarmUp(RLSD(refresh_steps=2), 2)), 32, "float32", id="teacher"),
+    # Between two refreshes of a teacher inside of another method.
+    pytest.param(lambda: PermutedRewards(RLSD(refresh_steps=2)), 32, "float32", id="teacher"),
     # Values of prompts that come again, of the example in the documentation.
     pytest.param(RememberedValues, 4, "float32", id="values", marks=pytest.mark.slow),
     # With its optimiser and its schedule.

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grail_lightning.credit import CriticSearch, GiGPO, Judge, ScoredSpan, SpanScores, TurnRewards, WarmUp
+from grail_lightning.credit import CriticSearch, GiGPO, Judge, PermutedRewards, ScoredSpan, SpanScores, TurnRewards
 from grail_lightning.credit.base import token_advantages
 from grail_lightning.credit.spans import _Span
 from grail_lightning.environments.python import Python
@@ -148,7 +148,7 @@ def test_a_method_that_adds_scores_of_turns_tells_that_there_are_none(method):
         method.check_prompts([[MathTask().prompt({"problem": "1+1", "answer": "2"})]])
 
 
-@pytest.mark.parametrize("method", [CriticSearch(), SpanScores(), WarmUp(CriticSearch())])
+@pytest.mark.parametrize("method", [CriticSearch(), SpanScores(), PermutedRewards(CriticSearch())])
 def test_a_method_that_needs_scores_of_turns_says_so_before_a_model_is_loaded(method):
     with pytest.raises(ValueError, match=r"needs an environment with the method `score_turn`, but that of `Env"):
         method.check_prompts([[UNSCORED]])

@@ -3,8 +3,7 @@ import pytest
 from grail_lightning.programs.executor import Executor, refusal
 from grail_lightning.programs.outcome import Limits
 
-# CPython for WebAssembly is compiled when it is first used, which takes minutes.
-BACKENDS = ["bubblewrap", "sandlock", pytest.param("wasm", marks=pytest.mark.slow)]
+BACKENDS = ["bubblewrap", "sandlock"]
 
 
 @pytest.fixture(scope="session", params=BACKENDS)

@@ -367,60 +367,6 @@ def test_nothing_is_run_where_nothing_isolates(monkeypatch):
                 Executor(limits=Limits(**{name: wrong}))
 
 
-@pytest.fixture
-def wasm():
-    if reason := refusal("wasm"):
-        pytest.skip(f"wasm does not run programs here ({reason})")
-    made = Executor("wasm", Limits(seconds=0.2, memory_mb=64), workers=1)
-    yield made
-    made.close()
-
-
-@pytest.mark.slow
-def test_outcomes_under_wasm_are_the_same_in_another_process_to_the_last_instruction(wasm):
-    program = "def f(n):\n  x = 0\n  for i in range(n): x += i\n  return x, list(set(str(n))), hash(str(n))"
-    other = pickle.loads(pickle.dumps(wasm))
-
-    def run(executor, rounds):
-        return executor.run(program, Tests("f", (Call((rounds,), None),)))
-
-    low, high = 10**5, 10**7
-    while high - low > 1:  # Finds the most rounds for which the fuel lasts.
-        middle = (low + high) // 2
-        low, high = (low, middle) if run(wasm, middle).status == "timeout" else (middle, high)
-    assert [run(wasm, rounds).status for rounds in (low, high)] == ["failed", "timeout"]
-    assert [run(other, rounds) for rounds in (low, high)] == [run(wasm, rounds) for rounds in (low, high)]
-    other.close()
-
-
-@pytest.mark.slow
-def test_no_verdict_under_wasm_depends_on_how_busy_the_machine_is(wasm):
-    """Its process stands still for longer than the wall-clock limit of another back end."""
-    for program, status, message in (
-        (ADDS_ONE, "passed", ""),
-        ("def f(x): return x", "failed", "got 0, expected 1"),
-        ("def f(x):\n    while True: pass", "timeout", "the processor time is spent"),
-    ):
-        wasm.run(f"{program} # {ADDS_ONE}", Tests("g"))  # Starts a sandbox where there is none.
-        pid = wasm._sandboxes[0]._process.pid
-        os.kill(pid, signal.SIGSTOP)
-        threading.Timer(4 * wasm.limits.seconds + 1, os.kill, (pid, signal.SIGCONT)).start()
-        outcome = wasm.run(program, TESTS)
-        assert (outcome.status, outcome.message) == (status, message)
-
-
-@pytest.mark.slow
-def test_no_program_waits_under_wasm(wasm):
-    begin = time.monotonic()
-    assert wasm.run("import time\ndef f(x): return time.sleep(3600) or x + 1", TESTS).status == "passed"
-    assert (
-        wasm.run("import time\ndef f(x):\n    while True: time.sleep(9)", TESTS).message
-        == "the processor time is spent"
-    )
-    assert wasm.run("import _host\ndef f(x): return _host.call(b'') and x", TESTS).status == "failed"
-    assert time.monotonic() - begin < wasm._sandboxes[0].wall_seconds
-
-
 def test_an_outcome_that_may_be_the_machine_s_fault_is_not_kept():
     executor = Executor(limits=Limits(seconds=0.1), workers=1)
     spent = executor.run("def f(x):\n    while True: pass", TESTS)

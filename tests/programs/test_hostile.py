@@ -23,7 +23,7 @@ def _sandboxes():
         for child in (task / "children").read_text().split()
     }
     commands = {child: (child / "cmdline").read_bytes() for child in children}
-    return {child for child, command in commands.items() if b"_CONNECTION" in command or b"wasm_host" in command}
+    return {child for child, command in commands.items() if b"_CONNECTION" in command}
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,7 @@ def canary(tmp_path_factory):
 @pytest.fixture(scope="module")
 def attacked(executor):
     """An executor of its own: half of the time is enough for all but those that never end."""
-    short = executor.limits if executor.backend == "wasm" else Limits(seconds=0.25, memory_mb=128, output_kb=16)
-    made = Executor(executor.backend, short, workers=WORKERS)
+    made = Executor(executor.backend, Limits(seconds=0.25, memory_mb=128, output_kb=16), workers=WORKERS)
     yield made
     made.close()
 

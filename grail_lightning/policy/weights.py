@@ -1,0 +1,59 @@
+"""Weights that stay as they are inside a context: rotary frequencies, frozen weights, and those that are cast once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def rotary_frequencies_kept(module: nn.Module) -> Iterator[None]:
+    """A conversion to another dtype inside the context leaves rotary frequencies alone.
+
+    A model that is loaded in bfloat16 has them in float32. Rounded to bfloat16 they turn by other angles.
+    """
+    before = {name: buffer for name, buffer in module.named_buffers() if name.endswith("inv_freq")}
+    yield
+    for name, buffer in module.named_buffers():
+        if name in before and buffer.dtype != before[name].dtype:
+            buffer.data = before[name].to(buffer.device)
+
+
+@contextmanager
+def requiring_grad(parameters: list[nn.Parameter], value: bool) -> Iterator[None]:
+    """Set `requires_grad` of parameters to `value` inside the context; all must have the opposite value before."""
+    for parameter in parameters:
+        parameter.requires_grad_(value)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(not value)
+
+
+class _Policy(Protocol):
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def compute_dtype(self) -> torch.dtype: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
+@contextmanager
+def weights_cast_once(policy: _Policy) -> Iterator[None]:
+    """Under autocast, keep the cast weights for the whole call; Lightning's context would cast them at every token."""
+    kind = policy.device.type
+    if not torch.is_autocast_enabled(kind):
+        yield
+        return
+    # Autocast caches no casts of frozen weights (those below adapters).
+    frozen = [p for p in policy.parameters() if not p.requires_grad and p.is_floating_point()]
+    with torch.autocast(kind, dtype=policy.compute_dtype, cache_enabled=True), requiring_grad(frozen, True):
+        try:
+            yield
+        finally:
+            torch.clear_autocast_cache()  # The casts have no gradient: an update must not use them.
