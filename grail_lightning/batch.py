@@ -141,6 +141,18 @@ class SampledBatch:
         """``[B, 2]`` long: the numbers of tokens of each row's prompt and after it, which are padded separately."""
         return torch.stack([self.prompt_lengths, self.valid_lengths], 1)
 
+    @property
+    def in_environment(self) -> list[bool]:
+        """For each row, whether an environment takes part: its task has one, or its response shows it.
+
+        `turn` and `episodes` exist for all rows as soon as one row needs them, and say nothing about the others.
+        """
+        if self.turn is None:
+            return [False] * len(self)
+        told = self.valid_mask & ~self.response_mask
+        answered = (told | (self.valid_mask & (self.turn > 0))).any(1).tolist()
+        return [own or prompt.task.has_environment for own, prompt in zip(answered, self.prompts, strict=True)]
+
     def replace(self, **changes: Any) -> Self:
         """A copy with other values in the named fields."""
         return dataclasses.replace(self, **changes)

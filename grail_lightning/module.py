@@ -287,8 +287,7 @@ class GrailModule(pl.LightningModule):
         weights, self.weights_step = update.final_weights(), self.global_step
         figures = batch_figures(batch, weights, self.tokenizer) | sampling_figures | last_step
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
-        if batch.episodes is not None:
-            warn_of_limits(figures, self._limits_warned)
+        warn_of_limits(figures, self._limits_warned)
         self._log(figures)
         # Progress bars show these two, and callbacks can monitor them; the others go to the loggers alone.
         self.log_dict({tag(k): figures[k] for k in ("reward", "accuracy")}, prog_bar=True, logger=False, batch_size=1)

@@ -96,7 +96,7 @@ def _facts(output: StepOutput, row: int) -> dict[str, str]:
     if output.advantages is not None:
         facts["advantage"] = f"advantage {output.advantages[row]:+.3g}"
     facts["length"] = f"{int(batch.response_lengths[row])} tokens"
-    if batch.episodes is not None:
+    if batch.episodes is not None and batch.in_environment[row]:
         episode = batch.episodes[row]
         facts["turns"] = f"{len(episode.turns)} turns, {len(episode.calls)} calls, end: {episode.end}"
     return facts
@@ -105,7 +105,8 @@ def _facts(output: StepOutput, row: int) -> dict[str, str]:
 def _text(output: StepOutput, row: int) -> str:
     """A rollout as Markdown: its facts, prompt, response (in an environment all turns) and reference."""
     batch, prompt = output.batch, output.batch.prompts[row]
-    response = batch.texts[row] if batch.episodes is None else transcript(batch.episodes[row])
+    played = batch.episodes is not None and batch.in_environment[row]
+    response = transcript(batch.episodes[row]) if batch.episodes is not None and played else batch.texts[row]
     texts = {"prompt": prompt_text(prompt), "response": response, "reference": prompt.reference}
     blocks = [f"{name}\n\n{code_block(encodable(text))}" for name, text in texts.items()]
     return "\n\n".join([f"### {', '.join(_facts(output, row).values())}", *blocks])

@@ -211,10 +211,11 @@ def _columns(
         for k, (before, token) in enumerate(pairwise([0, *ids])):
             if before < FIRST_PICTURE_ID <= token:  # The first one of a picture, or of a part of it.
                 tokens[k] = PLACE
-    if batch.turn is not None:  # `response` is the last turn: what the others say is not to be read there.
-        wholes = [align(row, module.tokenizer) for row in columns["token_ids"]]
-        rows = ((a.text, list(zip(a.starts, a.stops, strict=True))) for a in wholes)
-        columns["tokens"] = [pieces_of(*row, own) for row, own in zip(rows, columns["tokens"], strict=True)]
+    for row in (row for row, played in enumerate(batch.in_environment) if played):
+        # `response` is the last turn: what the others say is not to be read there.
+        whole = align(columns["token_ids"][row], module.tokenizer)
+        places = list(zip(whole.starts, whole.stops, strict=True))
+        columns["tokens"][row] = pieces_of(whole.text, places, columns["tokens"][row])
     columns["method"] = [method] * len(batch)
     for suffix, weights in {"": output.weights, **{f".{name}": w for name, w in compared.items()}}.items():
         shown = None if weights is None else effective_weights(batch, weights)

@@ -328,8 +328,17 @@ def given(method: TokenCredit, value: _Value | None, name: str) -> _Value:
 
 def check_one_turn(method: object, batch: RolloutBatch, why: str, remedy: str) -> None:
     """Check that no environment answers in these rollouts; `why` the method cannot have that, and what to do."""
-    if batch.turn is not None:
+    if any(batch.in_environment):
         raise ValueError(
             f"`{type(method).__name__}` {why}, but got rollouts of several turns, in which an environment answers. "
             f"{remedy}"
+        )
+
+
+def check_one_turn_sets(method: object, sets: Sequence[Sequence[Prompt]], why: str, remedy: str) -> None:
+    """The same before a run: a set with an environment may be drawn from only after some batches."""
+    tasks = [prompts[0].task for prompts in sets if len(prompts)]
+    if any(task.has_environment for task in tasks):
+        raise ValueError(
+            f"`{type(method).__name__}` {why}, but got a training set whose task has an environment. {remedy}"
         )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, rows_by_group
-from grail_lightning.credit.turns import check_scored, turn_scores, turn_table
+from grail_lightning.credit.turns import check_judged, check_scored, turn_scores, turn_table
 from grail_lightning.environments.retrieval import check_address, post
 from grail_lightning.environments.side_by_side import side_by_side
 from grail_lightning.functional.advantages import relative, spread_turns
@@ -137,7 +137,8 @@ class CriticSearch(TokenCredit):
     .. math:: A_{it} = \alpha\, \frac{l_{ik} - \bar l}{s_l + 10^{-4}} + (1 - \alpha) A_i
 
     Token ``t`` is of turn ``k``, whose label ``l`` is 1 if it is good and 0 if it is bad; mean and deviation are those
-    of the labels of the group. A turn without a label, such as an answer, keeps ``A_i``.
+    of the labels of the group. A turn without a label, such as an answer or a rollout without an environment, keeps
+    ``A_i``.
 
     Without a judge a program labels: a turn is good if the environment's score of it is above 0. Where these labels are
     the truth, the method is an oracle. The texts that a judge reads are the policy's, which may learn to deceive it.
@@ -151,9 +152,6 @@ class CriticSearch(TokenCredit):
         scope: The turns whose labels are compared: those of the group, or of the rollout.
         judge: The language model that labels. Without it nothing is sent.
 
-    Raises:
-        ValueError: When called with a batch that has no episodes.
-
     Source: CriticSearch, arXiv 2511.12159; the scope, turns without a label and the wording are ours.
     """
 
@@ -166,8 +164,9 @@ class CriticSearch(TokenCredit):
         check_options(self, alpha="[0, 1]", labels=_Labels, scope=_Scope)
 
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
-        """See `TokenCredit`: without a judge an environment scores turns."""
-        return check_scored(self, sets) if self.judge is None else ""
+        """See `TokenCredit`: there are turns, and without a judge an environment scores them."""
+        otherwise = "Their rollouts keep their advantage."
+        return check_scored(self, sets, otherwise) if self.judge is None else check_judged(self, sets, otherwise)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of ``1 − α`` in turns with a label, 1 in others, and the labels as an additive stage."""
@@ -185,7 +184,7 @@ class CriticSearch(TokenCredit):
 
     def _labels(self, policy: Policy, batch: RolloutBatch, exists: Tensor) -> tuple[Tensor, dict[str, Mean]]:
         """``[B, K]`` float64: 1 for a good turn, 0 for a bad one, NaN without a label; and figures to log."""
-        scores = turn_scores(self, batch, exists)
+        scores = turn_scores(batch, exists)
         if self.judge is None:
             return torch.where(scores.isnan(), scores, (scores > 0).double()), {}
         labels, asked, found = torch.full_like(scores, torch.nan), 0, self.judge.labels(policy, batch)

@@ -163,9 +163,6 @@ class EGCA(TokenCredit):
         blamed: The statement: divergent; or that of a control: a random one of the same program, the last one, or
             permuted, the number of the one that is blamed in another response of the group.
 
-    Raises:
-        ValueError: When called with a negative advantage, but without a task whose responses are programs.
-
     Source: EGCA, arXiv 2603.16158, which has no published code. That only negative advantages are treated, the
     alignment without a language model, `w_max` and `balanced` are ours.
     """
@@ -184,16 +181,17 @@ class EGCA(TokenCredit):
         """See `TokenCredit`: a program whose test fails needs a reference to be compared with."""
         rows = [(prompt.task, prompt.reference) for prompt in chain.from_iterable(sets)]
         _check_tasks(self, [task for task, _ in rows])
-        lacking = sum(isinstance(task, CodeTask) and not reference for task, reference in rows)
-        said = f"`EGCA` compares programs with that of `reference`, which {lacking} of {len(rows)} rows do not have."
-        if lacking == len(rows) > 0:
+        known = [bool(reference) for task, reference in rows if isinstance(task, CodeTask)]
+        lacking = known.count(False)
+        said = f"`EGCA` compares programs with that of `reference`, which {lacking} of {len(known)} rows do not have."
+        if lacking == len(known) > 0:
             raise ValueError(f"{said} Add the column, or set `model.credit` to another method.")
         return f"{said} Their rollouts are uniform where a test fails." if lacking else ""
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from runs of the programs."""
-        wrong = _programs(self, policy, batch, batch.advantages < 0)
-        _find_faults([row for row in wrong.values() if row])
+        wrong = _programs(policy, batch, batch.advantages < 0)
+        cut = _find_faults([row for row in wrong.values() if row])
         self._control({k: row for k, row in wrong.items() if row and row.blamed is not None}, batch, context)
         places: list[_Places | None] = [None] * len(batch)
         modes: dict[str, float] = dict.fromkeys(get_args(_Mode), 0.0)
@@ -206,11 +204,11 @@ class EGCA(TokenCredit):
             elif not row or row.mode != "correct":
                 places[k] = []
         if self.right == "balanced":
-            right = _programs(self, policy, batch, (batch.advantages > 0) & batch.correct)
+            right = _programs(policy, batch, (batch.advantages > 0) & batch.correct)
             for k, row in right.items():
                 own = {theirs: row.tokens(mine) for mine, theirs in row.pairs.items()} if row else {}
                 places[k] = _counted_places(departed[int(batch.group[k])], own)
-        figures = {mode: Mean(number, len(wrong)) for mode, number in modes.items()}
+        figures = {mode: Mean(number, len(wrong)) for mode, number in modes.items()} | {"trace_cut": cut}
         return replace(_concentrate(batch, places, self.w_max), metrics=figures)
 
     def _control(self, rows: Mapping[int, _Row], batch: RolloutBatch, context: CreditContext) -> None:
@@ -248,7 +246,7 @@ class ExecutedMask(TokenCredit):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 0 and 1."""
         values, treated = uniform_weights(batch).values.cpu(), batch.advantages != 0
-        rows, masked = _programs(self, policy, batch, treated), 0
+        rows, masked = _programs(policy, batch, treated), 0
         runnable = [(row, row.program.plain) for row in rows.values() if row and row.program]
         jobs = [(row, text, k) for row, text in runnable for k in range(len(row.tests))]
         traces: dict[int, list[Sequence[Visit]]] = defaultdict(list)
@@ -273,11 +271,9 @@ class ExecutedMask(TokenCredit):
         return TokenWeights(values=values.to(device), fallback=fallback.to(device), metrics={"not_executed": figure})
 
 
-def _programs(method: TokenCredit, policy: Policy, batch: RolloutBatch, wanted: Tensor) -> dict[int, _Row | None]:
-    """The wanted rows whose tasks have programs; None for a response without one."""
-    asked = wanted.nonzero().flatten().tolist()
-    _check_tasks(method, [batch.prompts[k].task for k in asked])
-    numbers = [k for k in asked if isinstance(batch.prompts[k].task, CodeTask)]
+def _programs(policy: Policy, batch: RolloutBatch, wanted: Tensor) -> dict[int, _Row | None]:
+    """The wanted rows whose tasks have programs, by their numbers; None for a response without one."""
+    numbers = [k for k in wanted.nonzero().flatten().tolist() if isinstance(batch.prompts[k].task, CodeTask)]
     rows: dict[int, _Row | None] = {}
     for k, aligned in zip(numbers, align_rows(batch, policy.tokenizer, numbers), strict=True):
         task: Any = batch.prompts[k].task
@@ -303,8 +299,12 @@ def _run(jobs: Sequence[tuple[_Row, str, int | None]]) -> list[Outcome]:
     return outcomes
 
 
-def _find_faults(rows: Sequence[_Row]) -> None:
-    failing = []
+def _find_faults(rows: Sequence[_Row]) -> Mean:
+    """Find the mode of each row and what is to blame. Returns the share of the traced rows with a trace that was cut.
+
+    Status and line are those of runs without a trace, which ends a run after some statements.
+    """
+    raising, failing = [], []
     for row, outcome in zip(rows, _run([(row, row.text, None) for row in rows]), strict=True):
         if outcome.status == "passed":
             row.mode = "correct"
@@ -312,14 +312,19 @@ def _find_faults(rows: Sequence[_Row]) -> None:
             lines = program_lines(row.text)
             row.mode, row.pairs, row.parts = "syntax", {}, [(line.start, line.start + len(line.text)) for line in lines]
             row.blamed = max((k for k, x in enumerate(lines) if x.number <= outcome.line), default=0)
+        elif row.program and outcome.status == "raised":
+            raising.append((row, row.program))
         elif row.program and outcome.failing is not None and outcome.status not in ("crashed", "refused"):
             failing.append((row, row.program, row.reference or row.program, outcome.failing))
+    # In the plain text each statement has lines of its own.
+    for (row, program), outcome in zip(raising, _run([(row, p.plain, None) for row, p in raising]), strict=True):
+        row.blamed = program.at_line.get(outcome.line or 0) if outcome.status == "raised" else None
+        row.mode = "constraint" if row.blamed is None else "syntax"
     traced = _run([(row, program.plain, test) for row, program, _, test in failing])
     expected = _run([(row, reference.plain, test) for row, _, reference, test in failing])
     for (row, program, reference, _), own, right in zip(failing, traced, expected, strict=True):
-        if own.status == "raised" and not own.cut:  # Else by the end of the trace, perhaps.
-            row.mode, row.blamed = "syntax", program.at_line.get(own.line or 0)
-        elif row.pairs and own.trace and right.trace:
-            row.mode, row.blamed = "logic", first_divergence(program, own.trace, reference, right.trace, row.pairs)
-        if row.blamed is None:
-            row.mode = "constraint"
+        if row.pairs and own.trace and right.trace:
+            row.blamed = first_divergence(program, own.trace, reference, right.trace, row.pairs)
+        row.mode = "constraint" if row.blamed is None else "logic"
+    cut = sum(own.cut or right.cut for own, right in zip(traced, expected, strict=True))
+    return Mean(float(cut), float(len(failing)))

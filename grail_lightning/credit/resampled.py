@@ -5,6 +5,7 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
@@ -21,6 +22,7 @@ from grail_lightning.credit.base import (
     TokenCredit,
     TokenWeights,
     check_one_turn,
+    check_one_turn_sets,
     given,
     toward_outcome,
 )
@@ -29,8 +31,11 @@ from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce
+from grail_lightning.tasks.base import Prompt
 
 _Search = Literal["bisection", "everywhere"]
+
+_ONE_TURN = "continues rollouts from places within them", "Set another `model.credit`."
 
 
 @dataclass
@@ -86,13 +91,18 @@ class Resampled(TokenCredit):
     def __post_init__(self) -> None:
         check_options(self, search=_Search, gate=Gate, scale="[0, inf)", continuations="[1, inf)", budget="[1, inf)")
 
+    def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
+        """See `TokenCredit`: no environment answers."""
+        check_one_turn_sets(self, sets, *_ONE_TURN)
+        return ""
+
     def needs(self) -> Needs:
         """Continuations of rollouts."""
         return Needs(continuations=True)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 1 (0 in divided rollouts without the group's advantage), and the changes as an additive stage."""
-        check_one_turn(self, batch, "continues rollouts from places within them", "Set another `model.credit`.")
+        check_one_turn(self, batch, *_ONE_TURN)
         source = given(self, context.continuations, "continuations")
         rows = self._rows(policy, batch)
         spent = self._measure(rows, batch, source)

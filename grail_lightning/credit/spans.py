@@ -18,7 +18,7 @@ from torch import Tensor
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, one_elsewhere, rows_by_group
 from grail_lightning.credit.critic import Judge
-from grail_lightning.credit.turns import check_scored, turn_scores, turn_table
+from grail_lightning.credit.turns import check_judged, check_scored, turn_scores, turn_table
 from grail_lightning.grading import align_rows, located_steps
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
@@ -66,11 +66,12 @@ class SpanScores(TokenCredit):
     the sum of the weights stays the same; `credit/clipped` is what the clip changes, a token of a span. A row without
     a span is uniform and counts as a fallback.
 
-    Spans are the turns that an environment scores, or else the results of the steps that a task labels: 1 for a sound
-    or inherited one, 0 for a slip or a misconception. Both read the reference, so that the method is an oracle with
-    them. A function ``scorer(response, prompt)`` returns `ScoredSpan` without overlaps; of a rollout of several turns
-    it reads the last one. A judge labels turns with 1 and 0. `scores` has two controls, in which a span keeps its
-    place: *permuted* within the rollout, and *random*, drawn with replacement from the scores of the group.
+    Spans are the turns that an environment scores, and in a rollout without an environment the results of the steps
+    that its task labels: 1 for a sound or inherited one, 0 for a slip or a misconception. Both read the reference, so
+    that the method is an oracle with them. A function ``scorer(response, prompt)`` returns `ScoredSpan` without
+    overlaps; of a rollout of several turns it reads the last one. A judge labels turns with 1 and 0, and leaves other
+    rollouts uniform. `scores` has two controls, in which a span keeps its place: *permuted* within the rollout, and
+    *random*, drawn with replacement from the scores of the group.
 
     `debias` subtracts what a kind of action has for its frequency alone: ``p'_j = p_j + clip(−λ log(q_k / u), −γ, γ)``
     with ``q_k`` the share of the kind among the spans of the group and ``u`` the share if all its kinds were as
@@ -108,9 +109,14 @@ class SpanScores(TokenCredit):
         self._score = import_function(self.scorer, known, "`credit.scorer`", "my_package.scores.of_steps")
 
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
-        """See `TokenCredit`: of rollouts of several turns, an environment scores turns."""
-        scored = self._score is None and self.judge is None and all(p[0].task.has_environment for p in sets if len(p))
-        return check_scored(self, sets) if scored else ""
+        """See `TokenCredit`: of rollouts of several turns, an environment or a judge scores turns."""
+        uniform = "Their rollouts are uniform."
+        if self.judge is not None:
+            return check_judged(self, sets, uniform)
+        played = [prompts for prompts in sets if len(prompts) and prompts[0].task.has_environment]
+        if self._score is not None or not played:  # Whether a task labels steps, responses show.
+            return ""
+        return check_scored(self, played, uniform, needed=len(played) == sum(len(prompts) > 0 for prompts in sets))
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from the scores of spans."""
@@ -147,21 +153,24 @@ class SpanScores(TokenCredit):
             for aligned, prompt in zip(align_rows(batch, policy.tokenizer), batch.prompts, strict=True):
                 spans = _checked(self._score(aligned.text, prompt), len(aligned.text))
                 rows.append([_Span(aligned.overlapping(s.start, s.stop), float(s.score), s.kind) for s in spans])
-        elif self.judge is not None or batch.episodes is not None:
+        elif self.judge is not None:
             rows = self._turns(policy, batch)
         else:
             good = {"sound": 1.0, "inherited": 1.0, "slip": 0.0, "misconception": 0.0}  # Filler carries no reasoning.
-            steps = located_steps(batch, policy.tokenizer)
-            rows = [[_Span(s.tokens, good[s.kind]) for s in row or [] if s.kind in good] for row in steps]
+            played = batch.in_environment
+            steps = located_steps(batch, policy.tokenizer, ~torch.tensor(played, dtype=torch.bool))
+            of_steps = [[_Span(s.tokens, good[s.kind]) for s in row or [] if s.kind in good] for row in steps]
+            both = zip(self._turns(policy, batch), of_steps, played, strict=True)
+            rows = [turns if own else labelled for turns, labelled, own in both]
         return [_apart(row) for row in rows]
 
     def _turns(self, policy: Policy, batch: RolloutBatch) -> list[list[_Span]]:
         """The turns that have a score, of an environment or of the judge."""
         turns = turn_table(batch)
-        scores, numbers = turn_scores(self, batch, turns.exists.cpu()), turns.numbers.cpu()
+        scores, numbers = turn_scores(batch, turns.exists.cpu()), turns.numbers.cpu()
         labels = self.judge.labels(policy, batch) if self.judge is not None else None
         rows: list[list[_Span]] = [[] for _ in range(len(batch))]
-        for row, episode in enumerate(batch.episodes or ()):  # None on a rank without rollouts.
+        for row, episode in enumerate(batch.episodes or ()):
             of_turns = dict(enumerate(scores[row].tolist())) if labels is None else labels.get(row, {})
             for k, score in of_turns.items():
                 # A judge labels turns that call; it may say something of others, too.

@@ -6,6 +6,7 @@ Shapes: ``B`` rows, ``T`` response tokens.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from grail_lightning.credit.base import (
     TokenCredit,
     TokenWeights,
     check_one_turn,
+    check_one_turn_sets,
     rows_by_group,
     toward_outcome,
 )
@@ -39,10 +41,12 @@ from grail_lightning.grading import align_rows
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import group_nodes
 from grail_lightning.runtime.checks import check_options
+from grail_lightning.tasks.base import Prompt
 
 _State = Literal["prefix", "numbers", "turns"]
 _Unit = Literal["token", "turn"]
 
+_ONE_TURN = "reads states (`state: numbers`) from the text of one response", "Set `state: prefix` or `state: turns`."
 _EPS = 1e-8
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
@@ -91,6 +95,12 @@ class TreeAdvantage(TokenCredit):
     def __post_init__(self) -> None:
         check_options(self, shrinkage="[0, inf)", scale="[0, inf)", state=_State)
 
+    def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
+        """See `TokenCredit`: numbers are read from one response."""
+        if self.state == "numbers":
+            check_one_turn_sets(self, sets, *_ONE_TURN)
+        return ""
+
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 1 (0 without the group's advantage), and the terms as an additive stage."""
         mask, advantages = batch.response_mask, batch.advantages
@@ -119,8 +129,7 @@ class TreeAdvantage(TokenCredit):
             changes = turn_changes(values, rewards, exists)
             return spread_turns(changes, turns.numbers.cpu()), reached[exists] > 1
         if self.state == "numbers":
-            why = "reads states (`state: numbers`) from the text of one response"
-            check_one_turn(self, batch, why, "Set `state: prefix` or `state: turns`.")
+            check_one_turn(self, batch, *_ONE_TURN)
         path = prefix_path(batch) if self.state == "prefix" else _numbers_path(batch, policy)
         values, reached = state_values(path, rewards, **options)
         return value_changes(path, rewards, values), reached[:, 1:][batch.response_mask.cpu()] > 1

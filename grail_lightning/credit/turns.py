@@ -34,6 +34,7 @@ from grail_lightning.tasks.base import Prompt
 
 _Baseline = Literal["turn", "group"]
 _Normalise = Literal["joint", "separate"]
+_REWARDS_ALONE = "Rewards alone act."
 
 
 class TurnTable(NamedTuple):
@@ -54,14 +55,23 @@ def turn_table(batch: RolloutBatch) -> TurnTable:
     return TurnTable(numbers, existing_turns(numbers))
 
 
-def check_scored(method: TokenCredit, sets: Sequence[Sequence[Prompt]], *, needed: bool = True) -> str:
-    """A remark, or if scores are needed a ValueError, where no environment of the training prompts scores turns."""
+def check_scored(method: TokenCredit, sets: Sequence[Sequence[Prompt]], otherwise: str, *, needed: bool = True) -> str:
+    """A remark if some training sets have no environment that scores turns; if none has and scores are needed an error.
+
+    `otherwise` says what becomes of rollouts without scores: each rollout decides for itself.
+    """
     tasks = [prompts[0].task for prompts in sets if len(prompts)]
-    if not tasks or any(hasattr(getattr(task, "environment_class", None), "score_turn") for task in tasks):
+    lacking = [task for task in tasks if not hasattr(getattr(task, "environment_class", None), "score_turn")]
+    if not lacking:
         return ""
-    name, has = type(method).__name__, f"that of `{type(tasks[0]).__name__}` has none."
+    name, has = type(method).__name__, f"that of `{type(lacking[0]).__name__}` has none."
+    if len(lacking) < len(tasks):
+        return (
+            f"`{name}` reads the scores of the environment's method `score_turn`, but {len(lacking)} of {len(tasks)} "
+            f"training sets lack it: {has} {otherwise}"
+        )
     if not needed and any(task.has_environment for task in tasks):  # Else there are no turns.
-        return f"`{name}` adds the scores of the environment's method `score_turn`, but {has} Rewards alone act."
+        return f"`{name}` adds the scores of the environment's method `score_turn`, but {has} {otherwise}"
     judge = ", set `model.credit.judge`" if hasattr(method, "judge") else ""
     raise ValueError(
         f"`{name}` needs an environment with the method `score_turn`, but {has} Write it{judge}, or set `model.credit` "
@@ -69,13 +79,26 @@ def check_scored(method: TokenCredit, sets: Sequence[Sequence[Prompt]], *, neede
     )
 
 
-def turn_scores(method: TokenCredit, batch: RolloutBatch, exists: Tensor) -> Tensor:
-    """``[B, K]`` float64 on the CPU: the environment's score of each turn, NaN where it gave none."""
-    if batch.episodes is None and bool(batch.response_mask.any()):
-        raise ValueError(
-            f"`{type(method).__name__}` needs rollouts of several turns whose environment has `score_turn`, but got a "
-            "batch without episodes. Train on a task with an environment, or set `model.credit` to another method."
+def check_judged(method: TokenCredit, sets: Sequence[Sequence[Prompt]], otherwise: str) -> str:
+    """A remark if some training sets have no turns that a judge could label; a ValueError if none has."""
+    tasks = [prompts[0].task for prompts in sets if len(prompts)]
+    lacking = [task for task in tasks if not task.has_environment]
+    if not lacking:
+        return ""
+    said = f"`{type(method).__name__}` asks its judge about turns in an environment, but"
+    if len(lacking) < len(tasks):
+        return (
+            f"{said} {len(lacking)} of {len(tasks)} training sets have none: `{type(lacking[0]).__name__}` is a task "
+            f"of one turn. {otherwise}"
         )
+    raise ValueError(
+        f"{said} got `{type(lacking[0]).__name__}`, a task of one turn. Train on a task with an environment, or set "
+        "`model.credit` to another method."
+    )
+
+
+def turn_scores(batch: RolloutBatch, exists: Tensor) -> Tensor:
+    """``[B, K]`` float64 on the CPU: the environment's score of each turn, NaN where it gave none."""
     table = torch.full(exists.shape, torch.nan, dtype=torch.float64)
     for row, episode in enumerate(batch.episodes or ()):
         for k, turn in enumerate(episode.turns[: int(exists[row].sum())]):
@@ -145,14 +168,14 @@ class GiGPO(TokenCredit):
 
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """See `TokenCredit`: with `scores`, an environment scores turns."""
-        return check_scored(self, sets, needed=False) if self.scores else ""
+        return check_scored(self, sets, _REWARDS_ALONE, needed=False) if self.scores else ""
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 1, and the advantages of turns as an additive stage."""
         turns, mask = turn_table(batch), batch.response_mask
         rewards = turns.last * batch.rewards.double()[:, None]
         if self.scores:
-            rewards = rewards + turn_scores(self, batch, turns.exists).nan_to_num(0).to(rewards)
+            rewards = rewards + turn_scores(batch, turns.exists).nan_to_num(0).to(rewards)
         states = turn_states(batch, turns).to(mask.device)
         returns = discounted_returns(rewards, self.discount)
         steps = self.omega * relative(returns, states, turns.exists, standardise=self.standardise)
@@ -173,16 +196,13 @@ class TurnRewards(TokenCredit):
 
     Token ``t`` is of turn ``k``. ``r`` is what the environment's `score_turn` returned, 0 where it returned None; the
     last turn's also has the reward of the rollout. This is the whole advantage: `objective.scale_rewards` and
-    `objective.baseline` do not act.
+    `objective.baseline` do not act. A rollout without an environment is one turn with the reward alone.
 
     Args:
         discount: γ, of a turn.
         baseline: ``b``, the mean return of the group's turns with the same number (`turn`), or of all of them
             (`group`), which punishes late turns where returns fall over a rollout.
         standardise: Whether the advantage is divided by the unbiased standard deviation of these returns + 1e-4.
-
-    Raises:
-        ValueError: When called with a batch that has no episodes.
 
     Source: ours; returns are subtracted as a whole, since rewards that are centred one by one before they are summed
     also reward or punish the number of turns.
@@ -197,12 +217,12 @@ class TurnRewards(TokenCredit):
 
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """See `TokenCredit`: an environment scores turns."""
-        return check_scored(self, sets, needed=False)
+        return check_scored(self, sets, _REWARDS_ALONE, needed=False)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 0, and the advantages as an additive stage."""
         turns = turn_table(batch)
-        scores = turn_scores(self, batch, turns.exists).to(turns.exists.device)
+        scores = turn_scores(batch, turns.exists).to(turns.exists.device)
         rewards = scores.nan_to_num(0) + turns.last * batch.rewards.double()[:, None]
         returns = discounted_returns(rewards, self.discount)
         places = torch.arange(returns.shape[1], device=returns.device) * (self.baseline == "turn")

@@ -28,6 +28,8 @@ MOST_EDITS = 5  # Lines. Any of them may be needed together: 31 repairs.
 _REFUSED = (SyntaxError, ValueError, LookupError, RecursionError, MemoryError, OverflowError)
 _BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+# One is a common slip for the other: they correspond, as statements of one kind do.
+_KINDS = {"AugAssign": "Assign", "Break": "Jump", "Continue": "Jump", "Pass": "Jump"}
 _SCOPES = (*_FUNCTIONS, ast.ClassDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _TO_COLON = re.compile(r"(?:#[^\r\n]*(?=[\r\n])|[^:#])*:")  # A comment goes to the end of its line: one way to match.
 _NEW_LINE = re.compile(r"\r\n|\r|\n")  # Not `str.splitlines`, which knows more of them than Python does.
@@ -39,7 +41,8 @@ class Statement(NamedTuple):
 
     start: int  # The range of its characters, decorators included.
     stop: int
-    # How deep it is, the part of the statement around it (body, orelse, …), and its kind, one for all assignments.
+    # How deep it is, the part of the statement around it (body, orelse, …), and its kind, one for all assignments, and
+    # one for `break`, `continue` and `pass`.
     shape: tuple[int, str, str]
     function: int  # The number of the function's statement around it; −1 outside of functions.
 
@@ -76,8 +79,8 @@ def read_program(text: str) -> Program | None:
             if isinstance(node, _FUNCTIONS):
                 names[number] = ChainMap(_local_names(node, depth), names.get(function, {}))  # No copy of those around.
             # `x += 1` and `x: int = 1` are assignments; `x: int` is not, and runs nothing in a function.
-            assigns = isinstance(node, ast.AugAssign) or (isinstance(node, ast.AnnAssign) and node.value is not None)
-            kind = "Assign" if assigns else type(node).__name__
+            assigns = isinstance(node, ast.AnnAssign) and node.value is not None
+            kind = "Assign" if assigns else _KINDS.get(type(node).__name__, type(node).__name__)
             statements.append(Statement(*places.of_statement(node), (depth, part, kind), function))
         return Program(tuple(statements), names, plain, at_line)
     return None
@@ -199,17 +202,21 @@ def first_divergence(
     Traces are those of the programs' `plain` texts; a visit of a line shows the variables before the line is executed.
     If variables differ, the statement that the same call executed last is to blame, or the calling one; if what is
     returned or raised differs, the statement that does so. If the statements that are executed differ, it is the last
-    common one, or the first one that has no counterpart where neither program has one.
+    common one, which went another way; or the one without a counterpart, if the reference has none there either, or if
+    the last common one went the same way in both, as before a `return` too early.
 
     None if the traces do not differ as far as they go. What is executed outside of functions is not compared.
     """
     visits, theirs = _in_functions(program, trace), _in_functions(reference, expected)
-    paired, last = {*pairs.values()}, None
+    paired, last, before, depth = {*pairs.values()}, None, 0, 0
     active: list[tuple[int, int]] = []  # For each active call its depth, and the statement that it executed last.
     for (here, visit), (there, shown) in zip(visits, theirs, strict=False):
         if pairs.get(here) != there:
-            alone = here not in pairs and there not in paired
-            return here if alone or last is None else last
+            if last is None:
+                return here
+            # A call of what has no counterpart is the caller's choice.
+            same_way = visit.depth <= depth and _way(program, last, here) == _way(reference, before, there)
+            return here if here not in pairs and (there not in paired or same_way) else last
         if (visit.event, visit.value) != (shown.event, shown.value):
             return here
         while active and active[-1][0] > visit.depth:
@@ -220,8 +227,15 @@ def first_divergence(
             active.pop()
         if visit.event != "return":
             active.append((visit.depth, here))
-        last = here
+        last, before, depth = here, there, visit.depth
     return None
+
+
+def _way(program: Program, number: int, then: int) -> str:
+    """The part of a compound statement that is entered with the one that is executed next; empty if none is."""
+    deep = program.statements[number].shape[0]
+    inside = then > number and all(s.shape[0] > deep for s in program.statements[number + 1 : then + 1])
+    return program.statements[then].shape[1] if inside else ""
 
 
 def _in_functions(program: Program, trace: Sequence[Visit]) -> list[tuple[int, Visit]]:

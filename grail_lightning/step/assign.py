@@ -132,6 +132,8 @@ def run_credit(
 class _Unasked:
     """The task of a row that nobody grades: all that a credit method may ask of it."""
 
+    has_environment = False
+
     def answer_spans(self, text: str) -> list[AnswerSpan]:
         return []
 

@@ -143,27 +143,31 @@ def add_rollouts(tally: Tally, batch: GradedBatch) -> None:
 def add_episodes(tally: Tally, batch: GradedBatch) -> None:
     """Add turns and calls a rollout, their scores, the shares of wrong calls and of the ends, and collapse figures.
 
-    Plain GRPO is known to collapse where it learns to search: calls vanish, and the log-probability of right rollouts
-    falls. ``episodes/no_call`` and ``episodes/logprob_right`` show it.
+    They are of rollouts in an environment: others of the same batch, which can call no tool, are not counted. Plain
+    GRPO is known to collapse where it learns to search: calls vanish, and the log-probability of right rollouts falls.
+    ``episodes/no_call`` and ``episodes/logprob_right`` show it.
     """
     if batch.episodes is None:
         return
-    calls = [episode.calls for episode in batch.episodes]
+    played = torch.tensor(batch.in_environment, dtype=torch.bool, device=batch.response_mask.device)
+    episodes = [episode for episode, own in zip(batch.episodes, played.tolist(), strict=True) if own]
+    calls = [episode.calls for episode in episodes]
     statuses = Counter(call.status for own in calls for call in own)
-    number = len(batch.episodes)
-    scores = [turn.score for episode in batch.episodes for turn in episode.turns if turn.score is not None]
+    number = len(episodes)
+    scores = [turn.score for episode in episodes for turn in episode.turns if turn.score is not None]
     tally.add("episodes/turn_score", torch.tensor(scores, dtype=torch.float64))
-    tally.add("episodes/turns", torch.tensor([len(episode.turns) for episode in batch.episodes]))
+    tally.add("episodes/turns", torch.tensor([len(episode.turns) for episode in episodes]))
     tally.add("episodes/calls", torch.tensor([len(own) for own in calls]))
     tally.add_mean("episodes/no_call", Mean(float(sum(not own for own in calls)), number))
     for status in ("invalid", "failed", "timeout"):
         tally.add_mean(f"episodes/{status}_calls", Mean(float(statuses[status]), sum(statuses.values())))
-    ends = Counter(episode.end for episode in batch.episodes)
+    ends = Counter(episode.end for episode in episodes)
     for end in get_args(EndReason):
         tally.add_mean(f"episodes/end_{end}", Mean(float(ends[end]), number))
-    tally.add("episodes/result_tokens", batch.valid_lengths - batch.response_lengths)
+    tally.add("episodes/result_tokens", (batch.valid_lengths - batch.response_lengths)[played])
     if batch.sampling_logprobs is not None:
-        tally.add("episodes/logprob_right", batch.sampling_logprobs[batch.response_mask & batch.correct[:, None]])
+        right = batch.response_mask & (batch.correct & played)[:, None]
+        tally.add("episodes/logprob_right", batch.sampling_logprobs[right])
 
 
 def add_credit(tally: Tally, batch: RolloutBatch, weights: TokenWeights) -> None:

@@ -126,6 +126,13 @@ def test_the_panel_and_samples_have_the_turns_and_lines_of_others_stay_as_they_a
     assert '"prediction": "1"' in line
 
 
+def test_a_rollout_without_an_environment_is_told_as_in_a_batch_without_one():
+    batch = Talks().rollouts(prompts(2), 1)
+    plain = batch.replace(turn=None, episodes=None)
+    assert _text(StepOutput(batch), 1) == _text(StepOutput(plain), 1)
+    assert _text(StepOutput(batch), 0) != _text(StepOutput(plain), 0)
+
+
 def test_a_picture_has_the_whole_rollout_and_no_weight_where_nothing_was_sampled():
     module = Talks([[f"ä0+1=1\n{box(9)}", f"ö{TOLD}", f"0+1=2\nso {box(1)}"]])
     batch = module.rollouts(prompts(1), 1)

@@ -123,7 +123,7 @@ FIGURES = {"eligible", "self_certainty", "length", "entropy_threshold", "in_tree
 FIGURES |= {"reference_distance", "attention_lookback", "continued_tokens", "divided", "filtered"}
 FIGURES |= {"reward_model_loss", "reward_model_accuracy", "reward_model_grad_norm"}
 FIGURES |= {"shared_states", "scored_turns", "turn_score", "information_gain", "good_turns", "clipped", "span_tokens"}
-FIGURES |= {"syntax", "constraint", "correct", "logic", "not_executed"}
+FIGURES |= {"syntax", "constraint", "correct", "logic", "trace_cut", "not_executed"}
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,8 @@ def test_each_mode_blames_its_statement_on_all_of_its_tokens_alike(golden_policy
     assert [row for row in range(8) if is_uniform(batch, weights, row)] == [0, 5, 6, 7]
     assert weights.fallback.tolist() == [False] * 5 + [True, False, True]
     shares = {name: (mean.total, mean.size) for name, mean in weights.metrics.items()}
-    assert shares == {"syntax": (2, 6), "constraint": (2, 6), "correct": (0, 6), "logic": (2, 6)}
+    modes = {"syntax": (2, 6), "constraint": (2, 6), "correct": (0, 6), "logic": (2, 6)}
+    assert shares == modes | {"trace_cut": (0, 3)}  # Of the one with another shape, too.
     assert [len(weights.values[row].unique()) for row in (1, 2, 3, 4)] == [2] * 4
     for w_max in (1.0, 3.0, 0.25):
         capped = EGCA(w_max=w_max)(golden_policy, batch, context()).values
@@ -90,6 +91,66 @@ def test_an_endless_loop_has_a_trace_and_a_statement(golden_policy, grouped, pro
     weights = EGCA()(golden_policy, batch, context())
     task.executor.close()
     assert weighted(golden_policy, batch, weights, 1) == ("k += 0", 1.0)
+
+
+MEAN = """
+    def total(values, limit):
+        n = 0
+        s = 0
+        for value in values:
+            n += 1
+            s += value
+        return s / n
+"""
+LONG = {"problem": "Average.", "entry": "total", "tests": [[[[1] * 400, 0], 1.0]], "reference": textwrap.dedent(MEAN)}
+
+
+def test_a_program_that_raises_after_a_long_loop_is_blamed_where_it_raises(golden_policy, grouped):
+    """400 rounds are more than a trace holds: what raises, and where, is told by a run without one."""
+    late = changed("return s / n", "return s / (n - 400)", MEAN)
+    inside = changed("s += value", "s += values[n + 2]", MEAN)  # Raises in the 398th round.
+    shared = changed("s = 0", "s = 0; q = 7", changed("return s / n", "t = s; return t / 0", MEAN))
+    batch = grouped([MEAN, late, inside, shared], row=LONG)
+    weights = EGCA()(golden_policy, batch, context())
+    assert [weighted(golden_policy, batch, weights, row) for row in (1, 2, 3)] == [
+        ("return s / (n - 400)", 1.0),
+        ("s += values[n + 2]", 1.0),
+        ("return t / 0", 1.0),  # Not all that stands on the line.
+    ]
+    shares = {name: (mean.total, mean.size) for name, mean in weights.metrics.items()}
+    assert shares["syntax"] == (3, 3)
+    assert shares["trace_cut"] == (0, 0), "nothing was traced"
+
+
+def test_a_trace_that_ends_early_is_a_figure(golden_policy, grouped):
+    """What differs before its end is blamed all the same."""
+    early = changed("n = 0", "n = 1", MEAN)
+    late = changed("return s / n", "return s / n + 1", MEAN)
+    batch = grouped([MEAN, early, late, MEAN], row=LONG)
+    weights = EGCA()(golden_policy, batch, context())
+    assert weighted(golden_policy, batch, weights, 1) == ("n = 1", 1.0)
+    assert is_uniform(batch, weights, 2)
+    assert weights.fallback.tolist() == [False, False, True, False]
+    shares = {name: (mean.total, mean.size) for name, mean in weights.metrics.items()}
+    assert shares["logic"] == shares["constraint"] == (1, 2)
+    assert shares["trace_cut"] == (2, 2)
+
+
+@pytest.mark.parametrize("line", [10**6, 10**9, -3, 0, 3])
+def test_a_line_that_a_program_forges_is_one_of_its_statements_or_none(line, golden_policy, grouped):
+    forged = f"""
+        import sys, types
+        def total(values, limit):
+            result = 0
+            here = types.TracebackType(None, sys._getframe(), 0, {line})
+            raise ValueError("x").with_traceback(here)
+    """
+    batch = grouped([REFERENCE, forged])
+    weights = EGCA()(golden_policy, batch, context())
+    check_weights(EGCA(), weights, batch)
+    assert weights.fallback.tolist() == [False, line != 3]
+    if line == 3:  # Where the statement begins in Python's own format.
+        assert weighted(golden_policy, batch, weights, 1) == ("def total(values, limit):", 1.0)
 
 
 def test_only_a_negative_advantage_is_treated(golden_policy, grouped):

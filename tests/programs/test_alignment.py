@@ -219,6 +219,50 @@ def test_the_statement_that_departs_is_blamed(reference, old, new, expected):
     assert blamed(changed(old, new, reference), ARGUMENTS[reference], reference) == expected
 
 
+FIRST = """
+    def total(values, limit):
+        result = 0
+        for value in values:
+            if value > limit:
+                break
+            result += value
+        return result
+"""
+EARLY = [
+    # At the end of the loop, after the statement in the `if` or after the `if` alone; and in the `if`.
+    ("                result += value\n", "            return result\n", [1, 5, 3], "return result"),
+    ("                result += value\n", "            return result\n", [9, 5, 3], "return result"),
+    ("                result += value\n", "                return result\n", [9, 5, 3], "return result"),
+]
+
+
+@pytest.mark.parametrize(("behind", "added", "values", "expected"), EARLY)
+def test_a_return_too_early_is_blamed_itself(behind, added, values, expected):
+    """The statement before it went the same way as that of the reference."""
+    text = changed(behind, behind + added)
+    own, arguments = program(text), (values, 5)
+    tests, right = Tests(entry="total", calls=(Call(arguments, None),)), program(REFERENCE)
+    traces = [InProcess().run(one.plain, tests, trace=0).trace for one in (own, right)]
+    number = first_divergence(own, traces[0], right, traces[1], align_programs(own, right))
+    assert own.statements[number].start == textwrap.dedent(text).lstrip("\n").index(expected)
+
+
+def test_a_statement_that_goes_another_way_is_blamed_before_a_return_that_the_reference_does_not_have():
+    text = changed("if value <= limit:\n                result += value", "if value > limit:\n                return 0")
+    assert blamed(text, ([1, 9], 5)) == "if value > limit:"
+    # What calls a function that the reference does not have is to blame, not the function.
+    helper = "def add(a, b):\n    c = a + b\n    return c\n"
+    calling = changed("return result", "return add(result, 1)", textwrap.dedent(REFERENCE).lstrip("\n"))
+    assert blamed(f"{calling}{helper}", ([1], 5)) == "return add(result, 1)"
+
+
+@pytest.mark.parametrize(("old", "new"), [("break", "continue"), ("break", "pass"), ("continue", "break")])
+def test_break_continue_and_pass_correspond(old, new):
+    """What follows them in the text is the same in both programs, and is not blamed when it is executed first."""
+    reference = FIRST.replace("break", old)
+    assert blamed(changed(old, new, reference), ([1, 9, 2], 5), reference) == new
+
+
 RIGHT = textwrap.dedent(REFERENCE)
 HEAD = "def total(values, limit):\n"
 

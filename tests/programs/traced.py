@@ -58,4 +58,4 @@ class Trusted(CodeTask):
 
     def __init__(self):
         MathTask.__init__(self, "", None, None, Fenced(), "exact")
-        self.shown_tests, self.executor = 1, InProcess()
+        self.shown_tests, self.executor, self.explained = 1, InProcess(), "return"
