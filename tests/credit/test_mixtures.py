@@ -30,7 +30,6 @@ WITHOUT = MathTask(instruction="")
 POOLED = {
     "HighEntropy": "the threshold of the entropy",
     "UCAS": "the range of the logits, in the additive stage",
-    "WarmUp": "the same, of its inner method",
     "PRIME": "the step of the reward model, the largest return, mean and deviation",
     "CriticSearch-random": "the share of good labels",
 }
@@ -120,7 +119,7 @@ def test_a_rollout_has_the_weights_that_it_has_without_the_rollouts_of_other_tas
         if name == "HighEntropy":
             kept = (alone.scores >= found.metrics["entropy_threshold"]) & some[part].response_mask
             assert torch.equal(found.values[rows, :width] > 0, kept)
-    if name in ("HighEntropy", "UCAS", "WarmUp", "PRIME"):
+    if name in ("HighEntropy", "UCAS", "PRIME"):
         stage = "values" if name == "HighEntropy" else "additive"
         apart = [getattr(_method(name)(policy, p, given_by(policy, frozen)), stage) for p in some.values()]
         each = zip(_each(some, whole, found), apart, strict=True)
