@@ -12,7 +12,7 @@ A token that carries some of a character's bytes covers that character, so sever
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -98,6 +98,17 @@ def special_ids(tokenizer: Decoder) -> frozenset[int]:
     if hasattr(backend, "get_added_tokens_decoder"):
         special |= {index for index, token in backend.get_added_tokens_decoder().items() if token.special}
     return frozenset(special)
+
+
+def unknown_ids(tokenizer: Decoder, token_ids: Iterable[int]) -> set[int]:
+    """Those of the ids for which the tokenizer has no token: a model's head may have more rows than it has entries."""
+    known = _known_ids(tokenizer, len(tokenizer))
+    return {index for index in token_ids if index not in known}
+
+
+@lru_cache(maxsize=4)  # To list a vocabulary takes a moment. Tokens may be added to it, which changes its size.
+def _known_ids(tokenizer: Decoder, size: int) -> frozenset[int]:
+    return frozenset(tokenizer.get_vocab().values())
 
 
 def _visible_tokens(tokenizer: Decoder, ids: list[int], special: frozenset[int]) -> list[str | None] | None:
