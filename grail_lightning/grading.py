@@ -62,15 +62,15 @@ def grade_and_locate(
     A thread locates the answers while the verifier's processes compare them. A rollout in which the policy sampled
     tokens that its tokenizer does not know is not right, whatever its text says, and its reward is at most 0.
     """
-    unknown = _with_unknown_tokens(batch, tokenizer)
     # Grading runs on this thread, so that an interrupt reaches it and ends its workers.
     with ThreadPoolExecutor(1, "answer-masks") as thread:
+        unknown = thread.submit(_with_unknown_tokens, batch, tokenizer)
         masks = thread.submit(lambda: answer_masks(batch, align_rows(batch, tokenizer)))
         verdicts = grade_answers(_without_calls(batch), batch.prompts, verifier)
-        for row in unknown:
+        for row in (rows := unknown.result()):
             verdicts[row] = replace(verdicts[row], correct=False, status="unknown_tokens", layer="none")
         rewards, values = _rewards(batch, verdicts)
-        rewards[unknown] = rewards[unknown].clamp(max=0)
+        rewards[rows] = rewards[rows].clamp(max=0)
         answer = masks.result()
     device = batch.input_ids.device
     correct = torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool)

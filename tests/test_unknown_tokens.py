@@ -51,7 +51,7 @@ def policy(padded):
 def test_ids_beyond_a_tokenizer_and_in_its_gaps_are_unknown():
     tokenizer = load_tokenizer("arithmetic")
     assert len(tokenizer) == KNOWN
-    assert unknown_ids(tokenizer, range(ROWS)) == set(range(KNOWN, ROWS))
+    assert unknown_ids(tokenizer, [*range(ROWS)]) == set(range(KNOWN, ROWS))
     document = tokenizer.backend_tokenizer.to_str()
     gap = re.sub(r"(: ?)300(?=[,}\s])", r"\g<1>700", document, count=1)
     assert gap != document

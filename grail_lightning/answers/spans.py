@@ -12,7 +12,7 @@ A token that carries some of a character's bytes covers that character, so sever
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -100,15 +100,15 @@ def special_ids(tokenizer: Decoder) -> frozenset[int]:
     return frozenset(special)
 
 
-def unknown_ids(tokenizer: Decoder, token_ids: Iterable[int]) -> set[int]:
+def unknown_ids(tokenizer: Decoder, token_ids: Sequence[int]) -> set[int]:
     """Those of the ids for which the tokenizer has no token: a model's head may have more rows than it has entries."""
-    known = _known_ids(tokenizer, len(tokenizer))
-    return {index for index in token_ids if index not in known}
-
-
-@lru_cache(maxsize=4)  # To list a vocabulary takes a moment. Tokens may be added to it, which changes its size.
-def _known_ids(tokenizer: Decoder, size: int) -> frozenset[int]:
-    return frozenset(tokenizer.get_vocab().values())
+    try:
+        tokens = tokenizer.convert_ids_to_tokens(token_ids)
+    except (IndexError, KeyError, ValueError, OverflowError):  # Of tokenizers in Python.
+        return set(token_ids).difference(tokenizer.get_vocab().values())
+    stand_in, own = tokenizer.unk_token, tokenizer.unk_token_id
+    pairs = zip(token_ids, tokens, strict=True)
+    return {index for index, token in pairs if token is None or (token == stand_in and index != own)}
 
 
 def _visible_tokens(tokenizer: Decoder, ids: list[int], special: frozenset[int]) -> list[str | None] | None:
