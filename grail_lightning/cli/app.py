@@ -26,6 +26,7 @@ from grail_lightning.callbacks import (
     LastCheckpoint,
     PredictionWriter,
     Preflight,
+    ShowResponses,
     Throughput,
 )
 from grail_lightning.callbacks.export import check_steps_left
@@ -55,7 +56,8 @@ from grail_lightning.tasks.answered import AnswerTask
 ALWAYS_ON = {
     "evaluation": Evaluation,
     "throughput": Throughput,
-    "pictures": CreditPictures,  # Behind `throughput`, whose seconds are those of the batch alone.
+    "responses": ShowResponses,  # Behind `throughput`, whose seconds are those of the batch alone.
+    "pictures": CreditPictures,
     "preflight": Preflight,
     "export": ExportPolicy,
     "predictions": PredictionWriter,

@@ -128,8 +128,8 @@ def _warn_of_unknown_tokens(batch: GradedBatch, policy: Policy) -> None:
     warnings.warn(
         f"The policy sampled ids that its tokenizer does not know ({named}) in {len(rows)} of the {len(batch)} "
         f"rollouts of a batch. The tokenizer has {len(policy.tokenizer)} entries, but the model's head has "
-        f"{policy.head_rows} rows. These ids decode to nothing: such a rollout is not right, its reward is at most 0, and "
-        "`verdict/unknown_tokens` is their share. A trained model hardly ever samples one; if the share does not fall, "
-        "look whether the tokenizer is the model's own.",
+        f"{policy.head_rows} rows. These ids decode to nothing: such a rollout is not right, its reward is at most 0, "
+        "and `verdict/unknown_tokens` is their share. A trained model hardly ever samples one; if the share does not "
+        "fall, look whether the tokenizer is the model's own.",
         stacklevel=2,
     )
