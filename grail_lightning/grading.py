@@ -86,7 +86,7 @@ def grade_and_locate(
 
 def _with_unknown_tokens(batch: SampledBatch, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The rows in which an id was sampled that the tokenizer does not know, and which decodes to nothing."""
-    sampled = batch.response_ids[batch.response_mask].unique()
+    sampled = torch.unique(batch.response_ids[batch.response_mask])
     unknown = unknown_ids(tokenizer, sampled.tolist())
     if not unknown:
         return []

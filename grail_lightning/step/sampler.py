@@ -123,7 +123,8 @@ def _warn_of_unknown_tokens(batch: GradedBatch, policy: Policy) -> None:
     if not rows or policy in _TOLD:
         return
     _TOLD.add(policy)
-    ids = sorted(unknown_ids(policy.tokenizer, batch.response_ids[batch.response_mask].unique().tolist()))
+    sampled = torch.unique(batch.response_ids[batch.response_mask])
+    ids = sorted(unknown_ids(policy.tokenizer, sampled.tolist()))
     named = ", ".join(map(str, ids[:5])) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
     warnings.warn(
         f"The policy sampled ids that its tokenizer does not know ({named}) in {len(rows)} of the {len(batch)} "
