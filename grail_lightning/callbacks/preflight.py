@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from grail_lightning.callbacks.hooks import callbacks_of, data_of, fast_dev_run, module_of, output_of
 from grail_lightning.callbacks.prompt_checks import check_prompts, unequal_mini_batches
+from grail_lightning.data.loaders import TrainingLoader
 from grail_lightning.data.modules import PromptData
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.functional.advantages import ROUNDING
@@ -71,8 +72,8 @@ class Preflight(Callback):
             self._start()
         if isinstance(data, PromptData) and hasattr(module, "encode"):
             check_prompts(trainer, module, data, stage)
-        if stage == "fit" and isinstance(data, PromptData):
-            self._check_mini_batches(len(data.train_dataloader().peek()), module)
+            if stage == "fit" and isinstance(loader := data.train_dataloader(), TrainingLoader):
+                self._check_mini_batches(len(loader.peek()), module)
         if isinstance(engine := getattr(module, "engine", None), RolloutEngine):  # Are its servers there, say.
             engine.check(module.policy_name, module.loading)
         if stage == "fit" and not trainer.enable_validation and trainer.limit_val_batches:
