@@ -103,8 +103,9 @@ def regraded(samples: Sequence[Sample], facts: Mapping[str, Any], verifier: Veri
         rows.append(GivenAnswer(sample.reference, answer, how, sample.dataset in evaluated))
     new = []
     for sample, verdict in zip(samples, compare_answers(rows, verifier), strict=True):
-        if sample.end is not None and (sample.status == "missing" or not sample.reference):
-            new.append(sample)  # Judged by its environment, or without an answer.
+        judged = sample.end is not None and (sample.status == "missing" or not sample.reference)
+        if judged or sample.status == "unknown_tokens":
+            new.append(sample)  # Judged by its environment, without an answer, or for tokens that its text lacks.
             continue
         prediction = None if verdict.status == "missing" else verdict.prediction
         new.append(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from grail_lightning.answers.evaluated import unevaluated
 from grail_lightning.answers.records import AnswerSpan, AnswerVerifier, Verdict
-from grail_lightning.answers.spans import Alignment, align, special_ids
+from grail_lightning.answers.spans import Alignment, align, special_ids, unknown_ids
 from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch
 from grail_lightning.picture import as_text
 from grail_lightning.tasks.base import Comparison, Prompt, Step, StepKind, Task
@@ -58,13 +58,18 @@ def grade_and_locate(
 ) -> GradedBatch:
     """The batch with its rewards and verdicts, and with the masks of each answer's tokens.
 
-    A thread locates the answers while the verifier's processes compare them.
+    A thread locates the answers while the verifier's processes compare them. A rollout in which the policy sampled
+    tokens that its tokenizer does not know is not right, whatever its text says, and its reward is at most 0.
     """
     # Grading runs on this thread, so that an interrupt reaches it and ends its workers.
     with ThreadPoolExecutor(1, "answer-masks") as thread:
+        unknown = thread.submit(_with_unknown_tokens, batch, tokenizer)
         masks = thread.submit(lambda: answer_masks(batch, align_rows(batch, tokenizer)))
         verdicts = grade_answers(_without_calls(batch), batch.prompts, verifier)
+        for row in (rows := unknown.result()):
+            verdicts[row] = replace(verdicts[row], correct=False, status="unknown_tokens", layer="none")
         rewards, values = _rewards(batch, verdicts)
+        rewards[rows] = rewards[rows].clamp(max=0)
         answer = masks.result()
     device = batch.input_ids.device
     correct = torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool)
@@ -76,6 +81,16 @@ def grade_and_locate(
         verdicts=verdicts,
         reward_values={name: part.to(device) for name, part in values.items()},
     )
+
+
+def _with_unknown_tokens(batch: SampledBatch, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The rows in which an id was sampled that the tokenizer does not know, and which decodes to nothing."""
+    sampled = torch.unique(batch.response_ids[batch.response_mask])
+    unknown = unknown_ids(tokenizer, sampled.tolist())
+    if not unknown:
+        return []
+    held = torch.isin(batch.response_ids, sampled.new_tensor(sorted(unknown))) & batch.response_mask
+    return held.any(1).nonzero().flatten().tolist()
 
 
 def _without_calls(batch: SampledBatch) -> list[str]:

@@ -24,7 +24,7 @@ from grail_lightning.credit.base import (
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.engines.base import RolloutEngine, given_batch
-from grail_lightning.engines.checks import check_logprobs, check_takes_pictures
+from grail_lightning.engines.checks import check_draws, check_logprobs, check_takes_pictures
 from grail_lightning.grading import TaskVerifiers, grade_and_locate
 from grail_lightning.picture import Messages, pictures_in
 from grail_lightning.policy.model import Policy
@@ -196,6 +196,8 @@ class GrailModule(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Forget the verdicts of an earlier run, time-outs among them, and what an earlier fit has left."""
         check_last_found(self.trainer)
+        if stage == "fit":
+            check_draws(self.sampling)
         task = getattr(getattr(self.trainer, "datamodule", None), "task", None)
         if task is not None and task.has_environment:  # A wrong chat template is refused before weights are loaded.
             if task.tools.show_pictures:

@@ -158,6 +158,8 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
         ("--model.optimizer.lr=-1", "`optimizer` cannot be used: Invalid learning rate: -1"),
         ("--model.optimizer=LBFGS", "`optimizer` cannot be used: missing a required argument: 'closure'"),
         ("--model.scheduler=OneCycleLR --model.scheduler.max_lr=1e-4", "You must define either total_steps"),
+        ("--model.sampling.temperature=0", "Training must sample at random.*got `sampling.temperature` 0"),
+        ("--model.sampling.top_k=1", "Training must sample at random.*got `sampling.top_k` 1"),
         ("--model.execution.group_size=1", r"`execution.group_size` must lie in \[2, inf\), but got 1"),
         (
             "--trainer.strategy=ModelParallelStrategy --trainer.strategy.tensor_parallel_size=2",

@@ -1,6 +1,7 @@
 """The whole module under a real Trainer: plain GRPO to the bit, clocks, what is logged, and what stops a run."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from grail_lightning.batch import Sampling
+from grail_lightning.callbacks import Evaluation
 from grail_lightning.credit import GRAIL, PRIME, Needs, Shuffled, TokenCredit
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.distributed.gradients import Gradients
@@ -16,6 +18,8 @@ from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.report import GROUP_OF, GROUPS, tag
+from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks.rewards import RewardSpec
 from tests.runs import SAMPLING, Watch, batches, module, problems, trainer, weights
 from tests.tolerance import near
 
@@ -115,14 +119,35 @@ def test_a_run_stops_at_max_steps_inside_a_batch_and_schedules_and_logs_count_op
 
 
 def test_a_dead_run_ends_and_moves_nothing():
-    """Greedy rollouts of one group are the same, so that no row is live: each batch is one skipped step."""
-    ours = module({"updates_per_batch": 4}, sampling=Sampling(max_response_length=48, temperature=0))
-    watch, begun = Watch(), {}
+    """Rollouts that all earn the same have no advantage, so that no row is live: each batch is one skipped step."""
+    ours = module({"updates_per_batch": 4}, sampling=Sampling(max_response_length=48))
+    watch, begun, nothing = Watch(), {}, RewardSpec(function="correctness", weight=0)
     watch.on_train_start = lambda trainer, pl_module: begun.update(weights(pl_module))
-    trainer(2, watch).fit(ours, batches(3, size=1))
+    unpaid = ArithmeticTask(rewards=[nothing])
+    data = [[replace(prompt, task=unpaid) for prompt in problems(1, seed=seed)] for seed in range(3)]
+    trainer(2, watch).fit(ours, torch.utils.data.DataLoader(data, batch_size=None))
     assert watch.steps == [1, 2]
     assert all(torch.equal(begun[name], p) for name, p in ours.policy.named_parameters())
     assert all(math.isfinite(v) for v in watch.outputs[-1].metrics.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"temperature": 0}, "but got `sampling.temperature` 0, with which each token is the most likely one. Set"),
+        ({"top_k": 1}, "but got `sampling.top_k` 1, with"),
+    ],
+)
+def test_greedy_training_is_refused_before_a_model_is_loaded_and_greedy_evaluation_runs(options, said):
+    greedy = Sampling(max_response_length=4, **options)
+    ours = module(sampling=greedy)
+    with pytest.raises(ValueError, match=said):
+        trainer(1).fit(ours, batches(1))
+    assert ours.policy is None
+    data = torch.utils.data.DataLoader([problems(1)], batch_size=None)
+    trainer(1).validate(ours, data, verbose=False)
+    trainer(1).predict(ours, data)
+    trainer(1, Evaluation(sampling=greedy)).fit(module(sampling=SAMPLING), batches(1), data)
 
 
 def test_the_reference_is_loaded_once_for_a_fit_alone_and_neither_trained_nor_saved(tmp_path):

@@ -9,7 +9,17 @@ from typing import Protocol, Self
 ALTERNATIVE = " ‖ "
 """Stands between references of which each is right, where answers are compared as text."""
 
-STATUSES = ("right", "wrong", "unevaluated", "missing", "capped", "unparseable", "timeout", "crashed")
+STATUSES = (
+    "right",
+    "wrong",
+    "unevaluated",
+    "missing",
+    "capped",
+    "unparseable",
+    "timeout",
+    "crashed",
+    "unknown_tokens",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +50,8 @@ class Verdict:
         correct: whether the answer counts as the reference.
         status: One of `STATUSES`; all but `right` are not correct. `unevaluated`: equal to the reference, but to be
             carried out still, where the form of the answer does not allow that. `crashed`: a worker died or ran out of
-            memory, or a layer has a bug (`Verifier.faults`).
+            memory, or a layer has a bug (`Verifier.faults`). `unknown_tokens`: the policy sampled tokens that its
+            tokenizer does not know, whatever the answer is.
         layer: the layer that decided: string | number | structure | symbolic | math-verify | none.
         gold: the reference answer as given.
         prediction: the model's answer as given.

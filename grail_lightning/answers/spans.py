@@ -100,6 +100,17 @@ def special_ids(tokenizer: Decoder) -> frozenset[int]:
     return frozenset(special)
 
 
+def unknown_ids(tokenizer: Decoder, token_ids: Sequence[int]) -> set[int]:
+    """Those of the ids for which the tokenizer has no token: a model's head may have more rows than it has entries."""
+    try:
+        tokens = tokenizer.convert_ids_to_tokens(token_ids)
+    except (IndexError, KeyError, ValueError, OverflowError):  # Of tokenizers in Python.
+        return set(token_ids).difference(tokenizer.get_vocab().values())
+    stand_in, own = tokenizer.unk_token, tokenizer.unk_token_id
+    pairs = zip(token_ids, tokens, strict=True)
+    return {index for index, token in pairs if token is None or (token == stand_in and index != own)}
+
+
 def _visible_tokens(tokenizer: Decoder, ids: list[int], special: frozenset[int]) -> list[str | None] | None:
     """Each id's entry in the vocabulary; None for what `decode` leaves out (special, or beyond it)."""
     try:

@@ -9,6 +9,7 @@ from grail_lightning.callbacks.export import ExportPolicy
 from grail_lightning.callbacks.pictures import CreditPictures
 from grail_lightning.callbacks.predictions import PredictionWriter
 from grail_lightning.callbacks.preflight import Preflight
+from grail_lightning.callbacks.responses import ShowResponses
 from grail_lightning.callbacks.rollouts import KeepRollouts
 from grail_lightning.callbacks.throughput import Throughput
 
@@ -20,6 +21,7 @@ __all__ = [
     "LastCheckpoint",
     "PredictionWriter",
     "Preflight",
+    "ShowResponses",
     "Throughput",
     "default_callbacks",
 ]
@@ -33,8 +35,9 @@ def default_callbacks(
 ) -> list[Callback]:
     """The callbacks of every command-line run: ``Trainer(callbacks=default_callbacks(), …)`` with any other options.
 
-    Evaluation, throughput, pictures of the credit, preflight warnings, export, predictions, and the checkpoints
-    ``best.ckpt`` (by ``val/accuracy``) and ``last.ckpt``. Remove or replace entries of the list as you like.
+    Evaluation, the first responses on the terminal, throughput, pictures of the credit, preflight warnings, export,
+    predictions, and the checkpoints ``best.ckpt`` (by ``val/accuracy``) and ``last.ckpt``. Remove or replace entries of
+    the list as you like.
 
     Args:
         num_samples: The number of responses to each held-out problem.
@@ -47,7 +50,8 @@ def default_callbacks(
         Evaluation(num_samples=num_samples, sampling=sampling, pass_at=pass_at),
         *([KeepRollouts()] if keep_rollouts else []),
         Throughput(),
-        CreditPictures(),  # Behind `Throughput`, whose seconds are those of the batch alone.
+        ShowResponses(),  # Behind `Throughput`, whose seconds are those of the batch alone.
+        CreditPictures(),
         Preflight(),
         ExportPolicy(),
         PredictionWriter(),

@@ -13,21 +13,19 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from grail_lightning.callbacks.evaluation import Evaluation
 from grail_lightning.callbacks.hooks import callbacks_of, data_of, fast_dev_run, module_of, output_of
-from grail_lightning.data.loaders import EvaluationLoader, TrainingLoader
-from grail_lightning.data.modules import PromptData, PromptLimit, check_evaluated
+from grail_lightning.callbacks.prompt_checks import check_prompts, unequal_mini_batches
+from grail_lightning.data.loaders import TrainingLoader
+from grail_lightning.data.modules import PromptData
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.functional.advantages import ROUNDING
-from grail_lightning.policy import check_policy
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.runtime.checks import check_option
-from grail_lightning.runtime.collectives import sum_by_name
+from grail_lightning.runtime.collectives import sum_by_name, world_size
 from grail_lightning.runtime.files import check_writable
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.step.loss import SAMPLER_GAP
 from grail_lightning.step.optimizer import explain_stuck_weights
-from grail_lightning.tasks.answered import AnswerTask
 from grail_lightning.tasks.base import Prompt
 
 if TYPE_CHECKING:
@@ -42,12 +40,14 @@ _BEYOND_ROUNDING = 0.5  # The same, for a sampler with the trainer's own weights
 class Preflight(Callback):
     """Warns once about each problem with which training cannot learn, or can hardly learn, with figures and a remedy.
 
-    It detects groups without a difference in reward, responses that never end, verdicts that time out, a training
-    sampler that differs from the policy (top-p, top-k, greedy, or other log-probabilities than the trainer's), weights
-    whose precision is too low for the learning rate, a learning rate of 0, more mini-batches than groups, rewards
-    outside the range of BNPO, and dropout where a step compares two policies.
+    It detects groups without a difference in reward, responses that never end, a policy without an end token, verdicts
+    that time out, a training sampler that differs from the policy (top-p, top-k, or other log-probabilities than the
+    trainer's), weights whose precision is too low for the learning rate, a learning rate of 0, rewards outside the
+    range of BNPO, and dropout where a step compares two policies.
 
-    Before the model is loaded it checks that folders can be written and that the data fit the task and the model.
+    Before the model is loaded it checks that folders can be written and that the data fit the task and the model, and
+    warns of validation problems that are training problems, of problems that a chat template has rendered already, and
+    of mini-batches that are not equal parts of a batch.
 
     Args:
         patience: The number of consecutive batches after which it warns.
@@ -68,24 +68,29 @@ class Preflight(Callback):
         """Check folders, data and the engine before the model is loaded, rather than let a run fail later."""
         check_folders(trainer)
         module, data = module_of(pl_module), data_of(trainer)
+        if stage == "fit":
+            self._start()
         if isinstance(data, PromptData) and hasattr(module, "encode"):
-            _check_prompts(trainer, module, data, stage)
+            check_prompts(trainer, module, data, stage)
+            if stage == "fit" and isinstance(loader := data.train_dataloader(), TrainingLoader):
+                self._check_mini_batches(len(loader.peek()), module)
         if isinstance(engine := getattr(module, "engine", None), RolloutEngine):  # Are its servers there, say.
             engine.check(module.policy_name, module.loading)
         if stage == "fit" and not trainer.enable_validation and trainer.limit_val_batches:
             rank_zero_info("No dataset for validation: no accuracy is measured, and no best checkpoint is kept.")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the sampler, the gate and dropout."""
-        self._start()
+        """Check the sampler, the end token, the gate and dropout."""
         module = module_of(pl_module)
         sampling, objective, steps = module.sampling, module.objective, module.execution.steps_per_batch
-        if sampling.temperature == 0:
+        if module.policy is not None and not sampling.stop and not module.policy.reachable_ends:
+            known = ", ".join(map(str, module.policy.end_token_ids)) or "none"
             rank_zero_warn(
-                "Training samples greedily (`sampling.temperature` 0): all rollouts of a group are the same, so every "
-                "advantage is 0. Set it to 1."
+                f"No end token is known that the policy can sample (tokenizer and generation config name {known}), and "
+                f"`sampling.stop` is empty: every response has {sampling.max_response_length} tokens and is cut. Set "
+                "`eos_token` of the tokenizer, or `sampling.stop` to what follows an answer."
             )
-        elif sampling.top_p != 1 or sampling.top_k:
+        if sampling.top_p != 1 or sampling.top_k:
             rank_zero_warn(
                 f"Training samples with `sampling.top_p` {sampling.top_p} and `sampling.top_k` {sampling.top_k}, but "
                 "the loss differentiates the whole distribution. Set them to 1 and 0, unless you reproduce a run that "
@@ -115,13 +120,7 @@ class Preflight(Callback):
         if module.gradients is None or self._begun:
             return
         self._begun = True
-        parts, groups = module.execution.mini_batches, len(batch)
-        if parts > groups and not module.execution.split_groups:
-            rank_zero_warn(
-                f"`execution.mini_batches` {parts} are more than the {groups} groups of a rank's batch: "
-                f"{parts - groups} of {parts} optimiser steps have no rows, change nothing and count towards "
-                f"`max_steps`. Set it to {groups} at most, or take more prompts a batch."
-            )
+        self._check_mini_batches(len(batch), module)
         _check_steps(trainer.optimizers[0], module.gradients.weights)
 
     def on_train_batch_end(
@@ -168,6 +167,10 @@ class Preflight(Callback):
             f"Sampler and trainer differ by {gap:.2g} nats a token in the log-probability of the same tokens "
             f"(`{SAMPLER_GAP}`). Sample in the precision of training{correct}.",
         )
+
+    def _check_mini_batches(self, groups: int, module: GrailModule) -> None:
+        remark = unequal_mini_batches(groups, module.execution, world_size())
+        self._report("mini_batches", bool(remark), remark)
 
     def _report(self, problem: str, now: bool, text: str, patience: int = 1) -> None:
         """Warn once of a problem that has been there in `patience` consecutive batches, this one included."""
@@ -224,38 +227,6 @@ def check_folders(trainer: Trainer) -> None:
         for name in ("dirpath", "folder"):
             if own := getattr(callback, name, None):
                 check_writable(Path(own), f"`{name}` of {type(callback).__name__}")
-
-
-def _check_prompts(trainer: Trainer, module: GrailModule, data: PromptData, stage: str) -> None:
-    """Make and encode prompts: the task must fit the rows, and all prompts of an evaluation the model."""
-    evaluation = next((c for c in callbacks_of(trainer) if isinstance(c, Evaluation)), None)
-    sampling = (evaluation and evaluation.sampling) or module.sampling
-    training: object = data.train_dataloader() if stage == "fit" else None
-    sets = [part.prompts for part in training.sets] if isinstance(training, TrainingLoader) else []
-    for prompts in filter(len, sets):
-        module.prompt_encoder(prompts[0].task)(prompts[0].messages)
-        rewards = prompts[0].task.rewards if isinstance(prompts[0].task, AnswerTask) else ()
-        penalties = [reward.name for reward in rewards if reward.path == "overlong"]
-        if penalties and module.objective.mask_truncated:
-            rank_zero_warn(
-                f"The reward `{penalties[0]}` is lowest for responses that are cut, but `objective.mask_truncated` "
-                "leaves them out of the loss. Set it to false, so that the penalty reaches them."
-            )
-    if remark := module.credit.check_prompts(sets):
-        rank_zero_warn(remark)
-    if stage == "fit" and not trainer.enable_validation:
-        return
-    loaders = {"predict": data.predict_dataloader, "test": data.test_dataloader}.get(stage, data.val_dataloader)()
-    for prompts in (loader.prompts for loader in loaders if isinstance(loader, EvaluationLoader)):
-        if not len(prompts):
-            continue
-        # Responses that `predict` is given are not sampled.
-        sampled = stage != "predict" or "response" not in prompts[0].columns
-        response = sampling.max_response_length if sampled else 0
-        check_policy(module.policy_name, module.loading, response)
-        option = "evaluation.sampling.max_response_length"
-        encode = module.prompt_encoder(prompts[0].task)
-        check_evaluated(prompts, encode, PromptLimit(None, module.context_length, response, option))
 
 
 def _check_steps(optimizer: Optimizer, weights: list[Tensor]) -> None:

@@ -26,6 +26,7 @@ from grail_lightning.callbacks import (
     LastCheckpoint,
     PredictionWriter,
     Preflight,
+    ShowResponses,
     Throughput,
 )
 from grail_lightning.callbacks.export import check_steps_left
@@ -46,6 +47,7 @@ from grail_lightning.cli.trainer_options import (
     strategy_options,
 )
 from grail_lightning.distributed.checkpoint_io import read_state
+from grail_lightning.engines.checks import check_draws
 from grail_lightning.module import GrailModule
 from grail_lightning.policy.options import check_dtype, check_precision
 from grail_lightning.runtime.run_folder import RunFolder
@@ -54,7 +56,8 @@ from grail_lightning.tasks.answered import AnswerTask
 ALWAYS_ON = {
     "evaluation": Evaluation,
     "throughput": Throughput,
-    "pictures": CreditPictures,  # Behind `throughput`, whose seconds are those of the batch alone.
+    "responses": ShowResponses,  # Behind `throughput`, whose seconds are those of the batch alone.
+    "pictures": CreditPictures,
     "preflight": Preflight,
     "export": ExportPolicy,
     "predictions": PredictionWriter,
@@ -169,6 +172,7 @@ class GrailCLI(LightningCLI):
                         f"`ckpt_path` must be a checkpoint to go on from, but {checkpoint} holds weights alone "
                         "(`checkpoint.save_weights_only`). Use --ckpt_path=last, or its export as `model.policy`."
                     )
+            check_draws(self.model.sampling)
             check_dtype(self.model.policy_name, self.model.loading)
             if isinstance(task := getattr(self.datamodule, "task", None), AnswerTask):
                 task.check_length(self.model.sampling.max_response_length)

@@ -58,6 +58,8 @@ class GeneratedData(TableData):
         kept: For `predict`: rollouts that a training run kept, instead of the data; None for the data.
     """
 
+    disjoint_splits = True
+
     def __init__(
         self,
         dataset: DatasetSpec,

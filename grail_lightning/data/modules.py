@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
@@ -134,10 +134,15 @@ class PromptData(pl.LightningDataModule, ABC):
 
     Set the attribute `encode` (messages -> token ids) to measure lengths without a trainer.
 
+    Attributes:
+        disjoint_splits: Whether no two splits have a problem in common, by the way in which they are made.
+
     Args:
         prompts_per_batch: The number of prompts in a training batch, over all ranks.
         eval_prompts_per_batch: The same for validation, test and prediction.
     """
+
+    disjoint_splits: ClassVar[bool] = False
 
     def __init__(self, prompts_per_batch: int, eval_prompts_per_batch: int) -> None:
         super().__init__()

@@ -189,9 +189,16 @@ class TableData(PromptData):
         if shown := [example.problem for example in examples if None not in example.problem]:
             every = enumerate(table.columns([spec.problem, spec.answer]))
             used |= {index for index, row in every if problem_and_answer(row, spec) in shown}
-        rows = [row for row in self._select(table, spec) if row not in used]
+        selected = self._select(table, spec)
+        rows = [row for row in selected if row not in used]
         if not rows:
             raise ValueError(f"All rows of {spec.path} serve as worked examples. Use fewer, or more rows.")
+        if split != "train" and (fewer := len(selected) - len(rows)):
+            rank_zero_warn(
+                f"{fewer:,} of the {len(selected):,} rows of {spec.label} are left out of `data.{split}`, because they "
+                "serve as worked examples, or have the same problem and answer: figures are of the others. Take "
+                "examples from another dataset (`few_shot.dataset`) to evaluate all rows."
+            )
         change = partial(with_examples, examples=examples, few_shot=self.few_shot) if self.few_shot else None
         prompts = RowPrompts(table, rows, spec, self.task, change)
         if remark := self.task.check_prompts(prompts):

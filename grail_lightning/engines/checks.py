@@ -31,6 +31,18 @@ def check_logprobs(engine: RolloutEngine, sampler_cap: float | None, *, reports:
         )
 
 
+def check_draws(sampling: Sampling) -> None:
+    """Check that training samples at random: the rollouts of a group would be equal, and none have an advantage."""
+    greedy = [f"`sampling.temperature` {sampling.temperature:g}"] * (sampling.temperature == 0)
+    greedy += [f"`sampling.top_k` {sampling.top_k}"] * (sampling.top_k == 1)
+    if greedy:
+        raise ValueError(
+            "Training must sample at random, so that the rollouts of a group differ and have advantages, but got "
+            f"{' and '.join(greedy)}, with which each token is the most likely one. Set `sampling.temperature` to 1 "
+            "and `sampling.top_k` to 0; `evaluation.sampling` may be greedy."
+        )
+
+
 def check_takes_pictures(engine: RolloutEngine, loading: Loading, ranks: int) -> None:
     """Check that prompts may have pictures."""
     if not engine.takes_pictures:

@@ -78,6 +78,17 @@ class Policy(nn.Module):
         return device
 
     @property
+    def reachable_ends(self) -> list[int]:
+        """The end tokens for which the model's head has a row, so that they can be sampled."""
+        return [token for token in self.end_token_ids if token < self.head_rows]
+
+    @property
+    def head_rows(self) -> int:
+        """The number of rows of the model's head: the ids from 0 below it can be sampled."""
+        weight: Tensor = self.model.get_output_embeddings().weight
+        return int(weight.shape[0])
+
+    @property
     def compute_dtype(self) -> torch.dtype:
         """The dtype in which the blocks compute: autocast's, or that of the weights."""
         kind, own = self.device.type, cast(torch.dtype, self.model.dtype)

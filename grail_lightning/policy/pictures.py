@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from grail_lightning.picture import FIRST_PICTURE_ID, Picture
 from grail_lightning.policy.layout import gather_rows
-from grail_lightning.policy.options import LoadedPolicy, PolicySource, first_line, read_config, reading
+from grail_lightning.policy.options import LoadedPolicy, PolicySource, begun_ids, first_line, read_config, reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -96,9 +96,9 @@ class PictureTokens:
                 "only one of its text, but here each is read alone. Give prompts of one picture, and none in results."
             )
         whole = first + "".join(self._expansion(p).text + after for p, after in zip(pictures, rest, strict=True))
-        begin = self.tokenizer.bos_token
-        special = begins and (begin is None or not text.startswith(begin))
-        ids: list[int] = self.tokenizer(whole, add_special_tokens=special)["input_ids"]
+        if begins:
+            return begun_ids(self.tokenizer, whole)
+        ids: list[int] = self.tokenizer(whole, add_special_tokens=False)["input_ids"]
         return ids
 
     def name(self, ids: list[int], pictures: Sequence[Picture]) -> list[int]:

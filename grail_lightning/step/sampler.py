@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from grail_lightning.answers.records import AnswerVerifier
+from grail_lightning.answers.spans import unknown_ids
 from grail_lightning.batch import GradedBatch, SampledBatch, Sampling
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.engines.base import RolloutEngine, on_any_rank
@@ -106,4 +109,28 @@ class Sampler:
     def grade(self, sampled: SampledBatch) -> GradedBatch:
         """The responses with their rewards and the positions of their answers."""
         with self.clock.phase("grade"):
-            return grade_and_locate(sampled, self.verifier, self.policy.tokenizer)
+            graded = grade_and_locate(sampled, self.verifier, self.policy.tokenizer)
+        _warn_of_unknown_tokens(graded, self.policy)
+        return graded
+
+
+_TOLD: WeakSet[Policy] = WeakSet()  # The policies of whose unknown tokens a warning has told.
+
+
+def _warn_of_unknown_tokens(batch: GradedBatch, policy: Policy) -> None:
+    """Warn once, on the rank that sampled them, of tokens that the policy's tokenizer does not know."""
+    rows = [row for row, verdict in enumerate(batch.verdicts) if verdict.status == "unknown_tokens"]
+    if not rows or policy in _TOLD:
+        return
+    _TOLD.add(policy)
+    sampled = torch.unique(batch.response_ids[batch.response_mask])
+    ids = sorted(unknown_ids(policy.tokenizer, sampled.tolist()))
+    named = ", ".join(map(str, ids[:5])) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
+    warnings.warn(
+        f"The policy sampled ids that its tokenizer does not know ({named}) in {len(rows)} of the {len(batch)} "
+        f"rollouts of a batch. The tokenizer has {len(policy.tokenizer)} entries, but the model's head has "
+        f"{policy.head_rows} rows. These ids decode to nothing: such a rollout is not right, its reward is at most 0, "
+        "and `verdict/unknown_tokens` is their share. A trained model hardly ever samples one; if the share does not "
+        "fall, look whether the tokenizer is the model's own.",
+        stacklevel=2,
+    )

@@ -9,10 +9,10 @@ from transformers import MiniMaxConfig
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Preflight
 from grail_lightning.callbacks.preflight import stuck_share
-from grail_lightning.data import ArithmeticData
+from grail_lightning.data import ArithmeticData, MathData
 from grail_lightning.engines import HFEngine
 from grail_lightning.module import GrailModule
-from grail_lightning.policy import Loading, LoRA, load_tokenizer
+from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer
 from grail_lightning.step.options import Objective
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.rewards import RewardSpec
@@ -70,8 +70,8 @@ class Penalised(Scripted):
         return batch.replace(rewards=batch.rewards - 0.25 * batch.correct.logical_not())
 
 
+UNEQUAL = "2 of 4 optimiser steps have 2, the others 1, and all count alike. Set it to one of 1, 2, 3, 6, or"
 TOP_P = {"sampling": Sampling(max_response_length=LIMIT, top_p=0.95, top_k=50)}
-GREEDY = {"sampling": Sampling(max_response_length=LIMIT, temperature=0)}
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,26 @@ GREEDY = {"sampling": Sampling(max_response_length=LIMIT, temperature=0)}
         (_dead_now_and_then, {}, []),
         (lambda *_: None, {}, [["100% missing"], [f"limit of {LIMIT} tokens", "`sampling.stop`", "end token '<"]]),
         (_slow, {"num_prompts": 50}, [["2 of the 100 answers of this batch (2.0%)", ": 2 timed out, 0 crashed"]]),
+        (_mixed, {"num_prompts": 6, "mini_batches": 3}, []),
+        (
+            _mixed,
+            {"num_prompts": 6, "mini_batches": 4},
+            [["`execution.mini_batches` 4 deals the 6 groups of a rank's batch unequally", UNEQUAL]],
+        ),
+        (
+            _mixed,
+            {"mini_batches": 3, "split_groups": True, "group_size": 2},
+            [
+                [
+                    "deals the 4 rollouts of a batch unequally",
+                    "1 of 3 optimiser steps have 2, the others 1",
+                    "one of 2, 4, or",
+                ]
+            ],
+        ),
         (_mixed, {"mini_batches": 8}, [["mini_batches` 8 are more than the 2 groups", "6 of 8 optimiser steps"]]),
         (_mixed, {"scale_rewards": "bnpo", "make": Penalised}, [["A reward of -0.25 lies outside [0, 1]", "bnpo"]]),
         (_mixed, TOP_P, [["`sampling.top_p` 0.95 and `sampling.top_k` 50"]]),
-        (_mixed, GREEDY, [["Training samples greedily"]]),
     ],
 )
 def test_a_run_that_cannot_learn_is_told_once_and_others_nothing(say, options, parts):
@@ -157,6 +173,62 @@ def test_the_real_module_is_told_what_keeps_it_from_learning(steps, objective, c
         told = [text for text in said if about in text]
         assert len(told) == (about in parts)
         assert all(parts[about] in text for text in told)
+
+
+def _fits(data, folder=None, steps=0, **changes):
+    """What `Preflight` says at the start of a fit, before its first batch."""
+    module = runs.module(**changes) if folder is None else GrailModule(str(folder), **changes)
+    return _warnings(lambda: runs.trainer(steps, Preflight()).fit(module, data))
+
+
+def test_mini_batches_that_are_unequal_parts_are_told_before_the_model_is_loaded(monkeypatch):
+    module = runs.module({"mini_batches": 3, "group_size": 2})
+    monkeypatch.setattr(module, "configure_model", lambda: pytest.fail("a model is loaded"))
+    data = ArithmeticData(num_train=8, num_val=2, prompts_per_batch=4)
+    trainer = runs.trainer(1, Preflight(), limit_val_batches=0)
+    with pytest.warns(UserWarning, match=r"deals the 4 groups .*: 1 of 3 optimiser steps have 2"):  # noqa: SIM117
+        with pytest.raises(pytest.fail.Exception):
+            trainer.fit(module, data)
+
+
+ROWS = [{"problem": f"Compute {k}+1.", "answer": str(k + 1)} for k in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("val", "said"),
+    [
+        (ROWS[4:], "2 of the 2 validation problems are training problems, too"),
+        ([ROWS[5], {"problem": "Compute 9+1.", "answer": "10"}, ROWS[5]], "2 of the 3 validation problems are"),
+        ([{"problem": "Compute 5+1.", "answer": "6.0"}, {"problem": "Compute 4+2.", "answer": "6"}], None),
+    ],
+)
+def test_validation_problems_that_are_training_problems_are_counted(val, said):
+    """The same problem with the same answer, whatever its dataset is called and which further columns it has."""
+    val = [row | {"level": 3} for row in val]
+    told = [text for text in _fits(MathData(train=ROWS, val=val, prompts_per_batch=2)) if "training problems" in text]
+    assert len(told) == (said is not None)
+    assert said is None or told[0].startswith(said)
+
+
+def test_large_sets_are_not_compared_and_that_is_said(monkeypatch, caplog):
+    monkeypatch.setattr("grail_lightning.callbacks.prompt_checks._MOST_COMPARED", 7)
+    assert not [t for t in _fits(MathData(train=ROWS, val=ROWS[:2], prompts_per_batch=2)) if "training problems" in t]
+    assert "The 2 validation problems were not compared with 6 training problems" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("end", "stop", "told"), [(None, (), "name none"), (None, ("\n",), None), (900, (), "name 900"), (1, (), None)]
+)
+def test_a_policy_without_an_end_token_is_told_at_the_start(end, stop, told, tmp_path):
+    policy = load_policy("arithmetic")
+    policy.tokenizer.eos_token = None
+    policy.saved_generation_config.eos_token_id = end
+    policy.save(tmp_path)
+    data = ArithmeticData(num_train=2, num_val=2, prompts_per_batch=1)
+    said = _fits(data, tmp_path, sampling=Sampling(max_response_length=4, stop=stop))
+    found = [text for text in said if "No end token is known" in text]
+    assert len(found) == (told is not None)
+    assert told is None or told in found[0]
 
 
 @pytest.mark.parametrize("masked", [True, False])

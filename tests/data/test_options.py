@@ -36,7 +36,9 @@ def load(split="train", rows=SOLVED, task=TASK, val=None, **options):
 
 def test_examples_are_turns_before_the_question_and_their_rows_are_left_out(tmp_path):
     same = write(tmp_path, SOLVED)
-    for prompts in (load(), load(rows=same), load("val", rows=same, val=same)):
+    with pytest.warns(UserWarning, match=r"^2 of the 6 rows of train are left out of `data\.val`"):
+        evaluated = load("val", rows=same, val=same)
+    for prompts in (load(), load(rows=same), evaluated):
         assert prompts[0].messages == [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "0+0? Work it out."},

@@ -92,6 +92,12 @@ def test_an_answer_that_is_not_worked_out_is_told_from_the_facts_of_the_test():
             assert [s.status for s in regraded(samples, _facts(**facts), verifier)] == statuses
 
 
+def test_a_rollout_with_tokens_that_its_text_lacks_stays_wrong():
+    told = sample(reference="2", response=r"\boxed{2}", prediction="2", status="unknown_tokens")
+    with Verifier() as verifier:
+        assert regraded([told], _facts(answer=BOXED), verifier) == [told]
+
+
 def test_what_no_comparison_has_judged_stays_as_it_was():
     """An environment's verdicts, and rollouts whose last turn calls a tool, in whose text a number is no answer."""
     episode = {"end": "turns", "transcript": "…", "num_turns": 1}
