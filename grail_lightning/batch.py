@@ -186,6 +186,8 @@ class GradedBatch(SampledBatch):
     verdicts: list[Verdict]  # One for each row.
     # [B] float32 by name, the parts of the rewards before weighting; NaN means not applicable.
     reward_values: dict[str, Tensor] = field(default_factory=dict)
+    # [B] float32 by name, what is logged of rewards beside the means of their values; NaN means not applicable.
+    reward_shares: dict[str, Tensor] = field(default_factory=dict)
 
     def with_advantages(self, advantages: Tensor) -> RolloutBatch:
         """The batch with advantages ``[B]`` float32, as credit methods and the update take it."""

@@ -133,6 +133,8 @@ def add_rollouts(tally: Tally, batch: GradedBatch) -> None:
     add_episodes(tally, batch)
     for name, part in batch.reward_values.items():
         tally.add(f"rewards/{name}/mean", part)
+    for name, part in batch.reward_shares.items():
+        tally.add(f"rewards/{name}", part)
     statuses = Counter(verdict.status for verdict in batch.verdicts)
     # Every rank adds every status, so that rows without that status count as 0, and a curve does not end when a status
     # does not occur.
