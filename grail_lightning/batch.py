@@ -104,7 +104,8 @@ class SampledBatch:
     finished: Tensor  # [B] bool, whether the response ended by itself within the limit.
     prompts: list[Prompt]  # One for each row.
     texts: list[str]  # The responses as text, without special tokens.
-    # [B, T], the engine's log-probabilities at `Sampling.logprob_temperature`, before top-p and top-k, if it has them.
+    # [B, T], the engine's log-probabilities at `Sampling.logprob_temperature`, before top-p and top-k, if it has them;
+    # NaN where it reported none for a token.
     sampling_logprobs: Tensor | None = None
     # [B, T] long, the number of the turn of each valid token, from 0; what the environment answers to a turn counts as
     # part of it. None if every response is one turn, as it is without an environment.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import math
 import os
 import socket
 import tempfile
@@ -227,7 +228,12 @@ class VLLMEngine(RolloutEngine):
 
 def _completion(output: Any) -> Completion:
     ids = list(output.token_ids)
-    logprobs = [row[token].logprob for row, token in zip(output.logprobs, ids, strict=True)]
+    if output.logprobs is None:
+        raise ValueError(
+            "vLLM gave a response without log-probabilities. Take what suppresses them out of its options."
+        )
+    reported = [row.get(token) if row else None for row, token in zip(output.logprobs, ids, strict=True)]
+    logprobs = [math.nan if one is None or one.logprob is None else float(one.logprob) for one in reported]
     return Completion(ids, logprobs, str(output.finish_reason))
 
 
