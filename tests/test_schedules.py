@@ -72,6 +72,16 @@ def test_on_the_command_line_it_is_one_line_before_a_model_is_loaded(capsys, tmp
     assert "must last for the 32 optimiser steps of the run (`trainer.max_epochs` 2, of 8 batches each)" in said
 
 
+def test_from_python_a_longer_run_with_a_schedule_of_a_shorter_one_loads_no_model(tmp_path):
+    """As somebody does who resumes with more `max_steps`, and leaves the schedule as it was."""
+    trainer(2).fit(ours := module(scheduler=lambda optimizer: one_cycle(optimizer, 2)), batches(2, size=2))
+    assert ours.global_step == 2
+    longer = module(scheduler=lambda optimizer: one_cycle(optimizer, 2))
+    with pytest.raises(ValueError, match=r"must last for the 4 optimiser steps .* raised ValueError: Tried to step"):
+        trainer(4).fit(longer, batches(4, size=2))
+    assert longer.policy is None
+
+
 @pytest.mark.parametrize(
     ("make", "steps", "said"),
     [

@@ -228,9 +228,10 @@ class VLLMEngine(RolloutEngine):
 
 def _completion(output: Any) -> Completion:
     ids = list(output.token_ids)
-    if output.logprobs is None:
+    if (known := len(output.logprobs or ())) != len(ids):
         raise ValueError(
-            "vLLM gave a response without log-probabilities. Take what suppresses them out of its options."
+            f"vLLM must report the log-probability of each token, but gave {known} for the {len(ids)} of a response. "
+            "Take what leaves them out of `engine.options`."
         )
     reported = [row.get(token) if row else None for row, token in zip(output.logprobs, ids, strict=True)]
     logprobs = [math.nan if one is None or one.logprob is None else float(one.logprob) for one in reported]
