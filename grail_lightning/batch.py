@@ -101,7 +101,8 @@ class SampledBatch:
     finished: Tensor  # [B] bool, whether the response ended by itself within the limit.
     prompts: list[Prompt]  # One for each row.
     texts: list[str]  # The responses as text, without special tokens.
-    # [B, T], the engine's log-probabilities at `Sampling.logprob_temperature`, before top-p and top-k, if it has them.
+    # [B, T], the engine's log-probabilities at `Sampling.logprob_temperature`, before top-p and top-k, if it has them;
+    # NaN where it reported none for a token.
     sampling_logprobs: Tensor | None = None
     # [B, T] long, the number of the turn of each valid token, from 0; what the environment answers to a turn counts as
     # part of it. None if every response is one turn, as it is without an environment.
@@ -195,6 +196,8 @@ class GradedBatch(SampledBatch):
     verdicts: list[Verdict]  # One for each row.
     # [B] float32 by name, the parts of the rewards before weighting; NaN means not applicable.
     reward_values: dict[str, Tensor] = field(default_factory=dict)
+    # [B] float32 by name, what is logged of rewards beside the means of their values; NaN means not applicable.
+    reward_shares: dict[str, Tensor] = field(default_factory=dict)
 
     def with_advantages(self, advantages: Tensor) -> RolloutBatch:
         """The batch with advantages ``[B]`` float32, as credit methods and the update take it."""

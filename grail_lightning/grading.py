@@ -68,7 +68,7 @@ def grade_and_locate(
         verdicts = grade_answers(_without_calls(batch), batch.prompts, verifier)
         for row in (rows := unknown.result()):
             verdicts[row] = replace(verdicts[row], correct=False, status="unknown_tokens", layer="none")
-        rewards, values = _rewards(batch, verdicts)
+        rewards, values, shares = _rewards(batch, verdicts)
         rewards[rows] = rewards[rows].clamp(max=0)
         answer = masks.result()
     device = batch.input_ids.device
@@ -80,6 +80,7 @@ def grade_and_locate(
         correct=correct.to(device),
         verdicts=verdicts,
         reward_values={name: part.to(device) for name, part in values.items()},
+        reward_shares={name: part.to(device) for name, part in shares.items()},
     )
 
 
@@ -153,11 +154,13 @@ def _worked_out(verdict: Verdict, *, evaluated: bool) -> Verdict:
     return replace(verdict, correct=False, status="unevaluated")
 
 
-def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict[str, Tensor]]:
-    """The rewards and their parts by name, ``[B]`` float32 on the CPU."""
+def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """The rewards, their parts by name, and what else is logged of them, ``[B]`` float32 on the CPU."""
     # The dtypes are explicit, since `precision: bf16-true` changes the default.
     rewards = torch.zeros(len(batch), dtype=torch.float32)
-    values: dict[str, Tensor] = defaultdict(lambda: torch.full((len(batch),), torch.nan, dtype=torch.float32))
+    values, shares = (
+        defaultdict[str, Tensor](lambda: torch.full((len(batch),), torch.nan, dtype=torch.float32)) for _ in range(2)
+    )
     lengths = batch.response_lengths.tolist()
     for rows in _rows_of_tasks(batch.prompts):
         texts, prompts = [batch.texts[r] for r in rows], [batch.prompts[r] for r in rows]
@@ -173,7 +176,9 @@ def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict
                 raise ValueError(f"{wanted} but its part `{name}` has {len(part)}.")
             known = [torch.nan if value is None else value for value in part]
             values[name][rows] = torch.tensor(known, dtype=torch.float32)
-    return rewards, dict(values)
+        for name, share in earned.shares.items():
+            shares[name][rows] = torch.tensor(share, dtype=torch.float32)
+    return rewards, dict(values), dict(shares)
 
 
 def align_rows(

@@ -12,15 +12,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 from grail_lightning.batch import GradedBatch, RolloutBatch, Sampling
-from grail_lightning.credit.base import (
-    Continuations,
-    CreditContext,
-    CreditControl,
-    Needs,
-    TokenCredit,
-    TokenWeights,
-    Uniform,
-)
+from grail_lightning.credit.base import CreditContext, CreditControl, Needs, TokenCredit, TokenWeights, Uniform
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.engines.base import RolloutEngine, given_batch
@@ -44,6 +36,7 @@ from grail_lightning.policy.reference import Reference
 from grail_lightning.policy.weights import rotary_frequencies_kept
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce, world_size
+from grail_lightning.runtime.hooks import adapt_trainer
 from grail_lightning.runtime.run_folder import check_last_found
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.assign import assign_credit, compute_advantages, run_credit
@@ -52,6 +45,7 @@ from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, t
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.report import EvaluationPlan, StepOutput, batch_figures, tag, warn_of_limits
 from grail_lightning.step.sampler import Sampler
+from grail_lightning.step.schedule import advance, check_schedule
 from grail_lightning.step.update import Update
 from grail_lightning.tasks.base import Prompt
 
@@ -127,6 +121,7 @@ class GrailModule(pl.LightningModule):
         self._limits_warned: set[str] = set()  # The limits of episodes that a warning has named.
         self._moved = False  # Whether a step with a gradient and a learning rate has been taken.
         self.steps_cut = 0  # The number of the last batch's steps that exceed `max_steps`.
+        self.schedule_failed: ValueError | None = None  # It ends the run after the batch.
         self._configured: ConfiguredOptions | None = None
         self._restored: dict[str, torch.Tensor] = {}  # Weights of the checkpoint of a resumed fit, for exact masters.
         self.weights_step = 0  # The optimiser steps behind the weights, which only a Trainer that fits knows.
@@ -207,10 +202,11 @@ class GrailModule(pl.LightningModule):
         if self.policy is not None and self.policy.vision is not None:
             self.policy.vision.forget()  # A checkpoint may follow.
         if stage == "fit" and self._configured is not None:  # By an earlier fit.
-            self.steps_cut = 0
+            self.steps_cut, self.schedule_failed = 0, None
             self.on_load_checkpoint({})
-        # Lightning's conversion (FSDP, double) refuses the frozen records in a batch. It has no hook for this.
-        self.trainer.precision_plugin.convert_input = lambda data: data  # type: ignore[method-assign]
+        if stage == "fit" and self.scheduler is not None:
+            check_schedule(self.optimizer, self.scheduler, self.trainer, self.execution.steps_per_batch)
+        adapt_trainer(self.trainer)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """See `torch.nn.Module.to`, by which Lightning converts to bf16-true; rotary frequencies keep their dtype."""
@@ -295,6 +291,11 @@ class GrailModule(pl.LightningModule):
         self.log_dict({tag(k): figures[k] for k in ("reward", "accuracy")}, prog_bar=True, logger=False, batch_size=1)
         return {"output": StepOutput(batch, weights, figures)}
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """End a run whose schedule has failed, now that callbacks have saved it."""
+        if self.schedule_failed is not None:
+            raise self.schedule_failed
+
     def validation_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
         """Sample and grade; the `Evaluation` callback computes the statistics. None for a batch that it has already."""
         # Every validation has the same random numbers, so that two of them differ by the policy alone.
@@ -338,8 +339,8 @@ class GrailModule(pl.LightningModule):
             clip, seed = self.execution.max_grad_norm, derive_seed(run_seed(), "optimizer", self.global_step)
             figures |= take_step(gradients, optimizer, clip, seed=seed, warn_if_unmoved=not self._moved)
             self._moved |= figures["grad_norm"] > 0 and figures["learning_rate"] > 0
-            if scheduler is not None:
-                scheduler.step()
+            if scheduler is not None and self.schedule_failed is None:
+                self.schedule_failed = advance(scheduler, self.global_step)
         optimizer.zero_grad(set_to_none=True)
         return figures
 
@@ -373,7 +374,7 @@ class GrailModule(pl.LightningModule):
     def credit_context(self, credit: TokenCredit) -> CreditContext:
         """What a credit method is told beside the batch, with a fresh generator."""
         step = self.global_step if self.trainer.state.fn == "fit" else self.weights_step
-        continuations: Continuations | None = None
+        continuations = None
         if credit.needs().continuations:
             from grail_lightning.step.credit_needs import SampledContinuations
 

@@ -162,8 +162,12 @@ def test_texts_answers_and_steps_are_those_of_the_last_turn(policy, batch):
 
 def test_figures_count_sampled_tokens(batch):
     tally = Tally()
-    add_rollouts(tally, batch.replace(sampling_logprobs=torch.where(batch.response_mask, -0.5, -9.0)))
+    reported = torch.where(batch.response_mask, -0.5, -9.0)
+    reported[0, 0] = torch.nan
+    add_rollouts(tally, batch.replace(sampling_logprobs=reported))
     figures = tally.compute()
+    assert batch.response_mask[0, 0]
+    assert figures["sampling/missing_logprobs"] == pytest.approx(1 / batch.response_mask.sum().item())
     assert figures["completions/mean_length"] == pytest.approx(batch.response_mask.sum(1).double().mean().item())
     assert figures["entropy_sampled"] == pytest.approx(0.5)
 

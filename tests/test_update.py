@@ -127,12 +127,15 @@ BOTH = {"entropy_coefficient": 0.03, "sampler_cap": 1.5}
 def test_gradients_equal_one_loss_over_all_rows_written_by_hand(how, more, policy, batch, given):
     """No row is left out here, no micro-batch is cut: dead rows, trimming and shared prompts must not change that."""
     noise = torch.randn(batch.response_mask.shape, generator=torch.Generator().manual_seed(5)).double()
-    batch = batch.replace(sampling_logprobs=batch.sampling_logprobs + noise)
+    sampled = batch.sampling_logprobs + noise
+    live = (batch.finished & (batch.advantages != 0)).nonzero()[0, 0]
+    sampled[live, 2] = torch.nan  # The sampler reported none: the ratio is 1 there.
+    batch = batch.replace(sampling_logprobs=sampled)
     found, metrics = _gradients(policy, batch, given, aggregation=how, token_budget=150, **more)
     policy.zero_grad(set_to_none=True)
     logs = whole_logs(policy, batch)
     lp = logs.gather(-1, batch.response_ids[..., None]).squeeze(-1)
-    correction = (lp.detach() - batch.sampling_logprobs).exp().clamp(max=1.5) if more else 1
+    correction = (lp.detach() - sampled).exp().clamp(max=1.5).nan_to_num(1.0) if more else 1
     mask, rows = batch.response_mask & batch.finished[:, None], batch.finished.sum()
     token = -(lp - lp.detach()).exp() * batch.advantages[:, None] * given * correction
     token = token + (0.03 * (logs.exp() * logs).sum(-1) if more else 0)

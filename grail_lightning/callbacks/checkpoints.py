@@ -88,10 +88,15 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
-        """Save every `every_n_batches`, before a batch that `max_steps` may interrupt, and after a SIGTERM."""
+        """Save every `every_n_batches`, before a batch that `max_steps` may interrupt, and after a SIGTERM.
+
+        The state of a run whose schedule has failed is saved, too.
+        """
         due = self.every_n_batches and (trainer.fit_loop.total_batch_idx + 1) % self.every_n_batches == 0
-        self._due = bool(due) or _may_be_cut(trainer, pl_module)
-        if not _validation_follows(trainer):  # Otherwise it waits: a run resumed from between the two would lack it.
+        failed = module_of(pl_module).schedule_failed is not None  # The run ends before a validation.
+        self._due = bool(due) or _may_be_cut(trainer, pl_module) or failed
+        # Otherwise it waits: a run resumed from between the two would lack it.
+        if failed or not _validation_follows(trainer):
             self._save_if_due(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

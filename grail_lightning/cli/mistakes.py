@@ -22,6 +22,7 @@ from grail_lightning.answers import AnswerForm
 from grail_lightning.cli.help import refuse
 from grail_lightning.credit import CreditControl, TokenCredit
 from grail_lightning.engines import RolloutEngine
+from grail_lightning.guard import of_a_signal, silent_end, users_place
 from grail_lightning.policy.load import other_policy
 from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.import_path import did_you_mean, import_function
@@ -104,6 +105,8 @@ def mistakes_in_one_line() -> Iterator[None]:
     except SystemExit as end:
         if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's code after Ctrl-C is 1.
             raise SystemExit(_INTERRUPTED) from None
+        if not of_a_signal(end) and users_place(end):  # Of a module that is imported, or of a class that is made.
+            refuse(silent_end(end, "Code that options name"))
         raise
 
 

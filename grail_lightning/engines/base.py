@@ -113,7 +113,8 @@ def build_batch(
         group_size: The number of responses to each prompt.
         responses: ``B`` lists of sampled ids, the end token included; with several turns all ids after the prompt.
         finished: ``B`` values: whether the response ended by itself.
-        sampling_logprobs: ``B`` lists as long as the responses, with any number for a token that was not sampled.
+        sampling_logprobs: ``B`` lists as long as the responses, with any number for a token that was not sampled,
+            and NaN for one of which there is none.
         sampled: ``B`` lists as long as the responses: whether the policy sampled the token; None if all are.
         turn: ``B`` lists as long as the responses, the numbers of the turns, see `SampledBatch.turn`; given with
             `sampled`. The texts are then those of the last turns.

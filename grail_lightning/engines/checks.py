@@ -18,6 +18,7 @@ from grail_lightning.policy.pictures import PictureTokens
 from grail_lightning.runtime.checks import Claim, Kind, check_claims, check_tensor
 from grail_lightning.tasks.base import Prompt
 
+_MOST_MISSING = 0.01  # The share of tokens for which a sampler may report no log-probability.
 _REMEDY = "`grail_lightning.engines.build_batch` assembles what is asked for."
 
 
@@ -85,6 +86,22 @@ def check_rollouts(
         pictures = None if policy.vision is None else policy.vision.pictures
         claims = [*_claims_of_masks(batch, group_size, sampling), *_claims_of_tokens(batch, vocabulary, pictures)]
         check_claims([claim._replace(text=f"{must} {claim.text}") for claim in claims], _REMEDY)
+        if batch.sampling_logprobs is not None:
+            sampled = batch.sampling_logprobs[batch.response_mask]
+            check_reported(type(engine).__name__, int(sampled.isnan().sum()), len(sampled))
+
+
+def check_reported(sampler: str, missing: int, tokens: int) -> None:
+    """Check that a sampler has reported the log-probabilities of its tokens, of all but 1 % or of all but one.
+
+    A missing one is NaN: such a token is trained on as if sampler and trainer agreed about it.
+    """
+    if missing > max(1, _MOST_MISSING * tokens):
+        raise ValueError(
+            f"`{sampler}` must report the log-probability of each token that it samples, but gave none (null or NaN) "
+            f"for {missing:,} of {tokens:,} tokens. Up to 1 % are trained on with a ratio of 1. Look at the sampler: "
+            "sampled again, the same tokens would lack theirs."
+        )
 
 
 def _forms(batch: SampledBatch, rows: int) -> list[tuple[str, Kind, tuple[int, ...]]]:
@@ -149,6 +166,6 @@ def _claims_of_tokens(batch: SampledBatch, vocabulary: int, pictures: PictureTok
     if (logprobs := batch.sampling_logprobs) is not None:
         # A logit of 100 and its normaliser have this rounding error, so a probability may be slightly above 1.
         rounding = 100 * torch.finfo(logprobs.dtype).eps
-        wrong = mask & ~(logprobs.isfinite() & (logprobs <= rounding))
-        claims.append(Claim("finite `sampling_logprobs` of at most 0", wrong, logprobs))
+        wrong = mask & ~logprobs.isnan() & ~(logprobs.isfinite() & (logprobs <= rounding))
+        claims.append(Claim("finite `sampling_logprobs` (NaN for none) of at most 0", wrong, logprobs))
     return claims

@@ -16,6 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from functools import cache
 from time import monotonic
 from typing import Any, Literal, NamedTuple
@@ -29,8 +30,15 @@ def background_loop(name: str) -> asyncio.AbstractEventLoop:
 @cache
 def _loop(name: str, process: int) -> asyncio.AbstractEventLoop:  # A fork of the process has no thread of its parent.
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name=f"{name}-{process}", daemon=True).start()
+    threading.Thread(target=_run, args=(loop,), name=f"{name}-{process}", daemon=True).start()
     return loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop for ever. `SystemExit` in a task, one of `asyncio.gather` say, leaves it: all others would hang."""
+    while True:
+        with suppress(BaseException):  # The task has kept it, for whoever waits.
+            loop.run_forever()
 
 
 class Outcome(NamedTuple):

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from itertools import groupby
 from types import MethodType
@@ -20,6 +21,7 @@ from typing import Any, Literal
 from grail_lightning.environments.calls import ParsedCall, checked_arguments, shown
 from grail_lightning.environments.episode import Call, CallStatus, EpisodeLimits
 from grail_lightning.environments.side_by_side import awaited, side_by_side
+from grail_lightning.guard import explained, said
 from grail_lightning.picture import PLACE, Picture, is_image
 
 _NOT_TOOLS = frozenset({"reset", "get_reward", "score_turn", "state_key"})
@@ -66,7 +68,7 @@ class ToolSet:
         try:
             return "done", *_result(awaited(getattr(environment, name)(**arguments)), max_characters)
         except BaseException as error:  # A tool that calls `sys.exit` ends no run.
-            return "failed", result_text(f"Error: {_message(error)}", max_characters), ()
+            return "failed", result_text(f"Error: {said(error)}", max_characters), ()
 
 
 def run_calls(
@@ -95,13 +97,6 @@ def run_calls(
             call = Call(name=name, arguments=arguments, result=text, status=status, seconds=seconds, pictures=pictures)
             made[k].append(call)
     return [tuple(calls) for calls in made]
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}".removesuffix(": ")
-    except BaseException:  # From its own `__str__`.
-        return type(error).__name__
 
 
 def _result(value: object, max_characters: int) -> tuple[str, tuple[Picture, ...]]:
@@ -247,11 +242,19 @@ def _call(environment: object, method: str, arguments: Mapping[str, Any] | None 
     called = getattr(environment, method, None)
     if called is None:
         return None
-    try:
+    with _must_not_fail(f"{type(environment).__name__}.{method}"):
         return awaited(called(**(arguments or {})))
-    except BaseException as error:  # One that calls `sys.exit` would end the run without a word.
-        name = f"{type(environment).__name__}.{method}"
-        raise ValueError(f"`{name}` must not fail, but raised {type(error).__name__}: {error}") from error
+
+
+def new_environment(make: Callable[[], Any]) -> Any:
+    """A new environment; what its constructor raises is a ValueError that names it."""
+    kind = getattr(make, "func", make)  # A `functools.partial` has the class as `func`.
+    with _must_not_fail(f"{getattr(kind, '__name__', type(kind).__name__)}()"):
+        return make()
+
+
+def _must_not_fail(name: str) -> AbstractContextManager[None]:
+    return explained(lambda error: f"`{name}` must not fail, but raised {said(error)}")
 
 
 def _wrong(environment: object, method: str, task: str, value: object) -> ValueError:

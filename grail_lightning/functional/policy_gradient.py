@@ -153,7 +153,7 @@ def sampler_correction(trainer_logprobs: Tensor, sampler_logprobs: Tensor, cap: 
 
     The trainer's probability is that from before the batch's first update. The sampler's differs if it computes in
     another precision or with other kernels, or with the weights of a batch earlier (`execution.sample_ahead`). The
-    result multiplies the loss of each token.
+    result multiplies the loss of each token. It is 1 where the sampler reported no log-probability (NaN).
 
     ``[B, T]`` each, without gradient; `cap` is C.
 
@@ -163,7 +163,8 @@ def sampler_correction(trainer_logprobs: Tensor, sampler_logprobs: Tensor, cap: 
         raise ValueError(
             f"`sampler_cap` must be finite and at least 1, but got {cap}. Use null to switch the correction off."
         )
-    return (trainer_logprobs.detach() - sampler_logprobs).exp().clamp(max=cap)
+    ratio = (trainer_logprobs.detach() - sampler_logprobs).exp().clamp(max=cap)
+    return ratio.masked_fill(sampler_logprobs.isnan(), 1)
 
 
 def aggregate(

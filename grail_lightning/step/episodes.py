@@ -29,7 +29,7 @@ from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.dialogue import Dialect
 from grail_lightning.environments.episode import Call, EndReason, Episode, Turn
 from grail_lightning.environments.side_by_side import side_by_side
-from grail_lightning.environments.tools import call_number, call_reset, call_state, run_calls
+from grail_lightning.environments.tools import call_number, call_reset, call_state, new_environment, run_calls
 from grail_lightning.picture import add_text, pictures_in
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import world_size
@@ -140,7 +140,7 @@ class _Rollout:
     # What environments are asked, each in a thread of its own.
     def begin(self) -> None:
         assert self.task is not None
-        self.environment = self.task.environment()
+        self.environment = new_environment(self.task.environment)
         shown = pictures_in(self.prompt.messages)
         self.opening = call_reset(self.environment, self.prompt.columns, self.environment_seed, shown)
         self.state = call_state(self.environment)

@@ -108,4 +108,5 @@ def _sums(inputs: LossInputs, objective: Objective) -> Iterator[tuple[str, Tenso
     if inputs.stats.entropy is not None:
         yield "entropy", masked_sum(inputs.stats.entropy.detach(), mask)
     if inputs.sampling_logprobs is not None:
-        yield SAMPLER_GAP, masked_sum((inputs.old_logprobs - inputs.sampling_logprobs).abs(), mask)
+        reported = mask & ~inputs.sampling_logprobs.isnan()
+        yield SAMPLER_GAP, masked_sum((inputs.old_logprobs - inputs.sampling_logprobs).abs(), reported)

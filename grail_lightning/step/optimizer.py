@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,18 +20,23 @@ from grail_lightning.runtime.seeds import seeded
 def check_optimizer(make: Callable[[Any], Optimizer], schedule: Callable[[Any], Any] | None = None) -> None:
     """Make the optimiser and its schedule for a matrix, so that torch checks their options before a model is loaded."""
     option = "optimizer"
-    matrix, vector = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))
     try:
-        try:
-            optimizer = make(iter([matrix, vector]))
-        except (TypeError, ValueError):  # Some accept no vectors.
-            optimizer = make(iter([matrix]))
+        optimizer = trial_optimizer(make)
         inspect.signature(optimizer.step).bind()
         if schedule is not None:
             option = "scheduler"
             inspect.signature(schedule(optimizer).step).bind()
     except (TypeError, ValueError) as error:
         raise ValueError(f"`{option}` cannot be used: {str(error).rstrip('.')}. Correct its options.") from error
+
+
+def trial_optimizer(make: Callable[[Any], Optimizer]) -> Optimizer:
+    """The optimiser of a matrix and, if it accepts one, of a vector."""
+    matrix, vector = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))
+    try:
+        return make(iter([matrix, vector]))
+    except (TypeError, ValueError):  # Some accept no vectors.
+        return make(iter([matrix]))
 
 
 def take_step(
@@ -89,7 +94,7 @@ class ConfiguredOptions:
     """
 
     def __init__(self, optimizer: Optimizer, make_schedule: Callable[[Any], Any] | None) -> None:
-        self.groups = _options_of(optimizer)  # Copies, since schedules may fill a rate in place.
+        self.groups = options_of(optimizer)  # Copies, since schedules may fill a rate in place.
         self._make_schedule = make_schedule
         kinds = [kind for kind in type(optimizer).__mro__ if issubclass(kind, Optimizer)]
         self._arguments = {name for kind in kinds for name in inspect.signature(kind).parameters}
@@ -101,15 +106,14 @@ class ConfiguredOptions:
         begun with it; without a change it is where it was. What is no argument of the optimiser's constructor keeps the
         value from the checkpoint, since some optimisers count in their options.
         """
-        groups = [copy.deepcopy(group) | {"params": [torch.zeros(0)]} for group in self.groups]
-        rehearsal = _Idle(groups, copy.deepcopy(self.groups[0]))
+        rehearsal = idle_optimizer(self.groups)
         if self._make_schedule is not None:
             rehearsed = self._make_schedule(rehearsal)
             for _ in range(num_steps):
                 rehearsal.step()
                 rehearsed.step()
             scheduler.load_state_dict(rehearsed.state_dict())
-        for group, begun, options in zip(optimizer.param_groups, self.groups, _options_of(rehearsal), strict=True):
+        for group, begun, options in zip(optimizer.param_groups, self.groups, options_of(rehearsal), strict=True):
             group |= {k: value for k, value in options.items() if k in self._arguments or k not in begun}
 
 
@@ -120,5 +124,11 @@ class _Idle(Optimizer):
         """Do nothing; schedules count the calls."""
 
 
-def _options_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+def idle_optimizer(groups: Sequence[dict[str, Any]]) -> Optimizer:
+    """An optimiser with copies of these groups of options, on which a schedule can be rehearsed."""
+    return _Idle([copy.deepcopy(group) | {"params": [torch.zeros(0)]} for group in groups], copy.deepcopy(groups[0]))
+
+
+def options_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Copies of the options of each group of parameters."""
     return [{k: copy.deepcopy(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]

@@ -129,10 +129,14 @@ def add_rollouts(tally: Tally, batch: GradedBatch) -> None:
     tally.add("completions/clipped_ratio", ~batch.finished)
     tally.add("completions/mean_terminated_length", lengths[batch.finished])
     if batch.sampling_logprobs is not None:
-        tally.add("entropy_sampled", -batch.sampling_logprobs[batch.response_mask])
+        reported = batch.sampling_logprobs[batch.response_mask]
+        tally.add("entropy_sampled", -reported)
+        tally.add("sampling/missing_logprobs", reported.isnan())
     add_episodes(tally, batch)
     for name, part in batch.reward_values.items():
         tally.add(f"rewards/{name}/mean", part)
+    for name, part in batch.reward_shares.items():
+        tally.add(f"rewards/{name}", part)
     statuses = Counter(verdict.status for verdict in batch.verdicts)
     # Every rank adds every status, so that rows without that status count as 0, and a curve does not end when a status
     # does not occur.

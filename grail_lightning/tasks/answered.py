@@ -9,7 +9,7 @@ from typing import Any, get_args
 from grail_lightning.answers import AnswerForm, AnswerSpan, Boxed, Pattern
 from grail_lightning.picture import Messages
 from grail_lightning.tasks.base import Comparison, GradedAnswer, Prompt, Task, TaskReward
-from grail_lightning.tasks.rewards import Reward, Rewards, RewardSpec, Values, ends_with_answer
+from grail_lightning.tasks.rewards import Reward, Rewards, RewardSpec, RewardValues, Values, ends_with_answer
 
 
 class AnswerTask(Task):
@@ -78,7 +78,13 @@ class AnswerTask(Task):
         if type(self).reward is not AnswerTask.reward:
             return super().earn(texts, prompts, verdicts, lengths)
         values = self.reward_values(texts, prompts, verdicts, lengths)
-        return TaskReward(total=_weighted_sums(self.rewards, values), values=values)
+        shares = {
+            f"{name}/{what}": [share] * len(texts)
+            for name, of_one in values.items()
+            if isinstance(of_one, RewardValues)
+            for what, share in of_one.shares.items()
+        }
+        return TaskReward(total=_weighted_sums(self.rewards, values), values=values, shares=shares)
 
     def reward_values(
         self,

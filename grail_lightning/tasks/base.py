@@ -39,6 +39,8 @@ class TaskReward:
     total: list[float]  # The reward of each response.
     # The parts by name before weighting, which are logged; None if a part does not apply.
     values: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    # What is logged beside their means, as `rewards/<name>`: numbers of each response.
+    shares: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 class TokenText(str):

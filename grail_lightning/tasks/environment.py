@@ -11,7 +11,7 @@ from grail_lightning.answers import AnswerForm
 from grail_lightning.answers.records import Verdict
 from grail_lightning.environments.dialogue import CallFormat, Dialect, Encode, describe, find_dialect
 from grail_lightning.environments.episode import EpisodeLimits
-from grail_lightning.environments.tools import ToolSet, check_columns
+from grail_lightning.environments.tools import ToolSet, check_columns, new_environment
 from grail_lightning.picture import Picture, PictureEncoder
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import REWARD, Comparison, Prompt
@@ -85,7 +85,7 @@ class EnvironmentTask(MathTask):
         if calls not in get_args(CallFormat):
             raise ValueError(f"`task.calls` must be one of {', '.join(get_args(CallFormat))}, but got {calls!r}.")
         self.environment, self.calls, self.limits = environment, calls, limits or EpisodeLimits()
-        self.environment_class = type(environment())
+        self.environment_class = type(new_environment(environment))
         self.tools = ToolSet(self.environment_class)
         self.gives_reward, self.solved_at = hasattr(self.environment_class, "get_reward"), solved_at
         self.optional_columns = ("problem", "answer") if self.gives_reward else ()

@@ -19,17 +19,29 @@ import copy
 import inspect
 import math
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence, Set
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from grail_lightning.answers import AnswerSpan, find_boxes
 from grail_lightning.environments.side_by_side import background_loop
+from grail_lightning.guard import explained, said
+from grail_lightning.tasks.attempts import Attempts
 from grail_lightning.tasks.import_path import GIVEN, import_function
 
 Values = list[float | None]
+
+
+class RewardValues(Values):
+    """The values of a reward, with what is logged of its calls beside their mean, as shares of the responses."""
+
+    shares: Mapping[str, float] = {}
+
+
+_FAILED = object()  # In place of values, where each call has failed.
 _GRADED = ("correct", "status", "answers", "ends_with_answer", "lengths")  # Columns beside those of the data.
 if TYPE_CHECKING:
     Function: TypeAlias = str | Callable[..., Any]
@@ -49,12 +61,19 @@ class RewardSpec:
         weight: The factor of its values, which may be negative.
         arguments: Further keyword arguments of the function, the same in each call.
         name: The name under which its mean is logged (`rewards/<name>/mean`); default the function's.
+        retries: How often the function is called again in a batch if it raises, as one that asks a server may.
+        pause_seconds: The pause before the first of these calls; each further pause is twice as long, at most a minute.
+        after_retries: What happens if the last call fails, too. `stop`: the run ends. `none`: the responses of that
+            batch have no value of this reward, as if it had returned None for each.
     """
 
     function: Function
     weight: float = 1.0
     arguments: dict[str, Any] | None = None
     name: str | None = None
+    retries: int = 0
+    pause_seconds: float = 1.0
+    after_retries: Literal["stop", "none"] = "stop"
 
 
 if TYPE_CHECKING:
@@ -132,11 +151,17 @@ class Reward:
             )
         own = spec.function if isinstance(spec.function, str) else _name(spec.function)
         known = isinstance(spec.function, str) or _BUILT_IN.get(own) is spec.function
+        self.spec, self._warned = spec, False
         self.path, self.weight = own if known else f"{own} {GIVEN}", spec.weight
         self.name = spec.name or own.rpartition(".")[2]
         self.arguments = dict(spec.arguments or {})
         if not math.isfinite(self.weight):
             raise ValueError(f"`weight` of the reward `{self.path}` must be a finite number, but got {self.weight}.")
+        if spec.retries < 0 or not 0 <= spec.pause_seconds < math.inf or spec.after_retries not in ("stop", "none"):
+            raise ValueError(
+                f"The reward `{self.path}` must have `retries` and `pause_seconds` of at least 0, and `after_retries` "
+                f"stop or none, but got {spec.retries}, {spec.pause_seconds} and {spec.after_retries!r}."
+            )
         self.function = import_function(spec.function, _BUILT_IN, "`function` of a reward", "mypkg.brevity")
         self._columns, self._required = self._signature()
 
@@ -185,29 +210,49 @@ class Reward:
     ) -> Callable[[], Values]:
         """Call the function. What is returned waits for its values, if it is ``async``, and checks them."""
         taken = {key: column for key, column in columns.items() if self._columns is None or key in self._columns}
-        # Copies, because the cells belong to the data, which the rest of the group and later epochs read.
-        given = {key: [copy.deepcopy(cell) for cell in column] for key, column in taken.items()}
-        with self._explained(given, len(responses)):
-            returned = self.function(list(responses), list(references), **(given | self.arguments))
-            if inspect.isawaitable(returned):
-                returned = asyncio.run_coroutine_threadsafe(_values(returned), background_loop("rewards"))
+
+        def call() -> Any:
+            # Copies, because the cells belong to the data, which the rest of the group and later epochs read.
+            given = {key: [copy.deepcopy(cell) for cell in column] for key, column in taken.items()}
+            return self.function(list(responses), list(references), **(given | self.arguments))
+
+        def explain(error: BaseException) -> str:
+            return (
+                f"The reward `{self.path}` raised {said(error)}. It got {len(responses)} responses, their references "
+                f"and the columns {sorted(taken)}. Call it by hand to debug it (docs/your_reward.md)."
+            )
+
+        attempts = Attempts(call, partial(explained, explain), self.spec.retries, self.spec.pause_seconds)
+        begun = self._outcome(attempts.begin)
+        waiting: Future[Any] | None = None
+        if inspect.isawaitable(begun):
+            waiting = asyncio.run_coroutine_threadsafe(attempts.wait(begun), background_loop("rewards"))
 
         def finish() -> Values:
-            with self._explained(given, len(responses)):
-                values = returned.result() if isinstance(returned, Future) else returned
-            return self._checked(values, responses)
+            returned = begun if waiting is None else self._outcome(waiting.result)
+            failed = returned is _FAILED
+            values = RewardValues([None] * len(responses) if failed else self._checked(returned, responses))
+            if self.spec.retries or self.spec.after_retries == "none":
+                values.shares = {"failed": float(failed), "retried": float(attempts.again > 0)}
+            return values
 
         return finish
 
-    @contextmanager
-    def _explained(self, given: Mapping[str, Any], number: int) -> Iterator[None]:
+    def _outcome(self, ask: Callable[[], Any]) -> Any:
+        """What a call returns, or `_FAILED`, if the run goes on without it."""
         try:
-            yield
-        except Exception as error:
-            raise ValueError(
-                f"The reward `{self.path}` raised {type(error).__name__}: {error}. It got {number} responses, "
-                f"their references and the columns {sorted(given)}. Call it by hand to debug it (docs/your_reward.md)."
-            ) from error
+            return ask()
+        except ValueError as error:
+            if self.spec.after_retries == "stop":
+                raise
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"{error} After {self.spec.retries} retries these responses have no value of it, as `after_retries`"
+                    f" says. `rewards/{self.name}/failed` is the share of such responses in each batch.",
+                    stacklevel=2,
+                )
+            return _FAILED
 
     def _checked(self, returned: Any, responses: Sequence[str]) -> Values:
         wanted = f"The reward `{self.path}` must return {len(responses)} finite numbers or None, one a response,"
@@ -231,7 +276,3 @@ def _name(function: Callable[..., Any]) -> str:
     """The name of a callable: a function's, that of the function in a `functools.partial`, or an object's class."""
     function = getattr(function, "func", function)
     return str(getattr(function, "__name__", type(function).__name__)).strip("<>")
-
-
-async def _values(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable

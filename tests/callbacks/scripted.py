@@ -56,6 +56,7 @@ class Scripted(pl.LightningModule):
         self.evaluation = None
         self.seen = []
         self.steps_cut = self.weights_step = 0
+        self.schedule_failed = None
 
     def rollouts(self, problems, num_samples):
         if not problems:  # the share of a rank in a last small batch

@@ -8,6 +8,7 @@ from grail_lightning.callbacks import Evaluation
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import build_batch
+from grail_lightning.engines.checks import check_reported
 from grail_lightning.step.options import Execution
 from grail_lightning.step.sampler import sample_rollouts
 from grail_lightning.tasks import ArithmeticTask
@@ -84,7 +85,7 @@ WRONG = {
     ),
     "beyond the vocabulary": (_put("response_ids", (1, 5), 448), r"from 0 to 447, .* but got 448 in row 1, column 5"),
     "ids that differ": (_put("response_ids", (1, 0), 9), r"end with the `response_ids`, but got 5 in row 1, column 0"),
-    "NaN": (_put("sampling_logprobs", (3, 1), torch.nan), r"finite `sampling_logprobs` .* but got nan in row 3"),
+    "infinite": (_put("sampling_logprobs", (3, 1), -torch.inf), r"finite `sampling_logprobs` .* but got -inf in row 3"),
     "a likelihood above 1": (
         _put("sampling_logprobs", (3, 1), 0.25),
         r"of at most 0, but got 0\.25 in row 3",
@@ -113,6 +114,20 @@ def test_what_is_right_passes_and_a_response_longer_than_was_asked_for_is_named(
     assert len(sampled(arithmetic, Canned(), prompts=[])) == 0
     with pytest.raises(ValueError, match=r"responses of at most 5 tokens, but got True in row 1, column 5"):
         sampled(arithmetic, Canned(), limit=5)
+
+
+def test_log_probabilities_that_a_sampler_did_not_report_are_few_or_an_error_with_their_number(arithmetic):
+    """NaN is none. Of a batch of less than 200 tokens one may be missing; of larger ones one in a hundred."""
+    one = sampled(arithmetic, Canned(_put("sampling_logprobs", (3, 1), torch.nan)))
+    assert one.sampling_logprobs.isnan().sum() == 1
+    tokens = int(one.response_mask.sum())
+    assert 4 < tokens < 200
+    said = rf"`Canned` must report the log-probability of each token .* for 2 of {tokens} tokens"
+    with pytest.raises(ValueError, match=said):
+        sampled(arithmetic, Canned(_put("sampling_logprobs", (3, slice(0, 2)), torch.nan)))
+    check_reported("Sampler", 3, 300)
+    with pytest.raises(ValueError, match="for 4 of 300 tokens"):
+        check_reported("Sampler", 4, 300)
 
 
 def test_every_engine_of_the_package_but_hfengine_samples_with_a_copy_and_so_corrects_by_default():

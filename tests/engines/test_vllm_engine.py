@@ -4,6 +4,7 @@ The forms of vLLM's samplers stand here as releases 0.32 and 0.33 have them.
 """
 
 import importlib.util
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from grail_lightning.engines import VLLMEngine
+from grail_lightning.engines.vllm.colocated import _completion
 from grail_lightning.vllm_worker import report_whole_vocabulary
 from tests.runs import problems
 from tests.shell import SHORT, fails
@@ -72,3 +74,22 @@ def test_both_model_runners_report_the_whole_vocabulary(k):
 def test_another_sampler_is_refused():
     with pytest.raises(ValueError, match="sampler SimpleNamespace is not known here"):
         _reporting(SimpleNamespace())
+
+
+def test_a_token_whose_log_probability_vllm_leaves_out_has_none_and_a_response_without_any_is_named():
+    """In vLLM's form: for each token a mapping from ids to their log-probabilities."""
+    known = SimpleNamespace(logprob=-0.5)
+    output = SimpleNamespace(token_ids=(4, 5, 6, 7), finish_reason="stop")
+    output.logprobs = [
+        {4: known, 9: SimpleNamespace(logprob=-0.1)},
+        {9: known},
+        None,
+        {7: SimpleNamespace(logprob=None)},
+    ]
+    made = _completion(output)
+    assert (made.ids, made.reason, made.logprobs[0]) == ([4, 5, 6, 7], "stop", -0.5)
+    assert all(math.isnan(logprob) for logprob in made.logprobs[1:])
+    for logprobs, said in ((None, "gave 0 for the 4"), ([{4: known}], "gave 1 for the 4")):
+        output.logprobs = logprobs
+        with pytest.raises(ValueError, match=said):
+            _completion(output)

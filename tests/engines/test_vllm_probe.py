@@ -59,8 +59,10 @@ def test_mistakes_are_noticed_even_within_the_bound_of_half_precision(arithmetic
     ]
     larger = [replace(row, logprobs=[value + math.log(2) for value in row.logprobs]) for row in completions]
     undefined = [replace(completions[0], logprobs=[math.nan] * 16), *completions[1:]]
-    for mistake in (Sampler(arithmetic)(warm), larger, undefined):
-        with pytest.raises(ValueError, match=r"`Mine` and the trainer must agree .* within 0.12 nats"):
+    disagree = r"`Mine` and the trainer must agree .* within 0.12 nats"
+    missing = r"`Mine` must report the log-probability of each token that it samples, but gave none .* for 16 of 64"
+    for mistake, said in ((Sampler(arithmetic)(warm), disagree), (larger, disagree), (undefined, missing)):
+        with pytest.raises(ValueError, match=said):
             check(arithmetic, requests, mistake, torch.bfloat16)
 
 

@@ -20,6 +20,7 @@ from grail_lightning.engines.base import TurnRequest
 from grail_lightning.engines.vllm.client import ServerGone, _completion
 from grail_lightning.engines.vllm.requests import Request
 from grail_lightning.policy import Loading, load_policy
+from grail_lightning.step.sampler import sample_rollouts
 from tests.runs import problems
 from tests.shell import SHORT, fails_early
 from tests.vllm_routes import SmallServer, Worker, says
@@ -234,7 +235,6 @@ def test_a_failure_or_a_restart_changes_no_response(policy, served, engine_of, c
         ([-1], [-1.0], "stop"),
         ([2**31], [-1.0], "stop"),
         ([3.5], [-1.0], "stop"),
-        ([5], [None], "stop"),
     ],
 )
 def test_half_an_answer_counts_as_none(ids, logprobs, reason):
@@ -246,6 +246,94 @@ def test_half_an_answer_counts_as_none(ids, logprobs, reason):
     assert _completion(answer([5, 2**31 - 1], [-1.0, -1.0], "length"), request).ids == [5, 2**31 - 1]
     with pytest.raises(ServerGone, match="an answer without a whole response"):
         _completion(answer(ids, logprobs, reason), request)
+
+
+def leaves_out(change):
+    """A fault: the server's answer with changed `logprobs`."""
+
+    def fault(handler):
+        answer = handler.server.served.worker.complete(handler.asked["prompt"], handler.asked)
+        handler.say({"choices": [change(choice) for choice in answer["choices"]]})
+
+    return fault
+
+
+def without(places):
+    def change(choice):
+        logprobs = choice["logprobs"]["token_logprobs"]
+        for place in range(len(logprobs))[places]:
+            logprobs[place] = None
+        return choice
+
+    return leaves_out(change)
+
+
+def checked(engine, policy):
+    """As a run samples."""
+    return sample_rollouts(engine, policy, problems(2), 2, DRAWN, 3)
+
+
+def test_a_token_without_a_log_probability_is_kept_and_many_of_them_are_named_at_once(policy, served, engine_of):
+    """To sample again would not help: the same seeds give the same tokens."""
+    engine = engine_of(served)
+    engine.update_weights(policy)
+    expected = checked(engine, policy)
+    before = len(completions(served))
+    served.faults += [None, without(slice(1, 2))]
+    batch = checked(engine, policy)
+    assert batch.texts == expected.texts
+    missing = batch.sampling_logprobs.isnan()
+    assert missing.nonzero().tolist() == [[served_row(batch, missing), 1]]
+    assert torch.equal(batch.sampling_logprobs[~missing], expected.sampling_logprobs[~missing])
+    assert len(completions(served)) == before + 4
+    served.faults += [without(slice(None))] * 4
+    tokens = int(batch.response_mask.sum())
+    with pytest.raises(
+        ValueError, match=rf"`VLLMServer` must report .* \(null or NaN\) for {tokens} of {tokens} tokens"
+    ):
+        checked(engine, policy)
+    assert len(completions(served)) == before + 8
+
+
+def served_row(batch, missing):
+    """Which of the four requests the server answered second is a matter of threads."""
+    return int(missing.any(1).nonzero()[0])
+
+
+def test_a_probe_whose_log_probabilities_are_missing_says_so(policy, served, engine_of):
+    engine = engine_of(served)
+    served.faults += [without(slice(None))] * PROBES * 2
+    with pytest.raises(ValueError, match=r"`VLLMServer at http.*` must report the log-probability of each token"):
+        engine.update_weights(policy)
+    served.faults[:] = [without(slice(1, 2))]
+    engine.update_weights(policy)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said", "asked"),
+    [
+        (leaves_out(lambda choice: choice | {"logprobs": None}), "must report log-probabilities, .*`logprobs` None", 1),
+        (
+            leaves_out(lambda choice: choice | {"logprobs": {"token_logprobs": [-1.0]}}),
+            r"failed 2 times .*: it has 1 log-probabilities for \d+ tokens, in .* in the same way: look at their logs",
+            2,
+        ),
+        (says(b'{"choices": []}', 15), "failed 2 times .* it must have `token_ids`.*IndexError: .* in the same way", 2),
+        (says(b'{"error": "no such model"}', 26), "failed 2 times .*KeyError: 'choices', in .*no such model", 2),
+        (says(b"<html></html>", 13), r"failed 2 times .* \(no JSON: '<html></html>'\)", 2),
+    ],
+)
+def test_an_answer_that_cannot_become_another_is_asked_for_twice_at_most_and_its_cause_is_named(
+    fault, said, asked, policy, served, engine_of
+):
+    engine = engine_of(served)
+    engine.update_weights(policy)
+    before = len(completions(served))
+    served.faults += [fault] * 100
+    with pytest.raises(ValueError, match=said) as raised:
+        engine.generate(problems(1), 1, DRAWN, seed=3)
+    assert len(completions(served)) == before + asked
+    assert "answer_seconds" not in str(raised.value)
 
 
 @pytest.mark.parametrize("state", [None, {"version": None}])

@@ -37,10 +37,11 @@ def test_cispo_clips_the_weight_of_a_token_and_keeps_its_gradient(ratio, weight,
 
 
 def test_the_correction_for_the_sampler_is_a_ratio_with_a_ceiling():
-    trainer = torch.tensor([[-1.0, -1.0, -1.0]], requires_grad=True)
-    sampler = torch.tensor([[-1.0, -0.5, -4.0]])
+    """It is 1 where the sampler reported nothing."""
+    trainer = torch.tensor([[-1.0, -1.0, -1.0, -1.0]], requires_grad=True)
+    sampler = torch.tensor([[-1.0, -0.5, -4.0, math.nan]])
     found = sampler_correction(trainer, sampler, cap=2.0)
-    assert found.tolist()[0] == pytest.approx([1.0, math.exp(-0.5), 2.0])
+    assert found.tolist()[0] == pytest.approx([1.0, math.exp(-0.5), 2.0, 1.0])
     assert not found.requires_grad
 
 

@@ -1,10 +1,16 @@
 """Problems with an answer: their prompts, and rewards, of which anybody may write one."""
 
+import asyncio
 import math
 
 import pytest
+import torch
 
-from grail_lightning.answers import Boxed, LastNumber, Marker, Pattern, Verdict
+from grail_lightning.answers import Boxed, LastNumber, Marker, Pattern, Verdict, Verifier
+from grail_lightning.engines.base import build_batch
+from grail_lightning.grading import grade_and_locate
+from grail_lightning.policy import load_policy
+from grail_lightning.step.report import Tally, add_rollouts
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.rewards import RewardSpec, boxed_format, correctness, overlong
@@ -144,6 +150,8 @@ MODULE = "grail_lightning.tasks.rewards"
         ({"function": "overlong", "arguments": {"limit": 10, "buffer": 11}}, f"{OVERLONG}`limit` .10. tokens"),
         ({"function": "overlong", "arguments": {"limit": "ten", "buffer": 4}}, f"{OVERLONG}not supported between"),
         ({"function": by_level, "arguments": {"fctor": 2}}, "must get `arguments` .*unexpected .*'fctor'"),
+        ({"function": "correctness", "retries": -1}, r"`correctness` must have `retries` and .* but got -1, 1.0 and"),
+        ({"function": "correctness", "after_retries": "skip"}, r"`after_retries` stop or none, but got .*'skip'"),
         ({"function": "correctness", "weight": math.inf}, r"`weight` of the reward `correctness` must be a finite"),
         ([RewardSpec(function="correctness")] * 2, r"`rewards` must have different names, but got \['correctness', 'c"),
         ([{"function": "correctness"}], r"must be a list of `RewardSpec`, but got {'function'.*write their type"),
@@ -188,3 +196,99 @@ def test_a_subclass_with_a_reward_of_its_own_is_asked_for_it():
     task = Lenient()
     earned = task.earn(["", ""], [task.prompt({"problem": "1+1"})] * 2, [verdict(True), verdict(False)], [1, 1])
     assert (earned.total, earned.values) == ([1.5, 0.5], {})
+
+
+# ---- judges that fail now and then
+
+
+class Judge:
+    """Fails in its first calls, and changes the cells that it is given, as a caller may."""
+
+    def __init__(self, failures, error=ConnectionError):
+        self.failures, self.error, self.calls, self.seen = failures, error, 0, []
+
+    def __call__(self, responses, references, cases):
+        self.calls += 1
+        self.seen.append([list(case) for case in cases])
+        for case in cases:
+            case.clear()
+        if self.calls <= self.failures:
+            raise self.error(f"call {self.calls}")
+        return [0.5] * len(responses)
+
+
+class AsyncJudge(Judge):
+    async def __call__(self, responses, references, cases):
+        await asyncio.sleep(0)
+        return super().__call__(responses, references, cases)
+
+
+def judged(judge, **options):
+    task = MathTask(rewards=[RewardSpec(function="correctness"), RewardSpec(function=judge, name="judge", **options)])
+    prompts = [task.prompt({"problem": "1+1", "answer": "2", "cases": [1, 2]})] * 2
+    return task.earn(["", ""], prompts, [verdict(True), verdict(False)], [1, 1])
+
+
+@pytest.mark.parametrize("kind", [Judge, AsyncJudge])
+@pytest.mark.parametrize("error", [ConnectionError, asyncio.CancelledError, SystemExit])
+def test_a_reward_that_fails_is_called_again_as_often_as_was_asked_for(kind, error):
+    judge = kind(2, error)
+    earned = judged(judge, retries=2, pause_seconds=0)
+    assert earned.values["judge"] == [0.5, 0.5]
+    assert earned.total == [1.5, 0.5]
+    assert earned.shares == {"judge/failed": [0.0, 0.0], "judge/retried": [1.0, 1.0]}
+    assert judge.seen == [[[1, 2], [1, 2]]] * 3, "each call gets cells of its own"
+    judge = kind(3, error)
+    with pytest.raises(ValueError, match=rf"The reward `{kind.__name__} given in .* raised {error.__name__}: call 3\."):
+        judged(judge, retries=2, pause_seconds=0)
+    assert judge.calls == 3
+    assert judged(kind(0), retries=2).shares == {"judge/failed": [0.0, 0.0], "judge/retried": [0.0, 0.0]}
+    assert judged(kind(0)).shares == {}
+
+
+@pytest.mark.parametrize("kind", [Judge, AsyncJudge])
+def test_after_the_last_retry_it_has_no_opinion_if_that_is_what_was_asked_for(kind):
+    judge = kind(9)
+    with pytest.warns(UserWarning, match=r"raised ConnectionError: call 2\..*After 1 retries .*`rewards/judge/failed`"):
+        earned = judged(judge, retries=1, pause_seconds=0, after_retries="none")
+    assert judge.calls == 2
+    assert earned.values["judge"] == [None, None]
+    assert earned.total == [1.0, 0.0]
+    assert earned.shares == {"judge/failed": [1.0, 1.0], "judge/retried": [1.0, 1.0]}
+
+
+def test_values_that_are_wrong_are_not_asked_for_again():
+    calls = []
+
+    def short(responses, references):
+        calls.append(1)
+        return [1.0]
+
+    with pytest.raises(ValueError, match="must return 2 finite numbers"):
+        judged(short, retries=3, after_retries="none")
+    assert len(calls) == 1
+
+
+def test_the_pauses_double(monkeypatch):
+    slept = []
+    monkeypatch.setattr("grail_lightning.tasks.attempts.time.sleep", slept.append)
+    judged(Judge(9), retries=9, pause_seconds=0.5)
+    assert slept == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_the_figures_of_a_batch_are_the_shares_of_its_responses_whose_judge_failed():
+    """Two tasks of a mix: the judge of the first one fails; the second has none."""
+    reward = RewardSpec(function=Judge(1), name="judge", pause_seconds=0, after_retries="none")
+    one, other = MathTask(rewards=[reward]), MathTask()
+    row = {"problem": "1+1", "answer": "2", "cases": [1]}
+    policy = load_policy("arithmetic")
+    ids = policy.tokenizer("17", add_special_tokens=False)["input_ids"]
+    batch = build_batch(policy, [one.prompt(row), other.prompt(row)], 2, [ids] * 4, [True] * 4)
+    with Verifier(num_workers=1) as verifiers, pytest.warns(UserWarning, match="After 0 retries"):
+        graded = grade_and_locate(batch, verifiers, policy.tokenizer)
+    tally = Tally()
+    add_rollouts(tally, graded)
+    figures = tally.compute()
+    assert (figures["rewards/judge/failed"], figures["rewards/judge/retried"]) == (1.0, 0.0)
+    assert "rewards/judge/mean" not in figures
+    assert graded.select(torch.tensor([0, 3])).reward_shares["judge/failed"].tolist()[0] == 1.0

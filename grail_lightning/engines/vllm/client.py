@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import operator
 import os
 import socket
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from grail_lightning.engines.vllm.requests import Completion, Request
+from grail_lightning.guard import said
 
 _T = TypeVar("_T")
 Workers = list[dict[str, Any]]
@@ -40,6 +42,10 @@ class _ServerBusy(ServerGone):
 
 class ServerSlow(ServerGone):
     """It gave no answer in time."""
+
+
+class UselessAnswer(ServerGone):
+    """It gave a complete answer that is no response. Something between may have; a server gives the same one again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +122,7 @@ class ServerClient:
         try:
             return json.loads(text) if text else None
         except (ValueError, RecursionError):
-            raise ServerGone(f"no JSON: {text[:80]!r}") from None
+            raise UselessAnswer(f"no JSON: {text[:80]!r}") from None
 
     async def patiently(
         self, ask: Callable[[], Awaitable[_T]], seconds: float | None = None, state: type[ServerGone] = ServerGone
@@ -198,15 +204,35 @@ def _kept_alive(address: tuple[Any, ...]) -> socket.socket:
 
 
 def _completion(answer: Any, request: Request) -> Completion:
-    """The ids and log-probabilities of an answer to ``/v1/completions``."""
+    """The ids and log-probabilities of an answer to ``/v1/completions``; NaN for one that is null.
+
+    Raises:
+        ServerGone: If it was cut off, or is no response: `UselessAnswer`.
+        ValueError: If it has no log-probabilities, which the server will not have the next time either.
+    """
     try:
         choice = answer["choices"][0]
-        ids, reason = [*map(operator.index, choice["token_ids"])], choice["finish_reason"]
-        logprobs = [*map(float, choice["logprobs"]["token_logprobs"])]
-        # What is cut off ("abort") counts as no answer; ids beyond the vocabulary are noticed with the batch.
-        whole = reason in ("stop", "length") and 0 < len(ids) == len(logprobs) <= request.parameters["max_tokens"]
-        if whole and min(ids) >= 0 and max(ids) < 2**31:
-            return Completion(ids, logprobs, reason)
-    except (KeyError, IndexError, TypeError, ValueError):
-        pass
-    raise ServerGone(f"an answer without a whole response and its log-probabilities: {str(answer)[:120]}")
+        ids, reason, reported = [*map(operator.index, choice["token_ids"])], choice["finish_reason"], choice["logprobs"]
+        reported = reported and reported["token_logprobs"]
+        logprobs = [math.nan if one is None else float(one) for one in reported or ()]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise _useless(f"it must have `token_ids`, `logprobs` and `finish_reason`; {said(error)}", answer) from None
+    if reason not in ("stop", "length"):  # "abort", say, of a server that ends.
+        raise ServerGone(f"an answer without a whole response: it was cut off ({reason})")
+    most = request.parameters["max_tokens"]
+    if not 0 < len(ids) <= most:
+        raise _useless(f"it has {len(ids)} tokens of at least 1 and at most {most}", answer)
+    if not 0 <= min(ids) <= max(ids) < 2**31:  # Ids beyond the vocabulary are noticed with the batch.
+        raise _useless(f"its ids go from {min(ids)} to {max(ids)}", answer)
+    if not reported:
+        raise ValueError(
+            f"A vLLM server must report log-probabilities, but answered with `logprobs` {choice['logprobs']!r:.40} for "
+            f"{len(ids)} tokens. Look for what leaves them out: an option of the server, or a proxy before it."
+        )
+    if len(logprobs) != len(ids):
+        raise _useless(f"it has {len(logprobs)} log-probabilities for {len(ids)} tokens", answer)
+    return Completion(ids, logprobs, reason)
+
+
+def _useless(why: str, answer: Any) -> UselessAnswer:
+    return UselessAnswer(f"an answer without a whole response: {why}, in {str(answer)[:120]}")

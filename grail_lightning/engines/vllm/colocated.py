@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import math
 import os
 import socket
 import tempfile
@@ -227,7 +228,13 @@ class VLLMEngine(RolloutEngine):
 
 def _completion(output: Any) -> Completion:
     ids = list(output.token_ids)
-    logprobs = [row[token].logprob for row, token in zip(output.logprobs, ids, strict=True)]
+    if (known := len(output.logprobs or ())) != len(ids):
+        raise ValueError(
+            f"vLLM must report the log-probability of each token, but gave {known} for the {len(ids)} of a response. "
+            "Take what leaves them out of `engine.options`."
+        )
+    reported = [row.get(token) if row else None for row, token in zip(output.logprobs, ids, strict=True)]
+    logprobs = [math.nan if one is None or one.logprob is None else float(one.logprob) for one in reported]
     return Completion(ids, logprobs, str(output.finish_reason))
 
 

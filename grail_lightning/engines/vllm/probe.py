@@ -6,6 +6,7 @@ checkpoint, another dtype, a temperature that was applied once instead of twice,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import Sampling, pad_left
+from grail_lightning.engines.checks import check_reported
 from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sampling_parameters
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import padded_layout
@@ -84,6 +86,8 @@ def check_probe(
             f"`{engine}` must answer the {len(wanted)} probes {since} with {wanted[0]} tokens each, but gave {got}. "
             "Take out what ends responses earlier from its options, or from those of its server."
         )
+    missing = sum(math.isnan(logprob) for answer in completions for logprob in answer.logprobs)
+    check_reported(engine, missing, sum(got))
     differences = _differences(policy, requests, completions)
     mean, largest = float(differences.mean()), float(differences.max())
     dtypes = f"sampler in {dtype_name(dtype)}, trainer in {dtype_name(policy.compute_dtype)}"
@@ -118,5 +122,5 @@ def _differences(policy: Policy, requests: Sequence[Request], completions: Seque
             tensors = torch.cat([prompts, responses], 1), torch.cat([prompt_mask, mask], 1), mask
             layout = padded_layout(*(tensor.to(policy.device) for tensor in tensors))
             trained = policy(layout, temperature=temperature).logprobs
-            differences.append((trained.double().cpu() - sampled).abs().flatten())
+            differences.append((trained.double().cpu() - sampled)[~sampled.isnan()].abs())
     return torch.cat(differences)

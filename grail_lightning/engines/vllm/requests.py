@@ -33,7 +33,9 @@ class Completion:
     """One response as vLLM reports it."""
 
     ids: list[int]  # The sampled ids, the end token or those of the stop string included.
-    logprobs: list[float]  # The log-probability of each id over the whole vocabulary, at the sampling temperature.
+    logprobs: list[
+        float
+    ]  # The log-probability of each id over the whole vocabulary, at the sampling temperature; NaN if none.
     reason: str  # For which it ended: "stop" for an end token or a stop string, "length" for the limit.
 
 

@@ -8,6 +8,7 @@ import os
 import socket
 import uuid
 import weakref
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +23,16 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import RolloutEngine, TurnSampler
-from grail_lightning.engines.vllm.client import LOG, ServerClient, ServerGone, ServerSlow, Weights, Workers, all_of
+from grail_lightning.engines.vllm.client import (
+    LOG,
+    ServerClient,
+    ServerGone,
+    ServerSlow,
+    UselessAnswer,
+    Weights,
+    Workers,
+    all_of,
+)
 from grail_lightning.engines.vllm.probe import Bound, check_probe, probe_requests
 from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sample, sample_turns
 from grail_lightning.engines.vllm.weights import WeightFile, checkpoint_weights, fingerprint, same_on_all_ranks
@@ -35,7 +45,12 @@ from grail_lightning.tasks.base import Prompt
 
 _T = TypeVar("_T")
 
-_MOST_ROUNDS, _MOST_SLOW_ROUNDS = 10, 2
+_MOST_ROUNDS = 10
+# What would hardly be otherwise a third time, with the advice that follows.
+_TWICE = {
+    ServerSlow: "Look at their logs, or raise `engine.answer_seconds` if responses take longer.",
+    UselessAnswer: "They answer the same request in the same way: look at their logs, and at what is between.",
+}
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  (files in memory, under Linux)
 _THIS_MACHINE = ("localhost", "127.", "::1")
 
@@ -239,7 +254,7 @@ class VLLMServer(RolloutEngine):
         Answers count if every server was the same process with the same weights before and after; else all are asked
         for again. A row depends on its seed alone, so nothing is lost but time.
         """
-        weights, reason, slow = self._weights, "", 0
+        weights, reason, advice, seen = self._weights, "", "Look at their logs.", Counter[type[ServerGone]]()
         assert weights is not None
         dealt = zip(self._servers, shares, strict=True)
         busy = [(server, [requests[row] for row in share]) for server, share in dealt if share]
@@ -252,14 +267,16 @@ class VLLMServer(RolloutEngine):
                 reason = "a server was started again, or another run pushed weights"
             except ServerGone as error:
                 reason = str(error)
-                if isinstance(error, ServerSlow) and (slow := slow + 1) == _MOST_SLOW_ROUNDS:
+                seen[type(error)] += 1
+                if type(error) in _TWICE and seen[type(error)] == 2:
+                    advice = _TWICE[type(error)]
                     break
             LOG.warning(f"A vLLM server failed ({reason}). {len(requests)} responses are sampled again.")
             await asyncio.sleep(min(0.1 * 2**attempt, 10.0))
         raise ValueError(
             f"The servers {', '.join(server.url for server in self._servers)} failed {attempt + 1} times to sample "
-            f"{len(requests)} responses ({reason}). Look at their logs, or raise `engine.answer_seconds` if responses "
-            "take longer. Then repeat your command; training goes on from its last checkpoint with --ckpt_path=last."
+            f"{len(requests)} responses ({reason}). {advice} Then repeat your command; training goes on from its last "
+            "checkpoint with --ckpt_path=last."
         )
 
     async def _ready(self, server: ServerClient, weights: Weights) -> Workers:
