@@ -207,6 +207,6 @@ def _completion(answer: Any, request: Request) -> Completion:
         whole = reason in ("stop", "length") and 0 < len(ids) == len(logprobs) <= request.parameters["max_tokens"]
         if whole and min(ids) >= 0 and max(ids) < 2**31:
             return Completion(ids, logprobs, reason)
-    except (KeyError, IndexError, TypeError, ValueError):
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError):
         pass
     raise ServerGone(f"an answer without a whole response and its log-probabilities: {str(answer)[:120]}")
