@@ -72,7 +72,7 @@ class _Parser(LightningArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)
 
-    def parse_args(self, args: Any = None, *more: Any, **options: Any) -> Any:  # type: ignore[override]
+    def parse_args(self, args: Any = None, *more: Any, **options: Any) -> Any:
         """Parse arguments. In those of a nested class jsonargparse writes the value `null` as `None`."""
         if args is not None:
             args = [re.sub(r"(?<=^--)([\w.]+)=None$", r"\1=null", arg) for arg in args]

@@ -80,7 +80,7 @@ def canonical(data: Any, depth: int = 0, *, hashed: bool = False) -> str:
         pairs = ((canonical(k, depth + 1, hashed=True), canonical(v, depth + 1)) for k, v in map(tuple, items))
         return "{:" + ", ".join(map(": ".join, sorted(dict(pairs).items()))) + "}"
     texts = [canonical(item, depth + 1, hashed=hashed or key in ("s", "f")) for item in items]
-    begin, end = {"": "[]", "t": "()"}.get(key, "{}")
+    begin, end = {"": ("[", "]"), "t": ("(", ")")}.get(key, ("{", "}"))
     return f"{begin}{', '.join(sorted(set(texts)) if begin == '{' else texts)}{end}"
 
 
