@@ -6,7 +6,6 @@ docs/report.md says how to read it.
 from __future__ import annotations
 
 import argparse
-import html
 import math
 import re
 import signal
@@ -20,9 +19,10 @@ import pandas as pd
 
 from grail_lightning.cli.help import refuse
 from grail_lightning.evaluate.compare import CURVE, compare, compare_curves, other_validation, read_curves
-from grail_lightning.evaluate.runs import Run, find_runs
+from grail_lightning.evaluate.runs import Run, find_runs, method_of
 from grail_lightning.evaluate.table import as_text, plain
 from grail_lightning.runtime.files import write_whole
+from grail_lightning.views.curves import Part, Point, report_page
 
 _DIFFERENCE = ("difference", "difference_low", "difference_high")
 _COLUMNS = (
@@ -49,7 +49,9 @@ def main(arguments: list[str] | None = None) -> None:
     prog, usage = "python -m grail_lightning.report", "%(prog)s RUN [RUN ...] [OPTIONS]"
     parser = argparse.ArgumentParser(prog, usage, _DESCRIPTION, allow_abbrev=False)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder, or NAME=FOLDER")
-    parser.add_argument("--baseline", metavar="NAME", help="the method to compare with (default: the first run's)")
+    parser.add_argument(
+        "--baseline", metavar="NAME", help="what to compare with: a method, or a run of it (default: the first run's)"
+    )
     parser.add_argument("--pass_at", type=int, nargs="+", metavar="K", help="the k of pass@k (default: all samples)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to a file (.md, .csv, .html)")
     options = parser.parse_args(arguments)
@@ -57,10 +59,8 @@ def main(arguments: list[str] | None = None) -> None:
         if options.output and options.output.suffix not in formats:
             raise ValueError(f"`--output` must end in {' or '.join(formats)}, but got {options.output}.")
         runs = find_runs(options.runs)
-        names = list(dict.fromkeys(run.method for run in runs))
-        if options.baseline not in (None, *names):
-            known = ", ".join(map(repr, names))
-            raise ValueError(f"`--baseline` must be one of {known}, but got {options.baseline!r}.")
+        if options.baseline is not None:
+            options.baseline = method_of(runs, options.baseline)
         tasks = dict.fromkeys(run.task for run in runs)
         sections = [_section([run for run in runs if run.task == task], options) for task in tasks]
         if options.output is None:
@@ -179,12 +179,18 @@ def _as_markdown(sections: Sequence[_Section]) -> str:
 
 
 def _as_html(sections: Sequence[_Section]) -> str:
-    """The report as one HTML page of tables by pandas. All names are escaped."""
-    parts = ['<!doctype html><meta charset="utf-8"><title>Comparison of runs</title>']
+    """The report as one HTML page: learning curves, and tables by pandas. All names are escaped."""
+    parts = []
     for section in sections:
-        parts += [f"<h2>{html.escape(section.title)}</h2>", str(_table(section).to_html(escape=True, border=0))]
-        parts += [f"<p>{html.escape(note)}</p>" for note in section.notes]
-    return "\n".join(parts) + "\n"
+        rows = section.figures[section.figures["part"] == "curve"]
+        points = [Point(*row) for row in rows[["step", "value", "low", "high", "seeds"]].astype(float).to_numpy()]
+        curves: dict[str, list[Point]] = {}
+        for method, point in zip(rows["method"], points, strict=True):
+            curves.setdefault(plain(method), []).append(point._replace(seeds=int(point.seeds)))
+        # What pandas sets in an attribute is in the page's own style sheet.
+        table = _table(section).to_html(escape=True, border=0).replace(' style="text-align: right;"', "")
+        parts.append(Part(title=section.title, figure=CURVE, curves=curves, table=table, notes=section.notes))
+    return report_page(parts)
 
 
 def _as_csv(sections: Sequence[_Section]) -> str:

@@ -14,6 +14,7 @@ MATH = "--data=MathData --data.train="
 UNWRITABLE = "must be a folder that can be written, but got"
 REWARD = "--data.task.rewards=[{function: mine.%s}]"
 MINE = """
+import functools
 from grail_lightning.tasks import ArithmeticTask
 class Thing: pass
 class Other(ArithmeticTask): pass
@@ -21,6 +22,11 @@ def level(responses, references, *, difficulty, correct, weight=1): return [1.0]
 def one(responses): return [1.0] * len(responses)
 def keywords(responses, *, references): return [1.0] * len(responses)
 def of_trl(prompts, completions, **columns): return [1.0] * len(prompts)
+class Judge:
+    def __call__(self, texts): return [1.0] * len(texts)
+judge = Judge()
+short = lambda responses: [1.0] * len(responses)
+partial = functools.partial(one)
 def of_none(responses, correct): return [float(right) for right in correct]
 """
 
@@ -50,7 +56,7 @@ NO_OPTION = "There is no option `%s`.*Did you mean `?%s`?\\?"
     [
         ("--model.credit=GRIAL", "`model.credit` must be one of .*GRAIL, .* but got 'GRIAL'. Did you mean GRAIL"),
         ("--model.credit.wmin=1", NO_OPTION % ("model.credit.wmin", "w_min")),
-        ("--model.credit.zzz=1", "There is no option `model.credit.zzz`. `model.credit` has: .*w_min, "),
+        ("--model.credit.zzz=1", "There is no option `model.credit.zzz`. GRAIL of `model.credit` has: .*w_min, "),
         ("--model.credit.saliency.leef=first", NO_OPTION % ("model.credit.saliency.leef", "leaf")),
         ("--model.credit={class_path: GRAIL, init_args: {saliency: {leef: 1}}}", "`model.credit.saliency.leef`"),
         (
@@ -94,6 +100,22 @@ NO_OPTION = "There is no option `%s`.*Did you mean `?%s`?\\?"
             "--trainer.callbacks+=LearningRateMonitor --trainer.callbacks.logging_interval=batch",
             "`trainer.callbacks.logging_interval` must be .*'step', 'epoch'.*, but got 'batch'",
         ),
+        ("--model.credit=LESS --model.credit.std=1", "std`. LESS of `model.credit` has: share, min_length. .*of GRAIL"),
+        (
+            "--model.credit=Uniform --model.credit.std=1",
+            "`model.credit.std`. Uniform of `model.credit` has no options.",
+        ),
+        ("--model.credit={class_path: Uniform, init_args: {std: 1}}", "Uniform of `model.credit` has no options."),
+        ("--model.engine=HFEngine --model.engine.urls=[a]", "HFEngine .* has: .*`urls` is an option of VLLMServer."),
+        ("--model.optimizer=SGD --model.optimizer.betas=[0,1]", "SGD of `model.optimizer` has: lr, .*option of Adam, "),
+        ("--model.num_generations=8", "no option `model.num_generations`. Here it is `model.execution.group_size`."),
+        ("--beta=0.1", "There is no option `beta`. Here it is `model.objective.kl_coefficient`."),
+        ("--max_completion_length=9", "Here it is `model.sampling.max_response_length`."),
+        ("--actor_rollout_ref.rollout.n=8", "Here it is `model.execution.group_size`."),
+        ("--actor_rollout_ref.actor.clip_ratio_high=0.3", "Here it is `model.objective.clip_high`."),
+        ("--model.objective.epsilon_high=0.3", "Here it is `model.objective.clip_high`."),
+        ("--data=MathData --data.task=MathTask --data.task.reward_funcs=f", "Here it is `data.task.rewards`."),
+        ("--data.train_files=x", "Here it is `data.train`."),
         ("--model.pol=arithmetic", NO_OPTION % ("model.pol", "policy")),
         ("--model.objective.group_size=4", NO_OPTION % ("model.objective.group_size", "model.execution.group_size")),
         ("--throughput.window=0", "There is no option `throughput.window`.* See `grail-lightning fit --help`"),
@@ -115,6 +137,9 @@ def test_the_message_about_an_option_names_it_and_what_is_accepted(arguments, me
         (b"model: {execution: {grup_size: 4}}\n", "`model.execution.grup_size`. Did you mean group_size\\?"),
         (b"trainer: fast\n", "`trainer` must be .* Unable to load config .fast"),
         (b"data: {class_path: ArithmeticData, num_val: 3}\n", "of a class in `data` must stand under `init_args`"),
+        (b"actor_rollout_ref: {rollout: {n: 8}}\n", "`actor_rollout_ref.rollout.n`. Here it is `model.execution"),
+        (b"algorithm: {lam: 1}\n", "no option `algorithm.lam`. It is a group of verl's options"),
+        (b"model: {beta: 0.1}\n", "There is no option `model.beta`. Here it is `model.objective.kl_coefficient`."),
         (b"", "must hold options, .* but got nothing"),
         (b"model:\n  policy: [a\ntrainer: {}\n", r'(?s)must name a YAML file, .*wrong.yaml", line 3, column 8'),
         (
@@ -152,6 +177,12 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
             "`ckpt_path` must be a checkpoint of a run, .* text.ckpt cannot be read",
         ),
         ("--data=MathData --data.train=cut.jsonl", "cut.jsonl, line 1: malformed JSON"),
+        ("--data=MathData --data.val=[cut.jsonl,gone.jsonl]", "`data.val`: the dataset `path` 'gone.jsonl' does not"),
+        ("--data=MathData --data.test=mine.py", "`data.test` must be a file of type"),
+        (
+            "--data=MathData --data.train=cut.jsonl --data.few_shot={dataset: gone.jsonl}",
+            "`few_shot.dataset`: the data",
+        ),
         (f"{OVERLONG}{{limit: 100}}}}]", "The reward `overlong` must get `arguments` .*missing 1 required"),
         (f"{OVERLONG}{{limit: 100, buffer: 9}}}}]", "`overlong` must begin below .*longest response, .* 44, but"),
         ("--evaluation.pass_at=[8]", "must lie between 1 and `num_samples`"),
@@ -168,6 +199,16 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
         (REWARD % "level", r"The reward `mine.level` must take columns of the data, .*, but asks for \['difficulty'\]"),
         (REWARD % "one", r"The reward `mine.one` must take responses and references.*, but takes \(responses\)"),
         (REWARD % "of_trl", r"takes \(prompts, completions, \*\*columns\). Write `def of_trl\(responses, references"),
+        (
+            REWARD % "partial",
+            r"takes \(responses\). Write `def one\(responses, .*\)`. Give `functools.partial` the values",
+        ),
+        (REWARD % "short", r"reward `mine.short` .* Write `lambda responses, references, \*\*columns: …`."),
+        (
+            REWARD % "judge",
+            r"takes \(texts\). Write `def __call__\(self, responses, references, \*\*columns\)` in Judge",
+        ),
+        (REWARD % "Judge", r"Give an object of the class, whose method is `def __call__\(self, responses, "),
         (REWARD % "of_none", r"takes \(responses, correct\). Write `def of_none\(responses, references"),
         (REWARD % "levle", "got 'mine.levle' .*Did you mean level\\?"),
         ("--data.task.rewards=[{function: corectness}]", "but got 'corectness'. Did you mean correctness\\?"),
@@ -187,7 +228,7 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
         ("predict --predictions.compare+=LES", "`predictions.compare` must be one of .*LESS, .* but got 'LES'"),
         ("predict --predictions.compare+=LESS --predictions.compare.zz=1", "no option `predictions.compare.zz`"),
         ("predict --model.credit=PRIME", "`model.credit` must not be `PRIME` in `predict`"),
-        ("--model.credit=PRIME --model.credit.model=./nowhere", "`policy` './nowhere' cannot be loaded"),
+        ("--model.credit=PRIME --model.credit.model=./nowhere", "`model.credit.model` './nowhere' cannot be loaded"),
         (AHEAD, "`execution.sample_ahead` needs an engine that samples elsewhere.*but got HFEngine"),
         (
             f"{AHEAD} --model.execution.sampler_cap=null --model.engine=tests.elsewhere.Elsewhere",

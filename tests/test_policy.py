@@ -203,10 +203,53 @@ def _remove_tokenizer(folder):
         file.unlink()
 
 
+def _in_shards(folder):
+    """The weights in several files."""
+    load_policy(str(folder)).model.save_pretrained(folder / "more", max_shard_size="1MB")
+    (folder / "model.safetensors").unlink()
+    for file in (folder / "more").glob("model*"):
+        file.rename(folder / file.name)
+    return sorted(folder.glob("model-*"))
+
+
+def _as_pickle(folder):
+    """The weights as torch writes them."""
+    torch.save(load_policy(str(folder)).model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    return folder / "pytorch_model.bin"
+
+
+def _adapters(folder):
+    """Adapters in place of the model."""
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    return (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+
+
+AGAIN = r"is damaged or incomplete \(.*\)\. Download or copy it again"
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda folder: os.truncate(folder / "model.safetensors", 100_000), "cannot be loaded: .*header"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 100_000), f"file model.safetensors {AGAIN}"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 0), r"model.safetensors .*\(it is empty\). Download"),
+        (lambda folder: (folder / "model.safetensors").write_text("<html>" * 99), f"file model.safetensors {AGAIN}"),
+        (
+            lambda folder: (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n"),
+            "model.safetensors .* a pointer of Git LFS: run `git lfs pull`",
+        ),
+        (lambda folder: os.truncate(_in_shards(folder)[1], 9000), rf"file model-00002-of-\d+.safetensors {AGAIN}"),
+        (
+            lambda folder: _in_shards(folder)[1].unlink(),
+            r"index.json lists model-00002-of-\d+.safetensors, .*Download or",
+        ),
+        (lambda folder: os.truncate(_as_pickle(folder), 9000), f"file pytorch_model.bin {AGAIN}"),
+        (lambda folder: os.truncate(_as_pickle(folder), 0), f"file pytorch_model.bin {AGAIN}"),
+        (lambda folder: os.truncate(_adapters(folder), 9000), f"file adapter_model.safetensors {AGAIN}"),
+        (_adapters, r"it holds adapters without their model\. Merge them: `peft"),
+        (lambda folder: os.truncate(folder / "config.json", 99), f"file config.json {AGAIN}"),
+        (lambda folder: os.truncate(folder / "tokenizer.json", 99), f"file tokenizer.json {AGAIN}"),
         (_remove_tokenizer, r"must have a tokenizer, but its files \(tokenizer\.json, say\) are missing"),
         (lambda folder: T5Config().save_pretrained(folder), "cannot be loaded: Unrecognized configuration class"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -73,6 +74,12 @@ class _Parser(LightningArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)
+
+    def parse_args(self, args: Any = None, *more: Any, **options: Any) -> Any:
+        """Parse arguments. In those of a nested class jsonargparse writes the value `null` as `None`."""
+        if args is not None:
+            args = [re.sub(r"(?<=^--)([\w.]+)=None$", r"\1=null", arg) for arg in args]
+        return super().parse_args(args, *more, **options)
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
         """Parse a config file; `expand_configs` has put those on which it builds before it, each of them once."""

@@ -20,6 +20,7 @@ from lightning.pytorch.loggers import Logger
 
 from grail_lightning.answers import AnswerForm
 from grail_lightning.cli.help import refuse
+from grail_lightning.cli.known_as import known_as
 from grail_lightning.credit import CreditControl, TokenCredit
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.guard import of_a_signal, silent_end, users_place
@@ -79,6 +80,7 @@ BASES: dict[str, tuple[type, tuple[str, ...]]] = {
     "trainer.logger": (Logger, ("lightning.pytorch.loggers",)),
 }
 """For each option that takes a class: its base class, and the modules that export the subclasses to users."""
+_OF_TORCH = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 # Classes of torch that no list shows: their step takes more than the gradients, or refuses dense ones.
 _UNUSABLE = ("LBFGS", "ReduceLROnPlateau", "SparseAdam")
 
@@ -151,11 +153,9 @@ def option_error(error: ArgumentError, known: Sequence[str]) -> str:
             if stray == "class_path":
                 return f"The options of a class in `{option}` must stand under `init_args`, beside `class_path`."
             if option:
-                parser, owner = ArgumentParser(), _owner(message, line)
-                parser.add_class_arguments(import_function(owner, {}, "A class", owner), fail_untyped=False)
-                options = list(parser.get_defaults().keys())
-                known = [f"{option}.{name}" for name in options]
-            return _no_option(f"{option}.{stray}".lstrip("."), known)
+                owner = _owner(message, line)
+                return _no_option_of(import_function(owner, {}, "A class", owner), option, stray)
+            return _no_option(stray, known)
         if line.startswith(_REQUIRED) and option:
             return f"`{option}` must be given with all arguments: {line}."
     if missing := message.partition(_REQUIRED)[2] if not option else "":
@@ -211,6 +211,30 @@ def _reasons(lines: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(leaf for leaf in leaves if leaf and not leaf.startswith(_ASIDE)))
 
 
+def _no_option_of(cls: type, option: str, stray: str) -> str:
+    """The sentence about an option that the class of `option` does not have."""
+    known = _options_of(cls)
+    inner, _, name = stray.rpartition(".")
+    if any(other.startswith(f"{inner}.") for other in known) or did_you_mean(name, known):
+        return _no_option(f"{option}.{stray}", [f"{option}.{other}" for other in known])
+    others, (_, modules) = [], BASES.get(option, (object, ()))
+    for other in choices(option):
+        of = next(vars(module)[other] for module in map(importlib.import_module, modules) if other in vars(module))
+        others += [other] if stray in inspect.signature(of).parameters else []
+    listed = list(dict.fromkeys(other.partition(".")[0] for other in known))
+    has = f"has: {', '.join(listed)}" if listed else "has no options"
+    hint = f" `{stray}` is an option of {', '.join(others)}." if others else known_as(stray)
+    return f"There is no option `{option}.{stray}`. {cls.__name__} of `{option}` {has}.{hint}"
+
+
+def _options_of(cls: type) -> list[str]:
+    """The options of a class that users set: not what a run gives it, such as the weights of an optimiser."""
+    parser = ArgumentParser()
+    parser.add_class_arguments(cls, fail_untyped=False)
+    given = ("params", "optimizer") if issubclass(cls, _OF_TORCH) else ()
+    return [name for name in list(parser.get_defaults().keys()) if name not in given]
+
+
 def _no_option(option: str, known: Sequence[str]) -> str:
     """The sentence about an option that does not exist."""
     group, _, name = option.rpartition(".")
@@ -218,7 +242,7 @@ def _no_option(option: str, known: Sequence[str]) -> str:
     within = f"{group}." if group else ""
     parts = (other.removeprefix(within).partition(".")[0] for other in known if other.startswith(within))
     siblings = list(dict.fromkeys(parts))
-    hint = f" Did you mean `{elsewhere[0]}`?" if elsewhere else did_you_mean(name, siblings)
+    hint = f" Did you mean `{elsewhere[0]}`?" if elsewhere else known_as(option) or did_you_mean(name, siblings)
     if not hint:
         hint = f" `{group}` has: {', '.join(siblings)}." if group and siblings else " See `grail-lightning fit --help`."
     return f"There is no option `{option}`.{hint}"

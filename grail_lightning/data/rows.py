@@ -163,7 +163,8 @@ class FewShot:
         # Another style would be read as turns.
         check_options(self, "few_shot", number="[1, inf)", style=Literal["turns", "text"])
         if self.dataset is not None:
-            check_path(self.dataset if isinstance(self.dataset, DatasetSpec) else DatasetSpec(self.dataset))
+            given = self.dataset if isinstance(self.dataset, DatasetSpec) else DatasetSpec(self.dataset)
+            check_path(given, "few_shot.dataset")
         if re.findall(r"\{(?:problem|solution)\}", self.template) != ["{problem}", "{solution}"]:
             raise ValueError(
                 "`few_shot.template` must contain {problem} and after it {solution}, once each, but got "

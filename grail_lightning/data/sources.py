@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from grail_lightning.runtime.checks import check_option
+from grail_lightning.runtime.files import looked_in
 from grail_lightning.tasks.import_path import GIVEN, refuse_given
 
 if TYPE_CHECKING:
@@ -128,11 +129,11 @@ class Table:
         yield from rows
 
 
-def check_path(spec: DatasetSpec) -> None:
-    """Check early that the path of a dataset exists, or may be a name on the hub."""
+def check_path(spec: DatasetSpec, option: str = "path") -> None:
+    """Check early that the path of a dataset, which `option` sets, exists, or may be a name on the hub."""
     if spec.rows is not None:
         return
-    refuse_given("path", spec.path)
+    refuse_given(option, spec.path)
     path = Path(spec.path).expanduser()
     if Path(spec.path).name in ("", "..", "~"):  # `datasets` would search all of it for files, and has no name for it.
         files = sorted(file.name for file in path.glob("*") if file.suffix in _FILE_SUFFIXES)
@@ -143,12 +144,14 @@ def check_path(spec: DatasetSpec) -> None:
         )
     if path.exists():
         if path.is_file() != spec.is_file:
-            raise ValueError(f"`path` must be a file of type {', '.join(_FILE_SUFFIXES)} or a folder, but got {path}.")
+            raise ValueError(
+                f"`{option}` must be a file of type {', '.join(_FILE_SUFFIXES)} or a folder, but got {path}."
+            )
         return
     mistyped_file = "/" not in spec.path and path.suffix[1:].isalpha()  # A dataset of the hub is called owner/name.
     if spec.is_file or mistyped_file or not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", spec.path):
         raise ValueError(
-            f"The dataset `path` {spec.path!r} does not exist (looked in {Path.cwd()}). Give a file "
+            f"`{option}`: the dataset `path` {spec.path!r} does not exist ({looked_in()}). Give a file "
             f"({', '.join(_FILE_SUFFIXES)}), a folder, or the name of a dataset on the hub, such as owner/name."
         )
 
@@ -166,7 +169,8 @@ def in_folder(spec: DatasetSpec, folder: str) -> DatasetSpec:
     file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None:
         raise ValueError(
-            f"`data.folder` {folder!r} must hold {spec.label}.jsonl (or {', '.join(_FILE_SUFFIXES[1:])}), but does not."
+            f"`data.folder` {folder!r} must hold {spec.label}.jsonl (or {', '.join(_FILE_SUFFIXES[1:])}), but does not "
+            f"({looked_in()})."
             " Put the file there, give its place as `path`, or leave `data.folder` out to read the hub."
         )
     return replace(spec, path=str(file), name=spec.label, subset=None, split="train")

@@ -32,6 +32,7 @@ from grail_lightning.data.sources import (
 )
 from grail_lightning.picture import FIRST_PICTURE_ID, has_pictures
 from grail_lightning.runtime.checks import check_option
+from grail_lightning.runtime.files import looked_in
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import Prompt, Task
@@ -70,7 +71,7 @@ def kept_rollouts(kept: Kept, task: Task, trainer: Trainer | None) -> list[Promp
     if not files:
         raise ValueError(
             f"`data.kept` needs rollouts that a training run kept, but {folder} holds none. Train with "
-            "`--trainer.callbacks+=KeepRollouts`, or name another `data.kept.folder`."
+            f"`--trainer.callbacks+=KeepRollouts`, or name another `data.kept.folder` ({looked_in()})."
         )
     by_dataset: dict[str, list[Prompt]] = {}
     for row in _newest(files, kept.newest):
@@ -283,10 +284,10 @@ class MathData(TableData):
             local = {spec.path for specs in self.specs.values() for spec in specs if is_local(spec)}
             self.specs = {split: [in_folder(spec, folder) for spec in specs] for split, specs in self.specs.items()}
             self._copies = {spec.path for specs in self.specs.values() for spec in specs} - local
-        for specs in self.specs.values():
+        for split, specs in self.specs.items():
             metric_names(spec.label for spec in specs)
             for spec in specs:
-                check_path(spec)
+                check_path(spec, f"data.{split}")
 
     def prepare_data(self) -> None:
         """Download the datasets of the stage, once per machine."""

@@ -15,6 +15,7 @@ import yaml
 
 from grail_lightning.evaluate.records import FACTS, flat, read_evaluation
 from grail_lightning.runtime.run_folder import MARKER
+from grail_lightning.tasks.import_path import did_you_mean
 
 CHOICE = "choice__"  # What the files begin with that a sweep leaves beside the runs that choose.
 _TRACES = ("events.out.*", "metrics.csv", "checkpoints", "rollouts")  # What a run leaves in its folder.
@@ -32,6 +33,7 @@ class Run:
     given: str  # What the user gave.
     name: str  # The name of the method in it; empty without.
     folder: Path
+    trained: Path  # The folder of the training that made the policy; `folder` if it is not known.
     events: Path | None  # The folder of the training's event files.
     samples: Path | None  # The folder of kept samples.
     facts: dict[str, Any]  # What the samples belong to (``evaluation.json``).
@@ -84,6 +86,27 @@ def find_runs(given: Sequence[str]) -> list[Run]:
     return _with_methods(list(runs.values()))
 
 
+def method_of(runs: Sequence[Run], wanted: str) -> str:
+    """The method that a user names: by the name in the table, or by a run of it, its folder or that of its training."""
+    names = list(dict.fromkeys(run.method for run in runs))
+    if wanted in names:
+        return wanted
+    place = Path(wanted).resolve()
+    found = dict.fromkeys(
+        run.method
+        for run in runs
+        if wanted in (run.given, run.folder.resolve().name, run.trained.resolve().name)
+        or place in (run.folder.resolve(), run.trained.resolve(), (run.samples or run.folder).resolve())
+    )
+    if len(found) == 1:
+        return next(iter(found))
+    known = ", ".join(map(repr, names))
+    runs_of = f" It is a run of each of {', '.join(map(repr, found))}." if found else did_you_mean(wanted, names)
+    raise ValueError(
+        f"`--baseline` must be one of {known}, or the folder or name of a run of it, but got {wanted!r}.{runs_of}"
+    )
+
+
 def _find(argument: str) -> Run:
     name, path = "", Path(argument)
     if "=" in argument and not path.exists():
@@ -108,6 +131,7 @@ def _find(argument: str) -> Run:
         given=argument,
         name=name,
         folder=folder,
+        trained=trained,
         events=events,
         samples=samples,
         facts=facts,

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from grail_lightning.functional.tokens import DEFAULT_CHUNK_TOKENS
 from grail_lightning.picture import Messages, PictureEncoder, in_parts, pictures_in
+from grail_lightning.policy.files import damaged_file
 from grail_lightning.runtime.checks import check_options
+from grail_lightning.runtime.files import looked_in
 from grail_lightning.tasks.base import TokenText
 from grail_lightning.tasks.import_path import GIVEN, refuse_given
 
@@ -147,13 +149,17 @@ def resolve_policy(name: str) -> str:
 
 
 @contextmanager
-def reading(name: str) -> Iterator[str]:
-    """The folder or hub name of a policy, for Transformers to read from; what fails inside the context is one line."""
+def reading(name: str, option: str = "policy") -> Iterator[str]:
+    """The folder or hub name of a policy, for Transformers to read from; what fails inside the context is one line.
+
+    `option` is the one that names it, for messages.
+    """
     path = resolve_policy(name)
     # Transformers would speak of a "repo id"; one on the hub has one slash at most.
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(path).exists():
         raise ValueError(
-            f"`policy` {name!r} cannot be loaded: it does not exist. Give a folder in Hugging Face format."
+            f"`{option}` {name!r} cannot be loaded: it does not exist. Give a folder in Hugging Face format "
+            f"({looked_in()})."
         )
     try:
         yield path
@@ -161,24 +167,26 @@ def reading(name: str) -> Iterator[str]:
         reason = first_line(error)
         if isinstance(error, ImportError):  # Its first line is empty, and its first sentence names the package.
             reason = " ".join(str(error).split()).partition(". ")[0]
-            raise ValueError(f"`policy` {name!r} cannot be loaded: {reason}. Install it.") from error
+            raise ValueError(f"`{option}` {name!r} cannot be loaded: {reason}. Install it.") from error
+        if damaged := damaged_file(path):
+            raise ValueError(f"`{option}` {name!r} cannot be loaded: {damaged}") from error
         if reason.startswith("We couldn't connect"):
-            reason = "it is in no folder here nor in the hub's cache, and the hub cannot be reached."
+            reason = f"it is in no folder here ({looked_in()}) nor in the hub's cache, and the hub cannot be reached"
         raise ValueError(
-            f"`policy` {name!r} cannot be loaded: {reason} "
+            f"`{option}` {name!r} cannot be loaded: {reason.rstrip('.')}. "
             "Give a folder in Hugging Face format, a model on the hub, or a packaged policy such as `arithmetic`."
         ) from error
 
 
-def read_config(name: PolicySource, trust_remote_code: bool = False) -> Any:
-    """The model's config."""
+def read_config(name: PolicySource, trust_remote_code: bool = False, option: str = "policy") -> Any:
+    """The model's config; `option` names the model in messages."""
     from transformers import AutoConfig
 
     if isinstance(name, LoadedPolicy):
         config = copy.deepcopy(name.model.config)
         config.dtype = name.model.dtype  # The program may have converted the weights.
         return config
-    with reading(name) as path:
+    with reading(name, option) as path:
         return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from grail_lightning.programs.guest import decode, encode
+from grail_lightning.programs.guest import MAX_DEPTH, decode, encode
 from grail_lightning.programs.outcome import Outcome, Status, Tests, Visit
 from grail_lightning.programs.sandbox import EndedError, Sandbox
 
 _MESSAGE_CHARACTERS = 300
 _MAX_VISITS, _MAX_CHARACTERS = 1000, 1 << 20  # of a trace
 _TRACE_BYTES = 1 << 20
+_SHOWN_CHARACTERS = 200  # Of a wrong result.
 _CALL_BYTES = 1 << 24  # Of the arguments in an assertion, which nobody but the row's author wrote.
 _PRINTED_CHARACTERS = 4000  # As JSON at most 48,000 bytes.
 _SAID: tuple[Status, ...] = ("failed", "syntax", "raised", "memory", "output", "timeout")  # By the guest itself.
+_NANS = itertools.count()
 
 
 class _Verdict(NamedTuple):
@@ -52,17 +55,64 @@ def _visits(data: Any) -> list[Visit]:
     return visits
 
 
+def canonical(data: Any, depth: int = 0, *, hashed: bool = False) -> str:
+    """The literal that JSON data stand for, as a text that equal ones share; ValueError if they stand for none.
+
+    Equal is what Python's ``==`` calls so: ``True``, ``1`` and ``1.0``, or a set and a frozenset. The time grows with
+    the length of the data alone, whereas a set of ``n`` numbers with one hash takes ``n²`` steps to make. With `hashed`
+    it must be a literal that has a hash.
+    """
+    if depth > MAX_DEPTH:
+        raise ValueError(f"data nested deeper than {MAX_DEPTH}")
+    if isinstance(data, (int, float)):
+        return _number(data)
+    if data is None or isinstance(data, str):
+        return repr(data)
+    ((key, items),) = data.items() if isinstance(data, dict) else [("", data)]
+    if key == "c":
+        value: complex = decode(data)
+        return _number(value.real) if value.imag == 0 else f"{_number(value.real)} + {_number(value.imag)}j"
+    if key in ("i", "u"):
+        return canonical(decode(data), depth)
+    if key not in ("", "t", "s", "f", "d") or not isinstance(items, list) or (hashed and key not in ("t", "f")):
+        raise ValueError("data that stand for no literal, or for none that has a hash")
+    if key == "d":
+        pairs = ((canonical(k, depth + 1, hashed=True), canonical(v, depth + 1)) for k, v in map(tuple, items))
+        return "{:" + ", ".join(map(": ".join, sorted(dict(pairs).items()))) + "}"
+    texts = [canonical(item, depth + 1, hashed=hashed or key in ("s", "f")) for item in items]
+    begin, end = {"": ("[", "]"), "t": ("(", ")")}.get(key, ("{", "}"))
+    return f"{begin}{', '.join(sorted(set(texts)) if begin == '{' else texts)}{end}"
+
+
+def _number(value: float) -> str:
+    """A number as a text that equal ones share, of whatever type; one that is not a number equals none."""
+    if value != value:
+        return f"nan {next(_NANS)}"
+    return hex(int(value)) if isinstance(value, int) or value.is_integer() else value.hex()
+
+
+def _beginning(data: Any, left: Iterator[int]) -> Any:
+    """Data of a literal with as many members as `left` counts, so few that making it costs nothing."""
+    if not isinstance(data, dict):
+        return [_beginning(item, left) for item, _ in zip(data, left)] if isinstance(data, list) else data  # noqa: B905
+    ((key, items),) = data.items()
+    if key == "d":
+        return {key: [[_beginning(k, left), _beginning(v, left)] for (k, v), _ in zip(items, left)]}  # noqa: B905
+    return data if key in ("c", "i", "u") else {key: _beginning(items, left)}
+
+
 def _of_call(reply: dict[str, Any], expected: object) -> _Verdict:
     if "ok" not in reply:
         return _verdict(reply)
     try:
-        result = decode(reply["ok"])
-        if result == expected:
+        if canonical(reply["ok"]) == canonical(encode(expected)):
             return _Verdict("passed")
-    except (ValueError, RecursionError):
+    except (ValueError, TypeError):
         return _Verdict("refused", "a result that is no literal")
     try:
-        return _Verdict("failed", line_of(f"got {result!r:.200}, expected {expected!r:.100}"))
+        # No member of a literal is shown by less than a character.
+        result = decode(_beginning(reply["ok"], iter(range(_SHOWN_CHARACTERS))))
+        return _Verdict("failed", line_of(f"got {result!r:.{_SHOWN_CHARACTERS}}, expected {expected!r:.100}"))
     except ValueError:  # Python shows no integers of so many digits
         return _Verdict("failed", "got another value, too long to show")
 

@@ -22,7 +22,7 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-_MAX_DEPTH = 40
+MAX_DEPTH = 40
 _MAX_VISITS = 1000
 _TRACE_CHARACTERS = 200_000
 _ENDS_ITERATION = (StopIteration, StopAsyncIteration)  # In `list(map(f, …))` such an error is an end, and no error.
@@ -38,14 +38,20 @@ def encode(value: object, depth: int = 0) -> Any:
 
     The members of a set stand in an order that does not depend on the process.
     """
-    if value is None or type(value) in (bool, str, float):
+    if value is None or type(value) in (bool, float):
+        return value
+    if type(value) is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # JSON has no two halves of a surrogate pair: it would join them to one character.
+            return {"u": value.encode("utf-8", "surrogatepass").hex()}
         return value
     if type(value) is complex:
         return {"c": [value.real, value.imag]}
     if type(value) is int:  # Python limits the decimal digits that it reads
         return value if value.bit_length() <= 4096 else {"i": hex(value)}
-    if depth == _MAX_DEPTH:
-        raise TypeError(f"a value nested deeper than {_MAX_DEPTH} is no literal here")
+    if depth == MAX_DEPTH:
+        raise TypeError(f"a value nested deeper than {MAX_DEPTH} is no literal here")
     if isinstance(value, dict):
         return {"d": [[encode(k, depth + 1), encode(v, depth + 1)] for k, v in dict.items(value)]}
     kinds: tuple[tuple[Any, str], ...] = ((list, ""), (tuple, "t"), (set, "s"), (frozenset, "f"))
@@ -60,8 +66,8 @@ def encode(value: object, depth: int = 0) -> Any:
 
 def decode(data: Any, depth: int = 0) -> Any:
     """The literal that JSON data stand for; ValueError if they stand for none."""
-    if depth > _MAX_DEPTH:
-        raise ValueError(f"data nested deeper than {_MAX_DEPTH}")
+    if depth > MAX_DEPTH:
+        raise ValueError(f"data nested deeper than {MAX_DEPTH}")
     if isinstance(data, list):
         return [decode(item, depth + 1) for item in data]
     if not isinstance(data, dict):
@@ -70,6 +76,8 @@ def decode(data: Any, depth: int = 0) -> Any:
         ((key, items),) = data.items()
         if key == "i":
             return int(items, 16)
+        if key == "u":
+            return bytes.fromhex(items).decode("utf-8", "surrogatepass")
         if key == "c":
             return complex(*items)
         if key == "d":

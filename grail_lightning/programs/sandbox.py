@@ -20,15 +20,17 @@ import sysconfig
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from grail_lightning.programs.guest import MAX_DEPTH
 from grail_lightning.programs.outcome import Limits, Status
 
 _FOLDER = Path(__file__).parent
 _STARTUP_SECONDS = 60.0
 _RECEIVED_BYTES = 1 << 16  # At a time.
+_MOST_NESTED = 3 * MAX_DEPTH + 10  # Levels of a reply: a dictionary is a list of pairs in an object.
 # What programs often import; a child has it at once.
 _PRELOAD = (
     "bisect collections copy datetime decimal fractions functools gc hashlib heapq itertools math operator random re "
@@ -201,16 +203,14 @@ class Sandbox:
             LostError: The sandbox did not start, it ended, or the child was killed from outside.
         """
         try:
-            reply = json.loads(self._exchange(json.dumps(message).encode() + b"\n", self.cap + more))
-            if isinstance(reply, dict):
-                return reply
+            reply = _read(self._exchange(json.dumps(message).encode() + b"\n", self.cap + more))
         except (EndedError, LostError):
             self.close()
             raise
-        except (ValueError, RecursionError):
-            pass
-        self.close()
-        raise EndedError("refused", "a reply in no form of ours")
+        if reply is None:
+            self.close()
+            raise EndedError("refused", "a reply in no form of ours")
+        return reply
 
     def end(self) -> None:
         """Let the child leave, if there is one: it finds its connection closed."""
@@ -283,6 +283,22 @@ class Sandbox:
             raise _ending(b"") from None
 
 
+def _read(text: str | bytes) -> dict[str, Any] | None:
+    """The object of an untrusted text in JSON, which what writes or shows it can go through; None if it holds none."""
+    try:
+        reply = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    level = [reply]
+    for _ in range(_MOST_NESTED):
+        level = [part for held in level if isinstance(held, (dict, list)) for part in _parts(held)]
+    return reply if isinstance(reply, dict) and not level else None
+
+
+def _parts(held: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return held.values() if isinstance(held, dict) else held
+
+
 def _ending(told: bytes) -> EndedError | LostError:
     """What the warm interpreter says of the child that closed its connection."""
     if not told.strip().isdigit():
@@ -332,11 +348,8 @@ class RemoteSandbox(Sandbox):
         result = self._post(script)
         if result.get("status") == "TimeLimitExceeded":
             raise EndedError("timeout", f"no end after {self.wall_seconds:g} seconds", certain=False)
-        try:
-            reply = json.loads(str(result.get("stdout")).rpartition("\n")[2])
-        except (ValueError, RecursionError):
-            reply = None
-        if not isinstance(reply, dict):
+        reply = _read(str(result.get("stdout")).rpartition("\n")[2])
+        if reply is None:
             raise EndedError("crashed", f"ended the process with exit code {result.get('return_code')}")
         return reply
 
@@ -357,10 +370,8 @@ class RemoteSandbox(Sandbox):
             raise StartError(f"{self.backend} did not answer ({error})") from None
         if len(text) > _MOST_BYTES:
             raise EndedError("output", f"an answer of more than {_MOST_BYTES} bytes")
-        try:
-            told = json.loads(text)
-            if told["status"] in ("Success", "Failed"):
-                return dict(told["run_result"])
-        except (ValueError, RecursionError, LookupError, TypeError):
-            pass
+        told = _read(text) or {}
+        result = told.get("run_result")
+        if told.get("status") in ("Success", "Failed") and isinstance(result, dict):
+            return result
         raise LostError(f"{self.backend} answered {text[:200]!r}")

@@ -34,6 +34,11 @@ def write_whole(file: Path, text: str) -> None:
         unfinished.write_text(text, encoding="utf-8")
 
 
+def looked_in() -> str:
+    """Where a relative path was looked up, for messages about one that does not exist."""
+    return f"looked in {Path.cwd()}: paths are relative to the folder in which a run is started, also those in a config"
+
+
 def check_writable(folder: Path, subject: str) -> None:
     """A `ValueError` about `subject`, an option, if no file can be created in a folder or its nearest parent."""
     place = folder.absolute()

@@ -20,7 +20,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 from grail_lightning._version import __version__
-from grail_lightning.runtime.files import LOCK, held
+from grail_lightning.runtime.files import LOCK, held, looked_in
 
 MARKER = "grail_lightning.json"
 """The file by which a folder is known as one that was created for a run. No other folder is ever moved."""
@@ -54,7 +54,7 @@ class RunFolder:
             listed = f"there are {', '.join(there)}" if there else f"{self.path / 'checkpoints'} holds none"
             raise ValueError(
                 f"`ckpt_path` {wanted!r} must be last, best or a file, but {file} does not exist ({listed}). "
-                "Train first with the same `trainer.logger`, or give the file."
+                f"Train first with the same `trainer.logger`, or give the file ({looked_in()})."
             )
         return str(file)
 

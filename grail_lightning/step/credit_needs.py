@@ -107,7 +107,7 @@ def check_training(training: Training, policy: PolicySource, *, trust_remote_cod
         raise ValueError(f"`model.credit`: {error}") from error
     if training.model is None:
         return
-    read_config(training.model, trust_remote_code)  # It says what is wrong with the name.
+    read_config(training.model, trust_remote_code, "model.credit.model")  # It says what is wrong with the name.
     if takes_pictures(policy, trust_remote_code):
         raise ValueError("`model.credit.model` must be null with a policy that takes pictures, which it then copies.")
     ours, theirs = (load_tokenizer(name, trust_remote_code).get_vocab() for name in (policy, training.model))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import inspect
 import math
 import re
@@ -179,7 +180,7 @@ class Reward:
         if not leading or ({"prompts", "completions", *_GRADED} - {"answers"}) & {*leading}:
             raise ValueError(
                 f"The reward `{self.path}` must take responses and references first, and columns by their names, but "
-                f"takes {signature}. Write `def {self.path.rpartition('.')[2]}(responses, references, **columns)`."
+                f"takes {signature}. {_instead(self.function)}"
             )
         try:
             signature.bind_partial([], [], **self.arguments)
@@ -276,3 +277,18 @@ def _name(function: Callable[..., Any]) -> str:
     """The name of a callable: a function's, that of the function in a `functools.partial`, or an object's class."""
     function = getattr(function, "func", function)
     return str(getattr(function, "__name__", type(function).__name__)).strip("<>")
+
+
+def _instead(function: Callable[..., Any]) -> str:
+    """How a reward of the same kind is written that takes what a reward is given, in Python that runs."""
+    columns = "(responses, references, **columns)"
+    if inspect.isclass(function):
+        return f"Give an object of the class, whose method is `def __call__(self, {columns[1:]}`."
+    if isinstance(function, functools.partial):
+        return f"{_instead(function.func)} Give `functools.partial` the values of columns alone."
+    name = getattr(function, "__name__", None)
+    if name == "<lambda>":
+        return "Write `lambda responses, references, **columns: …`."
+    if name is None:
+        return f"Write `def __call__(self, {columns[1:]}` in {type(function).__name__}."
+    return f"Write `def {name}({'self, ' * inspect.ismethod(function)}{columns[1:]}`."

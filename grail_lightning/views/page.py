@@ -132,8 +132,8 @@ def _render(rows: Sequence[Row], title: str, num_rows: int) -> tuple[str, int]:
         data={"methods": methods, "groups": shown, "largest": LARGEST, "left_out": num_rows - number},
         style=Markup(style),  # noqa: S704  (our own file)
         program=Markup(program),  # noqa: S704  (our own file)
-        style_hash=_policy_hash(style),
-        program_hash=_policy_hash(program),
+        style_hash=policy_hash(style),
+        program_hash=policy_hash(program),
     )
     return content, number
 
@@ -255,7 +255,7 @@ def _json(value: Any, **options: Any) -> str:
     return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _policy_hash(text: str) -> str:
+def policy_hash(text: str) -> str:
     """The hash by which a page's policy allows a style sheet or a program that stands in it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 

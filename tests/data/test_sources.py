@@ -276,7 +276,7 @@ def test_a_problem_that_an_environment_can_do_without_is_never_left_out_by_mista
         (datasets.DatasetDict(train=FORMS["Dataset"]), "but got DatasetDict. .*one split"),
         (DatasetSpec([]), "must hold at least one row"),
         ([ROWS, ROWS], "must have different names, but got 'rows'"),
-        ("6 rows given in Python", "`path` must be a file or a name, but got '6 rows given in Python'"),
+        ("6 rows given in Python", "`data.train` must be a file or a name, but got '6 rows given in Python'"),
     ],
 )
 def test_a_mistake_names_the_row_and_the_next_step(given, said):

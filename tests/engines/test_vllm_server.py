@@ -235,6 +235,7 @@ def test_a_failure_or_a_restart_changes_no_response(policy, served, engine_of, c
         ([-1], [-1.0], "stop"),
         ([2**31], [-1.0], "stop"),
         ([3.5], [-1.0], "stop"),
+        ([5], [10**400], "stop"),
     ],
 )
 def test_half_an_answer_counts_as_none(ids, logprobs, reason):

@@ -5,6 +5,7 @@ import io
 import math
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from grail_lightning.evaluate.compare import compare, compare_curves, other_validation, read_curves, read_scalars
 from grail_lightning.evaluate.records import read_samples
-from grail_lightning.evaluate.runs import find_runs, paired_seeds
+from grail_lightning.evaluate.runs import find_runs, method_of, paired_seeds
 from grail_lightning.evaluate.statistics import difference, holm, mean_interval
 from grail_lightning.report import main as report
 from tests.evaluate.made import DATASETS, HOSTILE, SAMPLING, answers, chances, config, keep_samples, make_run, study
@@ -116,6 +117,31 @@ def test_an_evaluation_elsewhere_belongs_to_the_run_that_trained_its_policy(tmp_
     assert _runs(tmp_path / "one")[0].seed == 7
     (tmp_path / "trained_0" / "config.yaml").unlink()
     assert _runs(tmp_path / "trained_0")[0].events == tmp_path / "trained_0"
+
+
+def test_a_baseline_is_named_by_its_method_or_by_a_run_of_it(tmp_path, capsys, monkeypatch):
+    """As it stands in the table, as the folder that was given, and as the training whose checkpoint was tested."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("GRPO_0", "GRPO_1", "GRAIL_0", "GRAIL_1"):
+        credit, seed = name.split("_")
+        trained = make_run(tmp_path / "runs" / name, {0: 0.1, 9: 0.3}, seed=int(seed), name=name, credit=credit)
+        (trained / "checkpoints").mkdir()
+        (trained / "checkpoints" / "last.ckpt").touch()
+        model = {"policy": "x", "checkpoint": str(trained / "checkpoints" / "last.ckpt"), "digest": name, "step": 9}
+        keep_samples(tmp_path / "runs" / f"test_{name}" / "test" / "samples", {"A": A9}, model=model)
+    given = [f"runs/test_{name}" for name in ("GRAIL_0", "GRAIL_1", "GRPO_0", "GRPO_1")]
+    expected = _said(capsys, *given, "--baseline=test_GRPO")  # The name in the table.
+    assert re.search(r"test_GRPO .* baseline", expected)
+    for name in (
+        "GRPO_0",
+        "runs/GRPO_1",
+        "test_GRPO_1",
+        "runs/test_GRPO_0",
+        tmp_path / "runs/test_GRPO_0/test/samples",
+    ):
+        assert _said(capsys, *given, f"--baseline={name}") == expected, name
+    with pytest.raises(ValueError, match=r"but got 'same'\. It is a run of each of 'a', 'b'\."):
+        method_of(_runs(*(f"{k}={make_run(tmp_path / k / 'same', {0: 0.1})}" for k in "ab")), "same")
 
 
 def test_runs_of_unknown_seeds_are_those_of_one_method_if_the_user_says_so(tmp_path):
@@ -284,6 +310,56 @@ def hostile(tmp_path_factory):
     return sorted(map(str, folder.iterdir()))
 
 
+def _pictures(page):
+    """The SVG of each learning curve, and the names in its legend."""
+    found = re.findall(r'<svg viewBox="0 0 760 320".*?</svg>\n<ul class="legend">.*?</ul>', page, re.DOTALL)
+    return [ElementTree.fromstring(f"<div>{one}</div>") for one in found]
+
+
+def _places(element):
+    return [tuple(map(float, place.split(","))) for place in element.get("points").split()]
+
+
+def test_an_html_report_shows_the_learning_curves_with_their_intervals(tmp_path, capsys):
+    """Figures and steps are linear in the places of the picture, whose ticks say which."""
+    runs = [
+        make_run(tmp_path / f"{method}_{seed}", {0: 0.2, 5: 0.2 + 0.1 * seed, 10: high}, seed=seed, credit=method)
+        for method, high in (("GRPO", 0.6), ("<b>&amp;", 0.4))
+        for seed in (range(3) if method == "GRPO" else range(1))
+    ]
+    page = tmp_path / "report.html"
+    _said(capsys, *runs, "--output", page)
+    text = page.read_text()
+    assert not re.search(r"<script|https?://|style=|<b>", text), "one file, no program, and names are text"
+    assert "prefers" in text or "light-dark(" in text
+    (picture,) = _pictures(text)
+    lines = [_places(line) for line in picture.iter("polyline")]
+    (band,) = [_places(area) for area in picture.iter("polygon")]
+    labels = {
+        (of.get("text-anchor"), of.text): (float(of.get("x")), float(of.get("y")) - 4) for of in picture.iter("text")
+    }
+    left, right = labels["middle", "0"][0], labels["middle", "10"][0]
+    low, high = labels["end", "0.2"][1], labels["end", "0.6"][1]
+    for line, values in zip(lines, ([0.2, 0.3, 0.6], [0.2, 0.2, 0.4]), strict=True):
+        assert [x for x, _ in line] == pytest.approx([left, (left + right) / 2, right], abs=0.1)
+        assert [y for _, y in line] == pytest.approx([low + (v - 0.2) / 0.4 * (high - low) for v in values], abs=0.1)
+    # Three figures have Student's interval, and equal ones or a single one have none.
+    half = scipy.stats.t.ppf(0.975, 2) * np.std([0.2, 0.3, 0.4], ddof=1) / math.sqrt(3)
+    top, bottom = (low + (v - 0.2) / 0.4 * (high - low) for v in (0.3 + half, max(0.3 - half, 0)))
+    assert [y for _, y in band] == pytest.approx([top, bottom], abs=0.2)
+    assert next(item.text or item[0].tail for item in picture.iter("li")).strip() == "GRPO"
+    assert "".join(picture.itertext()).count("seed") == 2 * 3 + 2
+
+
+def test_an_html_report_without_curves_says_so(tmp_path, capsys):
+    samples = keep_samples(tmp_path / "one", {"A": A9})
+    _said(capsys, samples, "--output", tmp_path / "report.html")
+    assert (
+        "There is no learning curve: the training runs have left no val/accuracy"
+        in (tmp_path / "report.html").read_text()
+    )
+
+
 def test_no_name_steers_a_terminal_or_breaks_a_table_of_markdown_html_or_csv(hostile, tmp_path, capsys):
     text = _said(capsys, *hostile)
     assert all(c.isprintable() or c == "\n" for c in text)
@@ -308,7 +384,10 @@ def test_no_name_steers_a_terminal_or_breaks_a_table_of_markdown_html_or_csv(hos
         (["absent"], r"A run must be a folder, but got absent\. Give one"),
         (["sweep"], r"sweep/sweep\.json must be what a run or a sweep left, but got: \{'hello': 1\}"),
         (["empty"], r"empty must hold the samples of a test .* Run `grail-lightning test`"),
-        (["good", "--baseline=GRIAL"], r"`--baseline` must be one of 'good', but got 'GRIAL'\."),
+        (
+            ["good", "--baseline=goood"],
+            r"`--baseline` must be one of 'good', or .*, but got 'goood'\. Did you mean good\?",
+        ),
         (["good", "--output=o.pdf"], r"`--output` must end in \.md or \.csv or \.html"),
         (["good", "uncurved"], r"All runs of a report must have samples, or none, but uncurved have none"),
         (["cut"], r"cut/samples must hold all 9 problems of A with 3 samples each, but it holds 8\."),

@@ -215,7 +215,7 @@ def _completion(answer: Any, request: Request) -> Completion:
         ids, reason, reported = [*map(operator.index, choice["token_ids"])], choice["finish_reason"], choice["logprobs"]
         reported = reported and reported["token_logprobs"]
         logprobs = [math.nan if one is None else float(one) for one in reported or ()]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise _useless(f"it must have `token_ids`, `logprobs` and `finish_reason`; {said(error)}", answer) from None
     if reason not in ("stop", "length"):  # "abort", say, of a server that ends.
         raise ServerGone(f"an answer without a whole response: it was cut off ({reason})")
