@@ -191,8 +191,6 @@ class GrailModule(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Forget the verdicts of an earlier run, time-outs among them, and what an earlier fit has left."""
         check_last_found(self.trainer)
-        if stage == "fit":
-            check_draws(self.sampling)
         task = getattr(getattr(self.trainer, "datamodule", None), "task", None)
         if task is not None and task.has_environment:  # A wrong chat template is refused before weights are loaded.
             if task.tools.show_pictures:
@@ -204,7 +202,8 @@ class GrailModule(pl.LightningModule):
         if stage == "fit" and self._configured is not None:  # By an earlier fit.
             self.steps_cut, self.schedule_failed = 0, None
             self.on_load_checkpoint({})
-        if stage == "fit" and self.scheduler is not None:
+        if stage == "fit":
+            check_draws(self.sampling)
             check_schedule(self.optimizer, self.scheduler, self.trainer, self.execution.steps_per_batch)
         adapt_trainer(self.trainer)
 

@@ -144,9 +144,8 @@ def check_path(spec: DatasetSpec, option: str = "path") -> None:
         )
     if path.exists():
         if path.is_file() != spec.is_file:
-            raise ValueError(
-                f"`{option}` must be a file of type {', '.join(_FILE_SUFFIXES)} or a folder, but got {path}."
-            )
+            suffixes = ", ".join(_FILE_SUFFIXES)
+            raise ValueError(f"`{option}` must be a file of type {suffixes} or a folder, but got {path}.")
         return
     mistyped_file = "/" not in spec.path and path.suffix[1:].isalpha()  # A dataset of the hub is called owner/name.
     if spec.is_file or mistyped_file or not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", spec.path):

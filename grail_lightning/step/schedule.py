@@ -53,16 +53,16 @@ def _planned_steps(trainer: Trainer, steps_per_batch: int) -> tuple[int, str] | 
 
 def check_schedule(
     make_optimizer: Callable[[Any], Optimizer],
-    make_schedule: Callable[[Any], Any],
+    make_schedule: Callable[[Any], Any] | None,
     trainer: Trainer,
     steps_per_batch: int,
 ) -> None:
-    """Step the schedule through all optimiser steps of the run, without a model.
+    """Step the schedule, if there is one, through all optimiser steps of the run, without a model.
 
     Raises:
         ValueError: If the schedule raises before the run ends, as `OneCycleLR` does after its `total_steps`.
     """
-    if (planned := _planned_steps(trainer, steps_per_batch)) is None:
+    if make_schedule is None or (planned := _planned_steps(trainer, steps_per_batch)) is None:
         return
     num_steps, limit = planned
     optimizer = idle_optimizer(options_of(trial_optimizer(make_optimizer)))
