@@ -142,10 +142,10 @@ def test_shaped_rewards_leave_correctness_alone_and_are_logged_part_by_part(arit
     with Verifier(num_workers=1) as verifier:
         graded = grade_and_locate(batch, verifier, arithmetic.tokenizer)
     assert graded.correct.tolist() == [True, False, True, True]
-    penalty = -(batch.response_lengths.float() / 64)  # limit = buffer: the slope begins at no token
-    assert_near(graded.rewards, graded.correct.float() + 2 * penalty, 16)
+    penalty = -(batch.response_lengths.double() / 64)  # limit = buffer: the slope begins at no token
+    assert_near(graded.rewards, graded.correct.double() + 2 * penalty, 16)
     assert_near(graded.reward_values["long"], penalty, 16)
-    assert torch.equal(graded.select(torch.tensor([1, 3])).reward_values["correctness"], torch.tensor([0.0, 1.0]))
+    assert torch.equal(graded.select(torch.tensor([1, 3])).reward_values["correctness"], torch.tensor([0.0, 1.0]).double())
     tally = Tally()
     add_rollouts(tally, graded)
     report = tally.compute()

@@ -37,6 +37,7 @@ from grail_lightning.runtime.collectives import all_gather_objects, all_reduce, 
 from grail_lightning.runtime.seeds import SeedKey
 from grail_lightning.step.options import Execution
 from grail_lightning.step.sampler import Sampler, training_key
+from grail_lightning.tasks.answered import AnswerTask
 from grail_lightning.tasks.base import REWARD, Prompt, problem_id
 
 _PATIENCE = 2.0  # Seconds that the end of a process waits for a sampling in flight, whose thread ends with it.
@@ -123,11 +124,29 @@ def refill(
 
 
 def same_verdict_groups(batch: GradedBatch) -> Tensor:
-    """``[K]`` bool on the CPU: groups whose rows are all right or all wrong, in the order of the rows."""
+    """``[K]`` bool on the CPU: groups whose rows are all right or all wrong, in the order of the rows.
+
+    Rows without a reward are neither; a group with fewer than two others teaches nothing.
+    """
     if not len(batch):
         return torch.zeros(0, dtype=torch.bool)
-    correct = batch.correct.cpu().reshape(len(torch.unique(batch.group)), -1)
-    return correct.all(1) | ~correct.any(1)
+    number = len(torch.unique(batch.group))
+    correct, scored = (rows.cpu().reshape(number, -1) for rows in (batch.correct, batch.scored))
+    right = (correct & scored).sum(1)
+    return (right == 0) | (right == scored.sum(1))
+
+
+def check_scored(batch: GradedBatch, step: int) -> None:
+    """Check that some response of the first batch (optimiser step 0), on any rank, has a reward. A collective then."""
+    if step or int(all_reduce(batch.scored.sum(), "sum")):
+        return
+    task = batch.prompts[0].task
+    names = ", ".join(f"`{reward.path}`" for reward in task.rewards) if isinstance(task, AnswerTask) else ""
+    raise ValueError(
+        f"Some response of the first batch must have a reward, but got None for all of them: {names or 'the rewards'} "
+        f"of `{type(task).__name__}` gave no opinion about any (an environment without one returns None from "
+        "`get_reward`). Return numbers, 0 for a response that earns nothing, or add a reward such as `correctness`."
+    )
 
 
 def _replace(batch: GradedBatch, fresh: GradedBatch) -> GradedBatch:
