@@ -139,12 +139,13 @@ def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict
         given = [value for value in total if value is not None]
         if len(total) != len(rows) or not all(map(math.isfinite, given)):
             raise ValueError(f"{wanted} but got {str(earned.total)[:200]}. None is no opinion about a response.")
-        if (largest := max(map(abs, given), default=0.0)) > LARGEST_REWARD:
+        if abs(largest := max(given, key=abs, default=0.0)) > LARGEST_REWARD:
             raise ValueError(
-                f"{wanted} between ±{LARGEST_REWARD:g}, since advantages are float32, but got one of size {largest:g}. "
-                "Lower the `weight` of its rewards, or divide its own `reward` by a constant."
+                f"{wanted} between ±{LARGEST_REWARD:g}, since advantages are float32, but got {largest:g}. Lower the "
+                "`weight` of its rewards, or divide its own `reward` by a constant."
             )
-        rewards[rows] = _or_nan([0.0 if v is None and _hangs(batch, r) else v for v, r in zip(total, rows, strict=True)])
+        paid = [0.0 if value is None and _hangs(batch, row) else value for value, row in zip(total, rows, strict=True)]
+        rewards[rows] = _or_nan(paid)
         for name, part in earned.values.items():
             if len(part) != len(rows):
                 raise ValueError(f"{wanted} but its part `{name}` has {len(part)}.")
