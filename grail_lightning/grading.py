@@ -23,8 +23,7 @@ from grail_lightning.answers.records import AnswerSpan, AnswerVerifier, Verdict
 from grail_lightning.answers.spans import Alignment, align, special_ids
 from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch
 from grail_lightning.picture import as_text
-from grail_lightning.tasks.base import Comparison, Prompt, Step, StepKind
-from grail_lightning.tasks.rewards import LARGEST_REWARD
+from grail_lightning.tasks.base import LARGEST_REWARD, Comparison, Prompt, Step, StepKind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

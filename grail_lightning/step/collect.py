@@ -37,7 +37,6 @@ from grail_lightning.runtime.collectives import all_gather_objects, all_reduce, 
 from grail_lightning.runtime.seeds import SeedKey
 from grail_lightning.step.options import Execution
 from grail_lightning.step.sampler import Sampler, training_key
-from grail_lightning.tasks.answered import AnswerTask
 from grail_lightning.tasks.base import REWARD, Prompt, problem_id
 
 _PATIENCE = 2.0  # Seconds that the end of a process waits for a sampling in flight, whose thread ends with it.
@@ -141,7 +140,7 @@ def check_scored(batch: GradedBatch, step: int) -> None:
     if step or int(all_reduce(batch.scored.sum(), "sum")):
         return
     task = batch.prompts[0].task
-    names = ", ".join(f"`{reward.path}`" for reward in task.rewards) if isinstance(task, AnswerTask) else ""
+    names = ", ".join(f"`{reward.path}`" for reward in getattr(task, "rewards", ()))
     raise ValueError(
         f"Some response of the first batch must have a reward, but got None for all of them: {names or 'the rewards'} "
         f"of `{type(task).__name__}` gave no opinion about any (an environment without one returns None from "

@@ -79,6 +79,8 @@ class Prompt:
         return self
 
 
+# Half of float32's largest number: an advantage is a difference of two rewards, and is a float32.
+LARGEST_REWARD = 1.7e38
 REWARD = "environment_reward"  # The column with what `get_reward` returned; rewards can ask for it.
 
 

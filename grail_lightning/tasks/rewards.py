@@ -28,11 +28,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from grail_lightning.answers import AnswerSpan, find_boxes
 from grail_lightning.environments.side_by_side import background_loop
+from grail_lightning.tasks.base import LARGEST_REWARD
 from grail_lightning.tasks.import_path import GIVEN, import_function
 
 Values = list[float | None]
-# Half of float32's largest number: an advantage is a difference of two rewards, and is a float32.
-LARGEST_REWARD = 1.7e38
 _GRADED = ("correct", "status", "answers", "ends_with_answer", "lengths")  # Columns beside those of the data.
 if TYPE_CHECKING:
     Function: TypeAlias = str | Callable[..., Any]
