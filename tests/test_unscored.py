@@ -328,7 +328,7 @@ def test_predict_gives_a_response_without_a_reward_no_advantage_and_weight_one(f
 
 
 def test_a_first_batch_without_any_reward_is_an_error_at_once():
-    said = r"first batch must have a reward, .*`never given in Python`.*Return numbers, 0"
+    said = r"first batch must have a reward, .*`never` gave no opinion.*Return numbers, 0"
     with pytest.raises(ValueError, match=said):
         trainer(2).fit(module(), _data(never))
 

@@ -139,12 +139,11 @@ def check_scored(batch: GradedBatch, step: int) -> None:
     """Check that some response of the first batch (optimiser step 0), on any rank, has a reward. A collective then."""
     if step or int(all_reduce(batch.scored.sum(), "sum")):
         return
-    task = batch.prompts[0].task
-    names = ", ".join(f"`{reward.path}`" for reward in getattr(task, "rewards", ()))
+    names = ", ".join(f"`{name}`" for name in batch.reward_values) or f"`{type(batch.prompts[0].task).__name__}.reward`"
     raise ValueError(
-        f"Some response of the first batch must have a reward, but got None for all of them: {names or 'the rewards'} "
-        f"of `{type(task).__name__}` gave no opinion about any (an environment without one returns None from "
-        "`get_reward`). Return numbers, 0 for a response that earns nothing, or add a reward such as `correctness`."
+        f"Some response of the first batch must have a reward, but got None for all of them: {names} gave no opinion "
+        "about any (as does an environment whose `get_reward` returns None). Return numbers, 0 for a response that "
+        "earns nothing, or add a reward such as `correctness`."
     )
 
 
