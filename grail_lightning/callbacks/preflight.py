@@ -177,7 +177,7 @@ class Preflight(Callback):
             rank_zero_warn(text)
 
     def _check_groups(self, figures: dict[str, float], verdicts: dict[str, float], *, train_equal: bool) -> None:
-        unscored = figures["rewards/unscored"] >= 1
+        unscored = figures.get("rewards/unscored", 0.0) >= 1
         self._report(
             "unscored",
             unscored,
