@@ -165,7 +165,7 @@ class ResampledChoices(TokenCredit):
         outcomes, spent = context.continuations.draw(batch, [*places.values()], self.continuations, _BUDGET)
         found = {s: sum(o) / self.continuations for s, o in zip(places, outcomes, strict=True) if o is not None}
         assert len(found) == len(places)
-        after = batch.rewards.clone()
+        after = batch.rewards.float()
         additive = torch.zeros(mask.shape)
         for t in range(mask.shape[1] - 1, -1, -1):
             before = torch.tensor([found.get(s, float("nan")) for s in states[:, t].tolist()])

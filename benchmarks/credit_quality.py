@@ -196,7 +196,7 @@ def observe_programs(lab: Lab, options: argparse.Namespace) -> World:
         first = {k: x[: options.prompts // PROMPTS] for k, x in read_values(options.values).items()}
         values = {k: x.reshape(1, -1, *x.shape[2:]) for k, x in first.items()}
         (stored,) = lab.stored_rollouts(values, 1, options.prompts)
-        batch = stored.with_advantages(group_advantages(stored.rewards, options.group_size))
+        batch = stored.with_advantages(group_advantages(stored.rewards.float(), options.group_size))
     else:
         batch = respond(lab, lab.setting.data.load("test")[0].prompts, options.seed)
     lines, wrong = truth.label_lines(batch, lab.policy, whole=True), batch.advantages < 0

@@ -214,7 +214,7 @@ def in_world(every: list[Subject], world: WorldName) -> list[Subject]:
 def respond(lab: Lab, prompts: Sequence[Prompt], seed: int) -> RolloutBatch:
     """Graded responses to problems, with the advantages of training: rewards less the mean of the group."""
     graded = lab.rollouts(prompts, seed)
-    return graded.with_advantages(group_advantages(graded.rewards, lab.setting.group_size))
+    return graded.with_advantages(group_advantages(graded.rewards.float(), lab.setting.group_size))
 
 
 class TrainedPRIME(TokenCredit):

@@ -191,13 +191,24 @@ class GradedBatch(SampledBatch):
     """Responses with their rewards and the positions of their answers."""
 
     answer: AnswerMasks
-    rewards: Tensor  # [B] float32
+    rewards: Tensor  # [B] float64; NaN for a response that nothing scored, which no mean and no comparison survives.
     correct: Tensor  # [B] bool
     verdicts: list[Verdict]  # One for each row.
-    # [B] float32 by name, the parts of the rewards before weighting; NaN means not applicable.
+    # [B] float64 by name, the parts of the rewards before weighting; NaN means not applicable.
     reward_values: dict[str, Tensor] = field(default_factory=dict)
-    # [B] float32 by name, what is logged of rewards beside the means of their values; NaN means not applicable.
+    # [B] float64 by name, what is logged of rewards beside the means of their values; NaN means not applicable.
     reward_shares: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def scored(self) -> Tensor:
+        """``[B]`` bool: rows that have a reward. The others are in no statistic of rewards and are not trained on."""
+        return ~self.rewards.isnan()
+
+    @property
+    def rewards_in_files(self) -> list[float | None]:
+        """The rewards as files have them: None for a row without one."""
+        known = zip(self.rewards.tolist(), self.scored.tolist(), strict=True)
+        return [reward if scored else None for reward, scored in known]
 
     def with_advantages(self, advantages: Tensor) -> RolloutBatch:
         """The batch with advantages ``[B]`` float32, as credit methods and the update take it."""
@@ -213,7 +224,7 @@ class RolloutBatch(GradedBatch):
     @property
     def wrong(self) -> Tensor:
         """``[B]`` bool: wrong rollouts of groups that are trained on, with or without an advantage of their own."""
-        return ~self.correct & torch.isin(self.group, self.group[self.advantages != 0])
+        return ~self.correct & self.scored & torch.isin(self.group, self.group[self.advantages != 0])
 
 
 def _map_tensors(name: str, value: object, change: Callable[[str, Tensor], Tensor]) -> Any:
@@ -280,7 +291,7 @@ def _with_turns(batch: _Batch) -> _Batch:
 
 
 def _or_nan(values: dict[str, Tensor], key: str, batch: SampledBatch) -> Tensor:
-    missing = torch.full((len(batch),), torch.nan, device=batch.input_ids.device)
+    missing = torch.full((len(batch),), torch.nan, dtype=torch.float64, device=batch.input_ids.device)
     return values.get(key, missing)
 
 

@@ -8,6 +8,7 @@ checked, because it may be the user's own class. Shapes: ``B`` rows, ``T`` respo
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from grail_lightning.answers.records import AnswerSpan, AnswerVerifier, Verdict
 from grail_lightning.answers.spans import Alignment, align, special_ids, unknown_ids
 from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch
 from grail_lightning.picture import as_text
-from grail_lightning.tasks.base import Comparison, Prompt, Step, StepKind, Task
+from grail_lightning.tasks.base import LARGEST_REWARD, Comparison, Prompt, Step, StepKind, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -155,30 +156,47 @@ def _worked_out(verdict: Verdict, *, evaluated: bool) -> Verdict:
 
 
 def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-    """The rewards, their parts by name, and what else is logged of them, ``[B]`` float32 on the CPU."""
-    # The dtypes are explicit, since `precision: bf16-true` changes the default.
-    rewards = torch.zeros(len(batch), dtype=torch.float32)
+    """The rewards, their parts by name, and what else is logged of them, ``[B]`` float64 on the CPU; NaN for none."""
+    # The dtypes are explicit: a large offset (`1e8 + correct`) has no differences left in float32.
+    rewards = torch.zeros(len(batch), dtype=torch.float64)
     values, shares = (
-        defaultdict[str, Tensor](lambda: torch.full((len(batch),), torch.nan, dtype=torch.float32)) for _ in range(2)
+        defaultdict[str, Tensor](lambda: torch.full((len(batch),), torch.nan, dtype=torch.float64)) for _ in range(2)
     )
     lengths = batch.response_lengths.tolist()
     for rows in _rows_of_tasks(batch.prompts):
         texts, prompts = [batch.texts[r] for r in rows], [batch.prompts[r] for r in rows]
         task = prompts[0].task
         earned = task.earn(texts, prompts, [verdicts[r] for r in rows], [lengths[r] for r in rows])
-        total = torch.tensor([float(value) for value in earned.total], dtype=torch.float32)
-        wanted = f"`{type(task).__name__}.earn` must return {len(rows)} finite numbers, one a response,"
-        if len(total) != len(rows) or not total.isfinite().all():
-            raise ValueError(f"{wanted} but got {str(earned.total)[:200]}.")
-        rewards[rows] = total
+        wanted = f"`{type(task).__name__}.earn` must return {len(rows)} finite numbers or None, one a response,"
+        total = [None if value is None else float(value) for value in earned.total]
+        given = [value for value in total if value is not None]
+        if len(total) != len(rows) or not all(map(math.isfinite, given)):
+            raise ValueError(f"{wanted} but got {str(earned.total)[:200]}. None is no opinion about a response.")
+        if abs(largest := max(given, key=abs, default=0.0)) > LARGEST_REWARD:
+            raise ValueError(
+                f"{wanted} between ±{LARGEST_REWARD:g}, since advantages are float32, but got {largest:g}. Lower the "
+                "`weight` of its rewards, or divide its own `reward` by a constant."
+            )
+        paid = [0.0 if value is None and _hangs(batch, row) else value for value, row in zip(total, rows, strict=True)]
+        rewards[rows] = _or_nan(paid)
         for name, part in earned.values.items():
             if len(part) != len(rows):
                 raise ValueError(f"{wanted} but its part `{name}` has {len(part)}.")
-            known = [torch.nan if value is None else value for value in part]
-            values[name][rows] = torch.tensor(known, dtype=torch.float32)
+            values[name][rows] = _or_nan(part)
         for name, share in earned.shares.items():
-            shares[name][rows] = torch.tensor(share, dtype=torch.float32)
+            shares[name][rows] = torch.tensor(share, dtype=torch.float64)
     return rewards, dict(values), dict(shares)
+
+
+def _hangs(batch: SampledBatch, row: int) -> bool:
+    """Whether a tool of a rollout hangs, so that its environment could not be asked: it earns 0, or would never pay."""
+    turns = batch.episodes[row].turns[-1:] if batch.episodes else ()
+    return any(call.status == "timeout" for turn in turns for call in turn.calls)
+
+
+def _or_nan(values: Sequence[float | None]) -> Tensor:
+    """``[B]`` float64: the values, NaN in place of None."""
+    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
 
 
 def align_rows(

@@ -39,8 +39,8 @@ from grail_lightning.runtime.collectives import all_reduce, world_size
 from grail_lightning.runtime.hooks import adapt_trainer
 from grail_lightning.runtime.run_folder import check_last_found
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
-from grail_lightning.step.assign import assign_credit, compute_advantages, run_credit
-from grail_lightning.step.collect import Ahead, check_engine, collect
+from grail_lightning.step.assign import assign_credit, compute_advantages, of_whole_batch, run_credit, trained_rows
+from grail_lightning.step.collect import Ahead, check_engine, check_scored, collect
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.report import EvaluationPlan, StepOutput, batch_figures, tag, warn_of_limits
@@ -261,9 +261,11 @@ class GrailModule(pl.LightningModule):
         policy, objective, execution = self._policy, self.objective, self.execution
         sampler = self._sampler(clock, execution.group_size, self.sampling)
         graded, sampling_figures = collect(prompts, sampler, self.ahead, loader, execution, self.global_step)
+        check_scored(graded, self.global_step)
         context = self.credit_context(self.credit)
         with clock.phase("credit"):  # The baseline `energy` needs forward passes.
-            batch = compute_advantages(graded, execution.group_size, objective, policy, context)
+            whole = compute_advantages(graded, execution.group_size, objective, policy, context)
+        batch = trained_rows(whole)
         forward, first_weights = assign_credit(
             self.credit, self.control, policy, batch, context, objective, clock, share_prefixes=execution.share_prefixes
         )
@@ -282,13 +284,14 @@ class GrailModule(pl.LightningModule):
             update.compute_before_steps(self.reference)
             last_step = self.take_steps(update)
         weights, self.weights_step = update.final_weights(), self.global_step
-        figures = batch_figures(batch, weights, self.tokenizer) | sampling_figures | last_step
+        figures = batch_figures(whole, batch, weights, self.tokenizer) | sampling_figures | last_step
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
         warn_of_limits(figures, self._limits_warned)
         self._log(figures)
         # Progress bars show these two, and callbacks can monitor them; the others go to the loggers alone.
-        self.log_dict({tag(k): figures[k] for k in ("reward", "accuracy")}, prog_bar=True, logger=False, batch_size=1)
-        return {"output": StepOutput(batch, weights, figures)}
+        shown = {tag(name): figures[name] for name in ("reward", "accuracy") if name in figures}
+        self.log_dict(shown, prog_bar=True, logger=False, batch_size=1)
+        return {"output": StepOutput(whole, of_whole_batch(weights, whole), figures)}
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """End a run whose schedule has failed, now that callbacks have saved it."""
@@ -308,14 +311,14 @@ class GrailModule(pl.LightningModule):
 
     @torch.inference_mode(False)  # Saliency needs a graph, and tensors made under inference mode cannot be in one.
     def predict_step(self, prompts: list[Prompt], batch_idx: int, dataloader_idx: int = 0) -> Any:
-        """Token credit of sampled responses, or of given ones (column `response`). Advantages are ±1 by correctness."""
+        """Token credit of sampled or given responses. Advantages are ±1 by correctness, 0 for one without a reward."""
         lacking = int(not all("response" in prompt.columns for prompt in prompts))
         # Ranks sample together, and one without a prompt does what the others do.
         if not all_reduce(torch.tensor(lacking, device=self.device), "max"):
             graded = grade_and_locate(given_batch(self._policy, prompts), self.verifiers, self.tokenizer)
         else:
             graded = self._evaluate(prompts, ("predict", batch_idx))
-        batch = graded.with_advantages(graded.correct.float() * 2 - 1)
+        batch = graded.with_advantages((graded.correct.float() * 2 - 1) * graded.scored)
         return StepOutput(batch, self._weigh(batch))
 
     def take_steps(self, update: Update) -> dict[str, float]:

@@ -169,6 +169,25 @@ class Slow:
         return float(len(self.log))
 
 
+class Shy(Slow):
+    """An environment that has no opinion about rollouts without a call."""
+
+    def get_reward(self) -> float | None:
+        """How many waits ended; None if there was none."""
+        return float(len(self.log)) or None
+
+
+def test_an_environment_may_have_no_opinion_about_a_rollout():
+    texts, rows = [["<wait>0</wait>", f"done{END}"], [f"done{END}"]], [{"problem": letter} for letter in "ab"]
+    batch = played([task_of(Shy)] * 2, texts, rows)
+    assert batch.scored.tolist() == [True, False]
+    assert batch.rewards[0] == 1
+    assert batch.reward_values["environment"].isnan().tolist() == [False, True]
+    paid = [RewardSpec(function=name) for name in ("environment", "correctness")]
+    both = played([task_of(Shy, rewards=paid)] * 2, texts, rows)
+    assert both.rewards.tolist() == [2.0, 0.0], "another reward scores it"
+
+
 def test_a_tool_that_hangs_ends_its_rollout_alone_and_the_order_of_answers_changes_nothing():
     texts = [[f"<wait>{s}</wait>", f"done{END}"] for s in ("60", "0.2", "0.0", "0.1")]
     rows, task = [{"problem": letter} for letter in "abcd"], task_of(Slow, {"tool_seconds": 2.5})

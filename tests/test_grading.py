@@ -142,10 +142,10 @@ def test_shaped_rewards_leave_correctness_alone_and_are_logged_part_by_part(arit
     with Verifier(num_workers=1) as verifier:
         graded = grade_and_locate(batch, verifier, arithmetic.tokenizer)
     assert graded.correct.tolist() == [True, False, True, True]
-    penalty = -(batch.response_lengths.float() / 64)  # limit = buffer: the slope begins at no token
-    assert_near(graded.rewards, graded.correct.float() + 2 * penalty, 16)
+    penalty = -(batch.response_lengths.double() / 64)  # limit = buffer: the slope begins at no token
+    assert_near(graded.rewards, graded.correct.double() + 2 * penalty, 16)
     assert_near(graded.reward_values["long"], penalty, 16)
-    assert torch.equal(graded.select(torch.tensor([1, 3])).reward_values["correctness"], torch.tensor([0.0, 1.0]))
+    assert graded.select(torch.tensor([1, 3])).reward_values["correctness"].tolist() == [0.0, 1.0]
     tally = Tally()
     add_rollouts(tally, graded)
     report = tally.compute()
@@ -223,9 +223,13 @@ def _earned(total, **values):
 SPAN = AnswerSpan(start=0, stop=99, content_start=0, content_stop=1)
 NO_STEPS = r"`Mine\.label_steps` must return a list of `Step` .*; but got %s.* for the prompt 'Compute 1\+1\.'"
 RETURNED = [
-    (_earned([1.0]), r"`Mine\.earn` must return 2 finite numbers, one a response, but got \[1\.0\]"),
-    (_earned([1.0, math.nan]), r"`Mine\.earn` must return 2 finite numbers, .*but got \[1\.0, nan"),
-    (_earned([1.0, 1e39]), r"`Mine\.earn` must return 2 finite numbers, .*but got \[1\.0, 1e\+39"),  # In float32.
+    (_earned([1.0]), r"`Mine\.earn` must return 2 finite numbers or None, one a response, but got \[1\.0\]"),
+    (_earned([1.0, math.nan]), r"`Mine\.earn` must return 2 finite numbers or None, .*but got \[1\.0, nan"),
+    (_earned([None, -math.inf]), r"`Mine\.earn` must return 2 finite numbers or None, .*but got \[None, -inf"),
+    (
+        _earned([1.0, -1e39]),
+        r"`Mine\.earn` must return .* between ±1\.7e\+38, since .* are float32, but got -1e\+39\. ",
+    ),
     (_earned([1.0] * 2, half=[0.5]), r"`Mine\.earn` must return 2 .*its part `half` has 1"),
     (mine("answer_spans", [SPAN]), r"ranges within the text"),
     *(

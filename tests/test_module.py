@@ -187,7 +187,8 @@ def test_half_precision_of_the_trainer_is_that_of_loading_and_rounds_neither_fig
             assert policy.model.dtype == torch.bfloat16
             assert {buffer.dtype for buffer in policy.buffers()} == {torch.float32}
         (output,) = watch.outputs
-        assert output.batch.rewards.dtype == torch.float32
+        assert output.batch.rewards.dtype == torch.float64
+        assert output.batch.advantages.dtype == torch.float32
         assert output.metrics["kl"] == 0
         first.append(output)
     assert first[0].metrics["credit/third"] == 1 / 3, "the plugin changes torch's default dtype"

@@ -46,7 +46,7 @@ def test_figures_of_wrong_rollouts_do_not_need_an_advantage(words, group, credit
         weights = credit(words, batch, context_for(words))
         # Scores of its own, which do not need an advantage either.
         weights = replace(weights, scores=batch.response_mask.float() if weights.scores is None else weights.scores)
-        figures = batch_figures(batch, weights, words.tokenizer)
+        figures = batch_figures(batch, batch, weights, words.tokenizer)
         found.append((figures["credit/fork_auroc_slip"], weights.scores.tolist()))
     assert found[0] == found[1]
     assert found[0][0] == (0.5 if isinstance(credit, Uniform) else 1.0)

@@ -289,7 +289,7 @@ def _figures(samples: pd.DataFrame, options: TableOptions) -> dict[str, float]:
     metrics.update(**{name: torch.tensor(column.to_numpy()) for name, column in columns.items()})
     return {
         **{name: float(value) for name, value in metrics.compute().items()},
-        "reward": _mean(samples["reward"]),
+        "reward": _mean(samples["reward"].dropna()),
         "completions/mean_length": _mean(lengths),
         "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()),

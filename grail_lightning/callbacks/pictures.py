@@ -64,7 +64,9 @@ class CreditPictures(Callback):
         others = [logger for logger in loggers if logger not in boards and callable(getattr(logger, "log_image", None))]
         if not boards and not others:
             return
-        pairs = _mixed_pairs(batch.correct.tolist(), batch.group.tolist())
+        rows = (batch.scored if batch.scored.any() else ~batch.scored).nonzero().flatten()
+        places = _mixed_pairs(batch.correct[rows].tolist(), batch.group[rows].tolist())
+        pairs = [(int(rows[one]), int(rows[other])) for one, other in places]
         pair = pairs[int(torch.randint(len(pairs), (1,), generator=torch.Generator().manual_seed(step)))]
         for board in boards:
             board.experiment.add_text("train/rollouts", "\n\n".join(_text(output, row) for row in pair), step)
@@ -92,7 +94,8 @@ def _mixed_pairs(correct: list[bool], group: list[int]) -> list[tuple[int, int]]
 def _facts(output: StepOutput, row: int) -> dict[str, str]:
     """A rollout's verdict, reward, advantage (if it has one), length, and turns in an environment, for people."""
     batch = output.batch
-    facts = {"verdict": re.sub(r"\W", " ", batch.verdicts[row].status), "reward": f"reward {batch.rewards[row]:.3g}"}
+    reward = f"reward {batch.rewards[row]:.3g}" if batch.scored[row] else "no reward"
+    facts = {"verdict": re.sub(r"\W", " ", batch.verdicts[row].status), "reward": reward}
     if output.advantages is not None:
         facts["advantage"] = f"advantage {output.advantages[row]:+.3g}"
     facts["length"] = f"{int(batch.response_lengths[row])} tokens"

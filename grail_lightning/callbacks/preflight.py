@@ -40,10 +40,10 @@ _BEYOND_ROUNDING = 0.5  # The same, for a sampler with the trainer's own weights
 class Preflight(Callback):
     """Warns once about each problem with which training cannot learn, or can hardly learn, with figures and a remedy.
 
-    It detects groups without a difference in reward, responses that never end, a policy without an end token, verdicts
-    that time out, a training sampler that differs from the policy (top-p, top-k, or other log-probabilities than the
-    trainer's), weights whose precision is too low for the learning rate, a learning rate of 0, rewards outside the
-    range of BNPO, and dropout where a step compares two policies.
+    It detects groups without a difference in reward, batches without any, responses that never end, a policy without an
+    end token, verdicts that time out, a training sampler that differs from the policy (top-p, top-k, or other
+    log-probabilities than the trainer's), weights whose precision is too low for the learning rate, a learning rate of
+    0, rewards outside the range of BNPO, and dropout where a step compares two policies.
 
     Before the model is loaded it checks that folders can be written and that the data fit the task and the model, and
     warns of validation problems that are training problems, of problems that a chat template has rendered already, and
@@ -180,7 +180,15 @@ class Preflight(Callback):
             rank_zero_warn(text)
 
     def _check_groups(self, figures: dict[str, float], verdicts: dict[str, float], *, train_equal: bool) -> None:
-        dead = figures["frac_reward_zero_std"] >= 1 and not train_equal
+        unscored = figures.get("rewards/unscored", 0.0) >= 1
+        self._report(
+            "unscored",
+            unscored,
+            f"In each of the last {self.patience} batches, no response had a reward: all reward functions returned "
+            "None for all of them, so nothing is trained on. Look at the service or the data that they ask.",
+            self.patience,
+        )
+        dead = figures["frac_reward_zero_std"] >= 1 and not train_equal and not unscored
         self._statuses = self._statuses + Counter(verdicts) if dead else Counter()
         total = max(self._statuses.total(), 1)
         shares = ", ".join(f"{number / total:.0%} {status}" for status, number in self._statuses.most_common(3))
@@ -188,10 +196,10 @@ class Preflight(Callback):
             "dead",
             dead,
             f"In each of the last {self.patience} batches, all rollouts of each group earned the same reward (mean "
-            f"reward now {figures['reward']:.3g}; verdicts of these batches: {shares}), so every advantage is 0. If "
-            "verdicts are mixed, raise `sampling.temperature`, or look at the reward function. If answers are missing, "
-            "look at the rollouts in TensorBoard: the prompt or `sampling.max_response_length` may be at fault. If all "
-            "are wrong or all right, take easier or harder problems, or a larger `execution.group_size`.",
+            f"reward now {figures.get('reward', 0.0):.3g}; verdicts of these batches: {shares}), so every advantage is "
+            "0. If verdicts are mixed, raise `sampling.temperature`, or look at the reward function. If answers are "
+            "missing, look at the rollouts in TensorBoard: the prompt or `sampling.max_response_length` may be at "
+            "fault. If all are wrong or all right, take easier or harder problems, or a larger `execution.group_size`.",
             self.patience,
         )
 

@@ -25,7 +25,7 @@ from grail_lightning.tasks.base import Prompt
 # schema is fixed, so that files of different batches can be read as one table.
 ROLLOUT_COLUMNS = {
     **dict.fromkeys(("dataset", "prompt", "reference", "response"), "string"),
-    "reward": "float32",
+    "reward": "float64",
     "correct": "bool",
     "status": "string",
     "advantage": "float32",
@@ -110,7 +110,7 @@ def rollout_columns(output: StepOutput) -> dict[str, list[Any]]:
         "prompt": [encodable(prompt_text(prompt)) for prompt in batch.prompts],
         "reference": [encodable(prompt.reference) for prompt in batch.prompts],
         "response": [encodable(text) for text in batch.texts],
-        "reward": batch.rewards.tolist(),
+        "reward": batch.rewards_in_files,
         "correct": batch.correct.tolist(),
         "status": [verdict.status for verdict in batch.verdicts],
         "advantage": [None] * len(batch) if output.advantages is None else output.advantages.tolist(),

@@ -278,8 +278,8 @@ def samples_of(batch: GradedBatch, indices: Sequence[int]) -> list[Sample]:
     `indices` are the places of the problems in their datasets. The seed of a sample is that of a test.
     """
     num_samples = len(batch) // max(1, len(indices))
-    columns = batch.response_lengths, batch.finished, batch.correct, batch.rewards
-    lengths, finished, correct, rewards = (column.tolist() for column in columns)
+    columns, rewards = (batch.response_lengths, batch.finished, batch.correct), batch.rewards_in_files
+    lengths, finished, correct = (column.tolist() for column in columns)
     return [
         Sample(
             dataset=prompt.dataset,

@@ -187,7 +187,7 @@ class Continuations(ABC):
 
         `places` are of this rank's rollouts, each before the rollout's end, `number` the continuations of each, and
         `budget` the most tokens that all of them may have on this rank. Returns the rewards of the whole responses
-        from each place, None where the budget did not suffice; and the number of sampled tokens.
+        from each place that have one, None where the budget did not suffice; and the number of sampled tokens.
         """
 
 

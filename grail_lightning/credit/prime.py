@@ -89,7 +89,8 @@ class PRIME(TokenCredit):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Train the reward model. Weights of 0, and the advantage as an additive stage."""
         right, size = group_sums(batch.correct.double(), batch.group)
-        within = (right / size >= self.accuracy[0]) & (right / size <= self.accuracy[1])
+        # A row that is alone in its group, since no other one has a reward, is compared with none.
+        within = (right / size >= self.accuracy[0]) & (right / size <= self.accuracy[1]) & (size > 1)
         mask, used = batch.response_mask, within & batch.response_mask.any(1)
         rewards, metrics = self._rewards(policy, batch, replace(context, temperature=1.0), used)
         scaled = rewards

@@ -45,7 +45,7 @@ class _Row:
     row: int
     places: list[int]  # Its borders, the beginning (0) and the end of the response included.
     values: dict[int, float] = field(default_factory=dict)  # By the border's index.
-    lost: bool = False  # Whether the budget did not suffice.
+    lost: bool = False  # Whether a value is missing: the budget did not suffice, or no continuation has a reward.
 
 
 @dataclass(eq=False)
@@ -64,8 +64,8 @@ class Resampled(TokenCredit):
     over it, the others have none.
 
     Rollouts outside the gate, without an advantage, or without a border keep weight 1. So do those for which the budget
-    does not suffice, which count as fallbacks. Rollouts of several turns are refused, because an environment cannot be
-    brought back to the state that it had at a border.
+    does not suffice, or of which no continuation from some place has a reward; they count as fallbacks. Rollouts of
+    several turns are refused, because an environment cannot be brought back to the state that it had at a border.
 
     Args:
         continuations: K.
@@ -155,7 +155,7 @@ class Resampled(TokenCredit):
             drawn, tokens = source.draw(batch, places, self.continuations, self.budget - spent)
             spent += tokens
             for (row, k), rewards in zip(asked, drawn, strict=True):
-                if rewards is None:
+                if not rewards:
                     row.lost = True
                 else:
                     row.values[k] = sum(rewards) / len(rewards)

@@ -50,7 +50,8 @@ class Sample:
     finished: bool  # Whether the response ended by itself within the limit.
     seed: int  # Of the response's random numbers.
     columns: dict[str, Any] = field(default_factory=dict)  # Short further ones of the row: `subject`, `level`.
-    reward: float | None = None  # At the time of sampling: `regrade` keeps it. Older files have none.
+    # At the time of sampling: `regrade` keeps it. A response that nothing scored has none, nor have older files.
+    reward: float | None = None
     # Of a rollout in an environment; the lines of others do not have them.
     num_turns: int | None = None
     num_calls: int | None = None

@@ -35,6 +35,7 @@ def group_advantages(
     *,
     baseline: float | Tensor = 1.0,
     train_equal: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     r"""Each rollout's reward less a baseline of its group.
 
@@ -44,18 +45,23 @@ def group_advantages(
     does not divide, and ``"bnpo"`` multiplies each group by `beta_scale` instead. A group whose rewards are all equal
     has ``A = 0`` exactly, unless `train_equal` is set and its baseline differs from its rewards.
 
+    A reward of NaN is none: such a rollout has ``A = 0``, and has no part in the mean and the deviation of its group. A
+    group with fewer than two other rewards has ``A = 0``. All statistics are float64, so that a large offset of the
+    rewards (``1e8 + correct``) leaves their differences as they are.
+
     With any baseline that does not depend on the row itself, the policy gradient has the same expected direction. Its
     noise differs, and so does what is praised and blamed: with ``c = 0`` and rewards of 0 and 1 only right rollouts are
     trained on. A baseline other than the mean depends on where the rewards' zero is.
 
     Args:
-        rewards: ``[N]``, rows of one group next to each other; the result has this shape.
+        rewards: ``[N]``, rows of one group next to each other; the result has this shape. NaN for rows without one.
         group_size: The number of rollouts of a group; one alone is a ValueError.
         scale: none | group | batch | bnpo.
         batch_std: The unbiased standard deviation of all rewards over all ranks, for ``"batch"``.
-        batch_means: ``[K]``, the mean rewards of all groups over all ranks, for ``"bnpo"``.
+        batch_means: ``[K]``, the mean rewards of all groups that have one, over all ranks, for ``"bnpo"``.
         baseline: The share ``c`` of the group's mean reward, or the baselines ``[M]`` themselves (`energy_baselines`).
         train_equal: Whether groups whose rewards are all equal are trained on where their baseline is another.
+        dtype: That of the result; default that of the rewards.
 
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1; Dr. GRPO, arXiv 2503.20783, section 3; BNPO, arXiv 2506.02864.
     """
@@ -63,28 +69,43 @@ def group_advantages(
         raise ValueError(f"`group_size` must be at least 2, but got {group_size}: a rollout is judged beside others.")
     if len(rewards) % group_size:
         raise ValueError(f"`rewards` must hold whole groups of {group_size}, but got {len(rewards)} rows.")
-    groups = rewards.reshape(-1, group_size)
-    of_group = baseline.to(groups) if isinstance(baseline, Tensor) else baseline * groups.mean(1)
-    centred = groups - of_group[:, None]
-    dead = (groups.amax(1, keepdim=True) - groups.amin(1, keepdim=True)) <= EQUAL_REWARDS
+    groups = rewards.double().reshape(-1, group_size)
+    scored, means = ~groups.isnan(), groups.nanmean(1)
+    of_group = baseline.to(groups) if isinstance(baseline, Tensor) else baseline * means
+    # Differences are cast, not the rewards, whose offset may be large.
+    centred = (groups - of_group[:, None]).to(dtype or rewards.dtype)
+    dead = (reward_ranges(groups) <= EQUAL_REWARDS)[:, None]
     if train_equal:
         dead = dead & (centred.abs() <= EQUAL_REWARDS)
     match scale:
         case "none":
             advantages = centred
         case "group":
-            advantages = centred / (groups.std(1, keepdim=True) + _SCALE_EPS)
+            advantages = centred / (_unbiased_std(groups).to(centred) + _SCALE_EPS)
         case "batch":
             if batch_std is None:
                 raise ValueError('`scale="batch"` needs `batch_std`, the std of all rewards over all ranks.')
-            advantages = centred / (batch_std + _SCALE_EPS)
+            std = torch.as_tensor(batch_std, dtype=torch.float64).to(centred)
+            advantages = centred / (std + _SCALE_EPS)
         case "bnpo":
             if batch_means is None:
                 raise ValueError('`scale="bnpo"` needs `batch_means`, the mean rewards of all groups over all ranks.')
-            advantages = centred * beta_scale(groups.double().mean(1), batch_means)[:, None].to(centred)
+            advantages = centred * beta_scale(means, batch_means)[:, None].to(centred)
         case _:
             raise ValueError(f"`scale` must be one of none, group, batch, bnpo, but got {scale!r}.")
-    return advantages.masked_fill(dead, 0).reshape(-1)
+    return advantages.masked_fill(dead | ~scored | (scored.sum(1, keepdim=True) < 2), 0).reshape(-1)
+
+
+def reward_ranges(groups: Tensor) -> Tensor:
+    """``[M]``: the largest difference of two rewards of each group ``[M, G]``; below 0 for a group that has none."""
+    unscored = groups.isnan()
+    return groups.masked_fill(unscored, -torch.inf).amax(1) - groups.masked_fill(unscored, torch.inf).amin(1)
+
+
+def _unbiased_std(groups: Tensor) -> Tensor:
+    """``[M, 1]``: the unbiased standard deviation of the rewards of each group ``[M, G]``; 0 where it has but one."""
+    squares = (groups - groups.nanmean(1, keepdim=True)).square().nansum(1, keepdim=True)
+    return (squares / ((~groups.isnan()).sum(1, keepdim=True) - 1).clamp(min=1)).sqrt()
 
 
 def energy_baselines(
@@ -95,10 +116,10 @@ def energy_baselines(
     .. math:: b_{group} = \frac{\sum_j \bar W(r_j)\, r_j}{\sum_j \bar W(r_j)}, \qquad
               \bar W(r) = \text{mean of } W_k \text{ over the pooled rows with } r_k = r
 
-    The sums run over the rows of the group that are `counted` ``[N]``. ``W`` is the squared norm of the gradient of a
-    row's log-probability; `pooled_energies` ``[K]`` are those of rows with the `pooled_rewards`, over all ranks. The
-    variance of ``(r_j - b) g_j`` is least at ``b = E[W r] / E[W]``. ``[M]`` float64; the group's mean where a reward of
-    the group is not among the pooled ones.
+    The sums run over the rows of the group that are `counted` ``[N]``, all of which have a reward. ``W`` is the squared
+    norm of the gradient of a row's log-probability; `pooled_energies` ``[K]`` are those of rows with the
+    `pooled_rewards`, over all ranks. The variance of ``(r_j - b) g_j`` is least at ``b = E[W r] / E[W]``. ``[M]``
+    float64; the group's mean where a reward of the group is not among the pooled ones.
 
     Source: the optimal constant baseline of Greensmith et al., JMLR 5 (2004), section 4; pooling is ours.
     """
@@ -113,8 +134,8 @@ def energy_baselines(
         weights = energy[torch.searchsorted(values, keys).clamp(max=len(values) - 1)]
     weights = weights * counted
     total = weights.sum(1)
-    optimal = (weights * groups).sum(1) / total
-    return torch.where(known & (total > 0), optimal, groups.mean(1))
+    optimal = (weights * groups.masked_fill(~counted, 0)).sum(1) / total
+    return torch.where(known & (total > 0), optimal, groups.nanmean(1))
 
 
 def group_sums(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:

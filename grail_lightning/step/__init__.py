@@ -25,6 +25,7 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     │   ├── sampler.Sampler, collect.refill           on policy: push the weights to the engine, sample, grade; or
     │   └── collect.Ahead                             one batch off-policy
     ├── assign.compute_advantages                     → RolloutBatch
+    ├── assign.trained_rows                           → the rows that have a reward; from here on there are no others
     ├── assign.assign_credit                          → Forward, and the token weights, which **become known here**,
     │   │                                             but for fused saliency (below)
     │   └── assign.run_credit                         the credit method, which may draw continuations and train a

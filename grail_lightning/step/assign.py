@@ -6,6 +6,7 @@ Shapes: ``B`` rows, ``T`` response tokens.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import fields
 from typing import cast
 
 import torch
@@ -25,7 +26,7 @@ from grail_lightning.credit.base import (
 )
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.engines.base import build_batch
-from grail_lightning.functional.advantages import EQUAL_REWARDS, energy_baselines, group_advantages
+from grail_lightning.functional.advantages import EQUAL_REWARDS, energy_baselines, group_advantages, reward_ranges
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_gather_rows
@@ -40,20 +41,37 @@ def compute_advantages(
 ) -> RolloutBatch:
     """The batch with its rollouts' advantages ``[B]``: rewards less the baseline of the group.
 
-    Statistics of the batch are those of all ranks. `objective.baseline: energy` needs the policy: it weighs rewards by
-    the squared norms of gradients.
+    Statistics of the batch are those of all ranks, and of the rows that have a reward. `objective.baseline: energy`
+    needs the policy: it weighs rewards by the squared norms of gradients.
     """
-    rewards, scale = batch.rewards, objective.scale_rewards
-    std = all_gather_rows(rewards).std() if scale == "batch" else None
-    means = all_gather_rows(rewards.double().reshape(-1, group_size).mean(1)) if scale == "bnpo" else None
+    rewards, scale = batch.rewards.double(), objective.scale_rewards
+    std = means = None
+    if scale == "batch":
+        everyone = all_gather_rows(rewards[batch.scored])
+        std = everyone.std() if len(everyone) > 1 else torch.zeros(())  # Of one reward there is no advantage.
+    elif scale == "bnpo":
+        means = rewards.reshape(-1, group_size).nanmean(1)
+        means = all_gather_rows(means[~means.isnan()])
     if objective.baseline == "energy":
         baseline: float | Tensor = _energy_baselines(batch, group_size, objective, policy, context)
     else:
         baseline = float(objective.baseline)
+    even, dtype = objective.train_equal, torch.float32
     advantages = group_advantages(
-        rewards, group_size, scale, std, means, baseline=baseline, train_equal=objective.train_equal
+        rewards, group_size, scale, std, means, baseline=baseline, train_equal=even, dtype=dtype
     )
     return batch.with_advantages(advantages)
+
+
+def trained_rows(batch: RolloutBatch) -> RolloutBatch:
+    """The rows of the batch that have a reward: from here on the others are as if they had not been sampled.
+
+    A rank that has none keeps its first row, with which it joins the passes of the others: `loss_mask` and `run_credit`
+    leave it out.
+    """
+    if batch.scored.all():
+        return batch
+    return batch.select(batch.scored.nonzero().flatten() if batch.scored.any() else torch.tensor([0]))
 
 
 def _energy_baselines(
@@ -63,7 +81,7 @@ def _energy_baselines(
     from grail_lightning.credit.measure import gradient_energies
 
     groups, mask = batch.rewards.reshape(-1, group_size), loss_mask(batch, objective)
-    mixed = (groups.amax(1) - groups.amin(1) > EQUAL_REWARDS).repeat_interleave(group_size) & mask.any(1)
+    mixed = (reward_ranges(groups) > EQUAL_REWARDS).repeat_interleave(group_size) & mask.any(1)
     with gathered(policy):
         tokens = gradient_energies(policy, batch, context, mixed.nonzero().flatten())
     energies = tokens.masked_fill(~mask, 0).sum(1)
@@ -114,10 +132,14 @@ def run_credit(
 ) -> TokenWeights:
     """Token weights of a credit method, changed by the control if there is one.
 
-    No method and no control is called with an empty batch, which a rank may have in the last batch of `predict`. That
-    rank calls them with a row that has no response token, so that it joins their collectives without a part in them.
+    They are called with the rows that have a reward; the others have weight 1. No method and no control is called with
+    an empty batch, which a rank may have in the last batch of `predict`. That rank calls them with a row that has no
+    response token, so that it joins their collectives without a part in them.
     """
-    rows = batch if len(batch) else _row_without_tokens(policy)
+    rows = batch if batch.scored.all() else batch.select(batch.scored.nonzero().flatten())
+    empty = not len(rows)
+    if empty:
+        rows = _row_without_tokens(policy)
     frozen = context.reference if credit.needs().reference else None
     # `Uniform` does not run the policy, and a device may have no room for the whole weights of a sharded one.
     whole = nullcontext() if type(credit) is Uniform else gathered(policy)
@@ -126,7 +148,35 @@ def run_credit(
     if control is not None:
         weights = control(weights, rows, context)
         check_weights(control, weights, rows)
-    return weights if len(batch) else uniform_weights(batch)
+    return uniform_weights(batch) if empty else of_whole_batch(weights, batch)
+
+
+def of_whole_batch(weights: TokenWeights, batch: RolloutBatch) -> TokenWeights:
+    """Weights of the rows that have a reward as those of the batch; the other rows have weight 1 and nothing added."""
+    if batch.scored.all():
+        return weights
+    rows = batch.scored.nonzero().flatten()  # None on a rank that took another row to join the others.
+
+    def spread(part: Tensor, elsewhere: Tensor) -> Tensor:
+        whole = elsewhere.to(part.dtype, copy=True)
+        whole[rows, : part.shape[1]] = part[: len(rows)]
+        return whole
+
+    ones, fallback = batch.response_mask, torch.zeros_like(batch.scored)
+    fallback[rows] = weights.fallback[: len(rows)]
+    answer = weights.answer
+    if answer is not None:
+        names = [f.name for f in fields(answer)]
+        answer = AnswerMasks(**{n: spread(getattr(answer, n), getattr(batch.answer, n)) for n in names})
+    return TokenWeights(
+        values=spread(weights.values, ones),
+        fallback=fallback,
+        scores=None if weights.scores is None else spread(weights.scores, torch.zeros_like(ones)),
+        additive=None if weights.additive is None else spread(weights.additive, torch.zeros_like(ones)),
+        answer=answer,
+        unscaled=None if weights.unscaled is None else spread(weights.unscaled, ones),
+        metrics=weights.metrics,
+    )
 
 
 class _Unasked:
@@ -147,11 +197,11 @@ def _row_without_tokens(policy: Policy) -> RolloutBatch:
     # Two tokens, because a row's last one is not run.
     prompt = Prompt(messages=TokenText("", [pad, pad]), reference="", task=cast(Task, _Unasked()))
     padded = build_batch(policy, [prompt], 1, [[pad]], [True])
-    none, zero = torch.zeros_like(padded.response_mask), torch.zeros(1, device=policy.device)
+    none, zero = torch.zeros_like(padded.response_mask), torch.zeros(1, device=policy.device, dtype=torch.float32)
     return RolloutBatch(
         **cut_responses(padded, none.sum(1)).fields(),
         answer=AnswerMasks(whole=none, content=none, marker=none, after=none),
-        rewards=zero,
+        rewards=zero.double(),
         correct=none.any(1),
         verdicts=[Verdict.missing("")],
         advantages=zero,

@@ -123,11 +123,28 @@ def refill(
 
 
 def same_verdict_groups(batch: GradedBatch) -> Tensor:
-    """``[K]`` bool on the CPU: groups whose rows are all right or all wrong, in the order of the rows."""
+    """``[K]`` bool on the CPU: groups whose rows are all right or all wrong, in the order of the rows.
+
+    Rows without a reward are neither; a group with fewer than two others teaches nothing.
+    """
     if not len(batch):
         return torch.zeros(0, dtype=torch.bool)
-    correct = batch.correct.cpu().reshape(len(torch.unique(batch.group)), -1)
-    return correct.all(1) | ~correct.any(1)
+    number = len(torch.unique(batch.group))
+    correct, scored = (rows.cpu().reshape(number, -1) for rows in (batch.correct, batch.scored))
+    right = (correct & scored).sum(1)
+    return (right == 0) | (right == scored.sum(1))
+
+
+def check_scored(batch: GradedBatch, step: int) -> None:
+    """Check that some response of the first batch (optimiser step 0), on any rank, has a reward. A collective then."""
+    if step or int(all_reduce(batch.scored.sum(), "sum")):
+        return
+    names = ", ".join(f"`{name}`" for name in batch.reward_values) or f"`{type(batch.prompts[0].task).__name__}.reward`"
+    raise ValueError(
+        f"Some response of the first batch must have a reward, but got None for all of them: {names} gave no opinion "
+        "about any (as does an environment whose `get_reward` returns None). Return numbers, 0 for a response that "
+        "earns nothing, or add a reward such as `correctness`."
+    )
 
 
 def _replace(batch: GradedBatch, fresh: GradedBatch) -> GradedBatch:

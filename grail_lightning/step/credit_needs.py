@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -55,7 +56,7 @@ class SampledContinuations(Continuations):
             spent += tokens
             rewards = graded.rewards.tolist()
             for start, k in zip(range(0, len(rewards), number), drawn, strict=True):
-                outcomes[k] = rewards[start : start + number]
+                outcomes[k] = [reward for reward in rewards[start : start + number] if not math.isnan(reward)]
 
     def _fitting(self, batch: RolloutBatch, places: list[Place], number: int, budget: int) -> int:
         """How many of the places, whose lengths rise, fit into one call and the budget."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grail_lightning.batch import RolloutBatch, SampledBatch
+from grail_lightning.batch import GradedBatch, RolloutBatch
 from grail_lightning.functional.policy_gradient import aggregate, importance_ratio, kl_estimate
 from grail_lightning.functional.tokens import TokenStats, entropy_of, masked_sum
 from grail_lightning.runtime.collectives import all_reduce
@@ -20,12 +20,13 @@ from grail_lightning.step.options import Objective
 SAMPLER_GAP = "sampling/sampling_logp_difference/mean"
 
 
-def loss_mask(batch: SampledBatch, objective: Objective) -> Tensor:
+def loss_mask(batch: GradedBatch, objective: Objective) -> Tensor:
     """``[B, T]`` bool: the tokens in the loss, for numerator and denominator alike.
 
-    By default (`mask_truncated`) rollouts that hit the length limit are left out.
+    Rollouts without a reward are left out, and by default (`mask_truncated`) those that hit the length limit.
     """
-    return batch.response_mask & batch.finished[:, None] if objective.mask_truncated else batch.response_mask
+    rows = batch.scored & batch.finished if objective.mask_truncated else batch.scored
+    return batch.response_mask & rows[:, None]
 
 
 def live_rows(

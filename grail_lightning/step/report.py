@@ -103,24 +103,32 @@ def loss_figures(sums: Mapping[str, Tensor], *, tokens_run: int, tokens_unshared
     return {"loss": loss, "shared_tokens": 1 - run / unshared} | {name: value / tokens for name, value in total.items()}
 
 
-def batch_figures(batch: RolloutBatch, weights: TokenWeights, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
-    """The figures of a batch: of its rollouts and, under ``credit/``, of their token weights. A collective."""
+def batch_figures(
+    batch: RolloutBatch, trained: RolloutBatch, weights: TokenWeights, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, float]:
+    """The figures of a batch: of its rollouts and, under ``credit/``, of their token weights. A collective.
+
+    `trained` are the rows that have a reward, whose token weights are given.
+    """
     tally = Tally()
     add_rollouts(tally, batch)
-    add_credit(tally, batch, weights)
-    if weights.scores is not None and (masks := step_masks(batch, tokenizer, batch.wrong)) is not None:
-        _add_credit_at_steps(tally, batch, weights, masks)
+    if trained.scored.all():  # Else this rank has none.
+        add_credit(tally, trained, weights)
+        if weights.scores is not None and (masks := step_masks(trained, tokenizer, trained.wrong)) is not None:
+            _add_credit_at_steps(tally, trained, weights, masks)
     return tally.compute()
 
 
 def add_rollouts(tally: Tally, batch: GradedBatch) -> None:
     """Add rewards, verdicts, lengths, and dead groups by total reward and by correctness alone.
 
-    `entropy_sampled` is −mean log π of the sampled tokens of *all* rollouts.
+    Means of rewards are those of the rollouts that have one. `entropy_sampled` is −mean log π of the sampled tokens of
+    *all* rollouts.
     """
     lengths = batch.response_lengths
     tally.add("reward", batch.rewards)
     tally.add("reward_std", batch.rewards, "std")
+    tally.add("rewards/unscored", ~batch.scored)
     tally.add("accuracy", batch.correct)
     tally.add("frac_reward_zero_std", _in_dead_group(batch, batch.rewards))
     tally.add("frac_correct_zero_std", _in_dead_group(batch, batch.correct.float()))
@@ -226,9 +234,12 @@ def _as_mean(value: float | Mean, rows: int) -> Mean:
 
 
 def _in_dead_group(batch: GradedBatch, values: Tensor) -> Tensor:
-    """``[B]`` bool: rows in whose group all rows have the same entry of ``values [B]``."""
+    """``[B]`` bool: rows in whose group all rows that have a reward have the same entry of ``values [B]``."""
     _, place = torch.unique(batch.group, return_inverse=True)
-    low, high = (values.scatter_reduce(0, place, values, how, include_self=False) for how in ("amin", "amax"))
+    low, high = (
+        values.scatter_reduce(0, place, values.masked_fill(~batch.scored, none), how, include_self=False)
+        for how, none in (("amin", torch.inf), ("amax", -torch.inf))
+    )
     return (high - low <= EQUAL_REWARDS)[place]  # There are at most as many groups as rows.
 
 

@@ -6,12 +6,14 @@ Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from grail_lightning.batch import SampledBatch
+from grail_lightning.batch import GradedBatch
 from grail_lightning.credit.base import TokenWeights, token_advantages
+from grail_lightning.functional.advantages import group_sums
 from grail_lightning.functional.policy_gradient import sampler_correction
 from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.policy.capabilities import has_dropout
@@ -29,18 +31,18 @@ _Backward = Callable[[Tensor, bool], None]
 step, with which DDP reduces gradients over ranks. FSDP2 does so with each, unless `Loading.reduce_once` is set."""
 
 
-def deal_rows(batch: SampledBatch, execution: Execution, generator: torch.Generator) -> list[Tensor]:
+def deal_rows(batch: GradedBatch, execution: Execution, generator: torch.Generator) -> list[Tensor]:
     """The rows of each mini-batch of one pass, each row in one of them; in random order if there are several.
 
     Whole groups of this rank are dealt in equal numbers; if a batch has fewer groups than mini-batches (as the last
     batch may), the mini-batches at the end are empty. With `execution.split_groups` single rows of all ranks are, by
     their identity in the step: the deal is the same for any number of ranks, as long as `generator` is. A rank's own
-    numbers of rows may then differ.
+    numbers of rows may then differ. Rows without a reward are not dealt.
     """
     if execution.split_groups:
-        own, units = batch.row.cpu(), all_gather_rows(batch.row).cpu().sort().values
+        own, units = batch.row.cpu(), all_gather_rows(batch.row[batch.scored]).cpu().sort().values
     else:
-        own, units = batch.group.cpu(), torch.unique(batch.group.cpu())
+        own, units = batch.group.cpu(), torch.unique(batch.group[batch.scored].cpu())
     if execution.mini_batches > 1:
         units = units[torch.randperm(len(units), generator=generator)]
     # `tensor_split` accepts any number of parts; `chunk` may return fewer.
@@ -89,6 +91,14 @@ class _OldLogprobs:
         return bool(known.all())
 
 
+def _of_compared_rows(weights: TokenWeights, batch: GradedBatch) -> TokenWeights:
+    """The weights, with nothing added to a row that is the only one of its group with a reward."""
+    if weights.additive is None:
+        return weights
+    scored, _ = group_sums(batch.scored.double(), batch.group)
+    return replace(weights, additive=weights.additive.masked_fill((scored < 2)[:, None], 0))
+
+
 class Update:
     """Accumulates the gradients of each optimiser step of a batch.
 
@@ -125,9 +135,9 @@ class Update:
         self.forward, self.batch, self.max_response_length = forward, forward.batch, max_response_length
         self.objective, self.execution, self.refreshed = objective, execution, refreshed
         self.mask = loss_mask(self.batch, objective)
-        live = live_rows(
-            self.batch, self.mask, token_weights.additive, all_rows=objective.trains_all_rows, refreshed=refreshed
-        )
+        self.reweigh(token_weights)
+        added, every = self._given_weights.additive, objective.trains_all_rows
+        live = live_rows(self.batch, self.mask, added, all_rows=every, refreshed=refreshed)
         self.live = live.cpu()
         self.steps: list[Tensor] = []
         if all_reduce(live.sum(), "sum"):
@@ -140,12 +150,11 @@ class Update:
         dropout = policy.training and has_dropout(policy)
         table = zero_table(policy, self.batch)
         self.old_logprobs = _OldLogprobs(self.live, self.steps[0], table, dropout=dropout)
-        self.reweigh(token_weights)
 
     def reweigh(self, token_weights: TokenWeights) -> None:
         """Use these token weights in the following steps."""
-        self._given_weights = token_weights
-        self.token_advantages = token_advantages(self.batch.advantages, token_weights)
+        self._given_weights = _of_compared_rows(token_weights, self.batch)
+        self.token_advantages = token_advantages(self.batch.advantages, self._given_weights)
 
     def final_weights(self) -> TokenWeights:
         """The token weights that the steps have used: those of the passes with fused saliency, else the given ones."""

@@ -63,8 +63,8 @@ class AnswerTask(Task):
         prompts: Sequence[Prompt],
         verdicts: Sequence[GradedAnswer],
         lengths: Sequence[int] | None = None,
-    ) -> list[float]:
-        """The weighted sum of the rewards of each response; see `reward_values`."""
+    ) -> Sequence[float | None]:
+        """The weighted sum of the rewards of each response, None if nothing scores it; see `reward_values`."""
         return _weighted_sums(self.rewards, self.reward_values(texts, prompts, verdicts, lengths))
 
     def earn(
@@ -118,10 +118,15 @@ class AnswerTask(Task):
         return {name: finish() for name, finish in started.items()}
 
 
-def _weighted_sums(rewards: Sequence[Reward], values: Mapping[str, Values]) -> list[float]:
-    """``Σ_k weight_k · value_ki`` of each response; None adds nothing."""
-    rows = zip(*(values[reward.name] for reward in rewards), strict=True)
-    return [math.fsum(r.weight * v for r, v in zip(rewards, row, strict=True) if v is not None) for row in rows]
+def _weighted_sums(rewards: Sequence[Reward], values: Mapping[str, Values]) -> Values:
+    """``Σ_k weight_k · value_ki`` of each response; None adds nothing, and a sum of nothing is None.
+
+    A reward of weight 0 is there to be logged: it scores no response, unless all have this weight.
+    """
+    counted = [reward for reward in rewards if reward.weight] or rewards
+    rows = zip(*(values[reward.name] for reward in counted), strict=True)
+    terms = ([r.weight * v for r, v in zip(counted, row, strict=True) if v is not None] for row in rows)
+    return [math.fsum(of_row) if of_row else None for of_row in terms]
 
 
 class MathTask(AnswerTask):

@@ -36,7 +36,7 @@ class Step:
 class TaskReward:
     """The rewards of responses."""
 
-    total: list[float]  # The reward of each response.
+    total: Sequence[float | None]  # The reward of each response; None if nothing scores it.
     # The parts by name before weighting, which are logged; None if a part does not apply.
     values: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     # What is logged beside their means, as `rewards/<name>`: numbers of each response.
@@ -81,6 +81,8 @@ class Prompt:
         return self
 
 
+# Half of float32's largest number: an advantage is a difference of two rewards, and is a float32.
+LARGEST_REWARD = 1.7e38
 REWARD = "environment_reward"  # The column with what `get_reward` returned; rewards can ask for it.
 
 
@@ -150,8 +152,13 @@ class Task(ABC):
         return find_boxes(text)
 
     @abstractmethod
-    def reward(self, texts: Sequence[str], prompts: Sequence[Prompt], verdicts: Sequence[GradedAnswer]) -> list[float]:
-        """One reward for each response. It is called with all responses of a batch that belong to this task."""
+    def reward(
+        self, texts: Sequence[str], prompts: Sequence[Prompt], verdicts: Sequence[GradedAnswer]
+    ) -> Sequence[float | None]:
+        """One reward for each response. It is called with all responses of a batch that belong to this task.
+
+        None is no opinion: such a response is not trained on and is in no mean of rewards.
+        """
 
     def earn(
         self,

@@ -2,7 +2,8 @@ r"""Rewards of responses: the built-in functions, and the user's functions by im
 
 A reward is any callable ``(responses, references, **columns) -> floats or None``. It is called once per batch, with one
 entry for each response. It may be ``async``: such rewards of a batch are awaited side by side. ``None`` means that the
-reward does not apply; it adds nothing. The columns are those of the dataset's rows, and
+reward does not apply; it adds nothing, and a response about which all rewards say None has no reward. The columns are
+those of the dataset's rows, and
 
 - ``correct`` (bool) and ``status`` (right, wrong, missing, …) of the verdict, ``answers`` (the graded answer, or None),
 - ``ends_with_answer`` (bool), whether the response ends with an answer in the task's form,
@@ -31,6 +32,7 @@ from grail_lightning.answers import AnswerSpan, find_boxes
 from grail_lightning.environments.side_by_side import background_loop
 from grail_lightning.guard import explained, said
 from grail_lightning.tasks.attempts import Attempts
+from grail_lightning.tasks.base import LARGEST_REWARD
 from grail_lightning.tasks.import_path import GIVEN, import_function
 
 Values = list[float | None]
@@ -269,6 +271,11 @@ class Reward:
             if value is not None and not math.isfinite(value):
                 raise ValueError(
                     f"{wanted} but got {value} for the response {response[-200:]!r}. Return None for no opinion."
+                )
+            if value is not None and abs(value) > LARGEST_REWARD:
+                raise ValueError(
+                    f"The reward `{self.path}` must return numbers between ±{LARGEST_REWARD:g}, since advantages are "
+                    f"float32, but got {value:g} for the response {response[-200:]!r}. Divide its values by a constant."
                 )
         return values
 

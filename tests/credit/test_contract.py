@@ -253,6 +253,25 @@ def test_a_batch_without_an_advantage_costs_no_forward_pass_and_is_uniform(name,
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_rows_without_a_reward_change_no_weight_of_others_and_have_weight_one(name, golden_policy, batch, given):
+    """Two of six, one in each group, whatever is said of them; the others are weighed as if they were alone."""
+    scored = torch.tensor([True, False, True, True, True, False])
+    others = scored.nonzero().flatten()
+    rewards, advantages = batch.rewards.double(), batch.advantages.masked_fill(~scored, 0)
+    alone = batch.replace(rewards=rewards, advantages=advantages).select(others)
+    expected = METHODS[name]()(golden_policy, alone, given())
+    mixed = {"rewards": rewards.masked_fill(~scored, torch.nan), "advantages": advantages}
+    for correct in (batch.correct, batch.correct ^ ~scored):
+        found = run_credit(METHODS[name](), None, golden_policy, batch.replace(correct=correct, **mixed), given())
+        part = found.changed(lambda tensor: tensor[others, : alone.response_mask.shape[1]])
+        assert _same(part, expected, alone.response_mask)
+        assert torch.equal(found.values[~scored], batch.response_mask[~scored].to(found.values))
+        assert found.additive is None or (found.additive[~scored] == 0).all()
+        assert torch.equal(found.fallback[scored], expected.fallback)
+        assert not found.fallback[~scored].any()
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_rows_of_one_token_and_of_none_get_weights(name, policy, batch, given):
     """Some rows end at once; one has no token, as the row with which a rank without rollouts joins the others."""
     short = cut_responses(batch, torch.tensor([1, 1, 20, 1, 0, 20]))

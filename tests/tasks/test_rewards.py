@@ -91,6 +91,29 @@ def test_rewards_add_up_with_their_weights_and_their_values_have_their_names(tas
     assert earned.total == [22.0, 7.0]  # 7 + 0.5*30; None is no opinion: 7
 
 
+def _silent(*values):
+    return lambda responses, references: [*values]
+
+
+def test_a_response_has_no_reward_if_no_function_has_an_opinion_about_it():
+    """The sum of nothing is None, not 0; a sum of numbers that is 0 is 0."""
+    some, others = _silent(None, None, 1.0, None, 1.0), _silent(None, 0.0, None, None, -1.0)
+    specs = [RewardSpec(function=some, name="some"), RewardSpec(function=others, name="others")]
+    task = MathTask(rewards=specs)
+    prompts = [task.prompt({"problem": "1+1", "answer": "2"})] * 5
+    assert task.reward([""] * 5, prompts, [verdict(True)] * 5) == [None, 0.0, 1.0, None, 0.0]
+
+
+@pytest.mark.parametrize(("weight", "totals"), [(1.0, [1.0, None]), (0.0, [0.0, 0.0])])
+def test_a_reward_of_weight_0_scores_nothing_unless_all_have_it(weight, totals):
+    judge = RewardSpec(function=_silent(1.0, None), name="judge", weight=weight)
+    task = MathTask(rewards=[judge, RewardSpec(function="correctness", weight=0.0)])
+    prompts = [task.prompt({"problem": "1+1", "answer": "2"})] * 2
+    earned = task.earn(["", ""], prompts, [verdict(True)] * 2, [1, 1])
+    assert earned.total == totals
+    assert earned.values["correctness"] == [1.0, 1.0], "it is logged"
+
+
 def test_a_function_sees_the_columns_of_all_rows_and_the_verdicts():
     seen = {}
 
@@ -175,6 +198,7 @@ def test_a_reward_that_cannot_be_is_found_before_anything_runs(spec, message, tm
         (lambda texts: dict.fromkeys(range(3), 1.0), r"must return .* \(a dict has no order of responses\)"),
         (lambda texts: (1 / len(text) for text in texts), r"must return .* \(division by zero\)"),
         (lambda texts: [10**400] * 3, "must return .* too large"),
+        (lambda texts: [0.0, -1e39, 0.0], r"±1\.7e\+38, .* float32, but got -1e\+39 for the response 'b'\. Divide"),
     ],
 )
 def test_a_reward_that_fails_is_named(values, message):
