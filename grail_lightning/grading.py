@@ -131,7 +131,8 @@ def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict
     for rows in _rows_of_tasks(batch.prompts):
         texts, prompts = [batch.texts[r] for r in rows], [batch.prompts[r] for r in rows]
         task = prompts[0].task
-        earned = task.earn(texts, prompts, [verdicts[r] for r in rows], [lengths[r] for r in rows])
+        ids = {"ids": _token_ids(batch, rows)} if task.reads_token_ids else {}
+        earned = task.earn(texts, prompts, [verdicts[r] for r in rows], [lengths[r] for r in rows], **ids)
         total = torch.tensor([float(value) for value in earned.total], dtype=torch.float32)
         wanted = f"`{type(task).__name__}.earn` must return {len(rows)} finite numbers, one a response,"
         if len(total) != len(rows) or not total.isfinite().all():
@@ -143,6 +144,12 @@ def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict
             known = [torch.nan if value is None else value for value in part]
             values[name][rows] = torch.tensor(known, dtype=torch.float32)
     return rewards, dict(values)
+
+
+def _token_ids(batch: SampledBatch, rows: list[int]) -> list[list[int]]:
+    """The token ids after the prompt of some rows, without padding."""
+    lengths = batch.valid_lengths.tolist()
+    return [batch.response_ids[row, : lengths[row]].tolist() for row in rows]
 
 
 def align_rows(

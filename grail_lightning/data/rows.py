@@ -16,7 +16,7 @@ from grail_lightning.data.sources import DatasetSpec, Table, answers_in, check_p
 from grail_lightning.picture import has_pictures, pictures_in, with_pictures
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.answered import AnswerTask
-from grail_lightning.tasks.base import Messages, Prompt, Task
+from grail_lightning.tasks.base import Messages, Prompt, Task, is_message
 
 _AT_ONCE = 256  # The rows whose pictures are in memory while they are checked.
 
@@ -52,7 +52,7 @@ class RowPrompts(Sequence[Prompt]):
             return self.take(self.indices[index])
         row = dict(self.table.rows[self.indices[index]])
         if (problem := row.get(self.spec.problem)) is not None:
-            row["problem"] = str(problem)
+            row["problem"] = problem if isinstance(problem, list) else str(problem)
         if (answer := row.get(self.spec.answer)) is not None:
             # Several formulas are one list, whose order does not matter; of several texts each is right.
             several = [*map(str, answers_in(answer))]
@@ -106,7 +106,7 @@ def _prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:
         isinstance(prompt, Prompt)
         and isinstance(prompt.reference, str)
         and isinstance(prompt.task, Task)
-        and (isinstance(prompt.messages, str) or (prompt.messages and all(map(_is_turn, prompt.messages))))
+        and (isinstance(prompt.messages, str) or (prompt.messages and all(map(is_message, prompt.messages))))
     ):
         raise ValueError(
             f"`{type(task).__name__}.prompt` must return a `Prompt` of grail_lightning.tasks.base, whose `messages` "
@@ -114,18 +114,6 @@ def _prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:
             f"but got {prompt!s:.300}."
         )
     return prompt
-
-
-def _is_turn(message: object) -> bool:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        return False
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    return all(
-        isinstance(part, dict)
-        and (part.get("type") == "image" or (part.get("type") == "text" and isinstance(part.get("text"), str)))
-        for part in parts
-    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import codecs
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -16,6 +16,8 @@ from grail_lightning.tasks.import_path import GIVEN, refuse_given
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from grail_lightning.tasks.base import Task
 
     Rows: TypeAlias = Sequence[Mapping[str, Any]] | Dataset
     PathOrRows: TypeAlias = Any  # `str | Rows` when it is made, `str` afterwards.
@@ -33,7 +35,8 @@ class DatasetSpec:
         path: A .jsonl, .json or .parquet file, a folder with a dataset, or the name of a dataset on the hub. A folder
             may have ChartQA's form: `SPLIT/*.json`, lists of {imgname, query, label}, and `SPLIT/png/`. From Python
             also rows: a list of dicts, or a `datasets.Dataset`.
-        problem: The column of the problem text.
+        problem: The column of the problem, a text or a conversation as a list of messages. Without a column of the
+            default name it is TRL's `prompt`, if the data has this.
         answer: The column of the reference answer: text or a number, a list of answers, or a worked solution whose last
             box is the answer.
         images: The column of a picture or of a list of them: paths (relative ones from the file's folder), images of
@@ -319,8 +322,20 @@ def _load(builder: str, source: str, /, **options: object) -> Any:
         ) from error
 
 
-def select_rows(table: Table, spec: DatasetSpec, optional: Collection[str] = ()) -> list[int]:
-    """The indices of the rows that `spec` selects, ascending, with a problem and an answer unless `optional`."""
+def with_prompt_column(spec: DatasetSpec, table: Table, task: Task) -> DatasetSpec:
+    """The dataset with TRL's column `prompt` as its problem, if it has none of the name `problem`.
+
+    A task that does without `problem`, and does not say that it takes conversations, reads such a column itself.
+    """
+    columns = table.rows[0]
+    reads = task.takes_conversations or "problem" not in task.optional_columns
+    taken = reads and spec.problem == "problem" and "problem" not in columns and "prompt" in columns
+    return replace(spec, problem="prompt") if taken else spec
+
+
+def select_rows(table: Table, spec: DatasetSpec, task: Task) -> list[int]:
+    """The indices of the rows that `spec` selects, ascending, with what the task needs of problem and answer."""
+    optional = task.optional_columns
     where = spec.where or {}
     columns = {"problem": spec.problem, "answer": spec.answer}
     needed = [column for name, column in columns.items() if name not in optional]
@@ -333,11 +348,13 @@ def select_rows(table: Table, spec: DatasetSpec, optional: Collection[str] = ())
             there = getattr(table.rows, "column_names", None) or list(row)
             raise ValueError(
                 f"{place}: there is no column `{missing[0]}`. The columns are: {', '.join(map(str, there))}. Name "
-                "the right one with `problem`, `answer` or `where` of the dataset; a task of your own that does "
-                "without problem or answer says so with its attribute `optional_columns`."
+                "the right one with `problem`, `answer` or `where` of the dataset. An environment needs no answer if "
+                "it has a method `get_reward`, or if `task.rewards` are functions in TRL's form (docs/trl.md); a task "
+                "of your own that does without says so with its attribute `optional_columns`."
             )
         if all(_fits(row[column], wanted, f"{place}: `{column}`") for column, wanted in where.items()):
-            if spec.problem in needed or row.get(spec.problem) is not None:
+            messages = task.takes_conversations and _has_messages(row.get(spec.problem))  # The task checks them.
+            if not messages and (spec.problem in needed or row.get(spec.problem) is not None):
                 _check_text(row[spec.problem], f"{place}: `{spec.problem}`")
             if spec.answer in needed or row.get(spec.answer) is not None:
                 for answer in answers_in(row[spec.answer]) or [None]:
@@ -356,11 +373,15 @@ def answers_in(value: object) -> list[object]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
+def _has_messages(value: object) -> bool:
+    return isinstance(value, list) and any(isinstance(message, Mapping) for message in value)
+
+
 def _check_text(value: object, place: str) -> None:
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
         raise ValueError(
             f"{place} must be text or a number, but got {value!r:.80}. A task of your own can read its "
-            "parts (`optional_columns`, docs/your_task.md)."
+            "parts, or messages of a conversation (`optional_columns`, `takes_conversations`, docs/your_task.md)."
         )
     if value is None or not str(value).strip() or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(

@@ -29,6 +29,7 @@ from grail_lightning.data.sources import (
     select_rows,
     with_chart_columns,
     with_columns_of,
+    with_prompt_column,
 )
 from grail_lightning.picture import FIRST_PICTURE_ID, has_pictures
 from grail_lightning.runtime.checks import check_option
@@ -162,7 +163,8 @@ class TableData(PromptData):
         if split == "predict" and self.kept is not None:
             return kept_rollouts(self.kept, self.task, self.trainer)
         examples = self._examples
-        return [self._load_one(split, spec, table, examples) for spec, table in self.tables(split)]
+        tables = [(with_prompt_column(spec, table, self.task), table) for spec, table in self.tables(split)]
+        return [self._load_one(split, spec, table, examples) for spec, table in tables]
 
     @cached_property  # The table that holds them may be large, and every split has the same.
     def _examples(self) -> list[Example]:
@@ -178,10 +180,11 @@ class TableData(PromptData):
                     "`few_shot.dataset` must name the dataset with the worked examples, because there is no `train`."
                 )
             spec, table = tables[0]
+        spec = with_prompt_column(spec, table, self.task)
         return read_examples(self.few_shot, spec, table, self._select(table, spec), self.task)
 
     def _select(self, table: Table, spec: DatasetSpec) -> list[int]:
-        return select_rows(table, spec, self.task.optional_columns)
+        return select_rows(table, spec, self.task)
 
     def _load_one(self, split: Split, spec: DatasetSpec, table: Table, examples: list[Example]) -> PromptSet:
         # The prompt of a row that serves as an example would contain its own answer.

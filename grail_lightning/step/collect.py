@@ -37,7 +37,7 @@ from grail_lightning.runtime.collectives import all_gather_objects, all_reduce, 
 from grail_lightning.runtime.seeds import SeedKey
 from grail_lightning.step.options import Execution
 from grail_lightning.step.sampler import Sampler, training_key
-from grail_lightning.tasks.base import REWARD, Prompt, problem_id
+from grail_lightning.tasks.base import EARNED, Prompt, problem_id
 
 _PATIENCE = 2.0  # Seconds that the end of a process waits for a sampling in flight, whose thread ends with it.
 
@@ -287,7 +287,7 @@ def _record(batch: SampledBatch) -> dict[str, Any]:
 
         record["episodes"] = [episode_json(replace(e, turns=tuple(map(numbered, e.turns)))) for e in batch.episodes]
         # The rewards of environments, which may be None; the other columns are the problem's.
-        record["columns"] = [{k: v for k, v in p.columns.items() if k == REWARD} for p in batch.prompts]
+        record["columns"] = [{k: v for k, v in p.columns.items() if k in EARNED} for p in batch.prompts]
     return record
 
 
