@@ -71,7 +71,7 @@ def llama3_calls(text: str, limits: CallLimits = LIMITS) -> list[ParsedCall]:
         except (ValueError, RecursionError) as error:
             calls.append(_unreadable(_reason(error), _LLAMA3_FORM))
             break  # Where the next one begins is not known.
-        calls.append(_call_of(value, _LLAMA3_FORM, limits))
+        calls.append(_call_of(value, _LLAMA3_FORM, limits, end - match.start()))
     if tag and not calls:
         return [_unreadable("no JSON object with a name follows <|python_tag|>", _LLAMA3_FORM)]
     return _capped(calls, limits)
@@ -102,7 +102,8 @@ def tag_calls(
     if not content and name in optional:
         return [ParsedCall(name)]
     if len(names) == 1:
-        return [_call_of({"name": name, "arguments": {names[0]: content}}, "", limits)]
+        value = {"name": name, "arguments": {names[0]: content}}
+        return [_call_of(value, tag_form(name, names), limits, len(content))]
     return [_read(content, tag_form(name, names), limits, name)] if names else [ParsedCall(name)]
 
 
@@ -123,15 +124,17 @@ def tag_form(name: str, parameters: Sequence[str]) -> str:
     return f"<{name}>{several if len(parameters) > 1 else '…' if parameters else ''}</{name}>"
 
 
-def _call_of(value: Any, form: str, limits: CallLimits) -> ParsedCall:
+def _call_of(value: Any, form: str, limits: CallLimits, length: int | None = None) -> ParsedCall:
+    """The call that was read from a text of this length; None for the length that it has as JSON."""
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not name:
         return _unreadable("it has no name", form)
     arguments = value.get("arguments", value.get("parameters", {}))
     try:
         # What other programs could not write again: lone surrogates, NaN, integers of thousands of digits.
-        written = json.dumps([name, arguments], ensure_ascii=False, allow_nan=False).encode()
-        if len(written) > 4 * limits.characters:
+        written = json.dumps([name, arguments], ensure_ascii=False, allow_nan=False)
+        written.encode()
+        if (len(written) if length is None else length) > limits.characters:
             raise ValueError(f"it has more than {limits.characters:,} characters")
     except (ValueError, TypeError, RecursionError) as error:
         return _unreadable(_reason(error), form)
@@ -148,7 +151,7 @@ def _read(text: str, form: str, limits: CallLimits, name: str | None = None) -> 
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         return _unreadable(_reason(error), form, name or "")
-    return _call_of(value if name is None else {"name": name, "arguments": value}, form, limits)
+    return _call_of(value if name is None else {"name": name, "arguments": value}, form, limits, len(text))
 
 
 def _capped(calls: list[ParsedCall], limits: CallLimits) -> list[ParsedCall]:

@@ -238,8 +238,8 @@ class Reward:
             yield
         except Exception as error:
             raise ValueError(
-                f"The reward `{self.path}` raised {type(error).__name__}: {error}. It got {number} responses, "
-                f"{'' if self.is_trl else 'their references '}and the columns {sorted(given)}. Call it by hand to "
+                f"The reward `{self.path}` raised {type(error).__name__}: {error}. It got {number} responses"
+                f"{'' if self.is_trl else ', their references'} and the columns {sorted(given)}. Call it by hand to "
                 "debug it (docs/your_reward.md)."
             ) from error
 
