@@ -9,7 +9,9 @@ import pytest
 from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.tools import ToolSet
 from grail_lightning.step import episodes
+from grail_lightning.step.collect import _record
 from grail_lightning.tasks import EnvironmentTask, EpisodeLimits
+from grail_lightning.tasks.base import problem_id
 from grail_lightning.tasks.rewards import RewardSpec
 from tests.calling import END
 from tests.environments.test_dialogue import _model
@@ -143,6 +145,18 @@ def test_an_environment_whose_tool_hangs_is_closed_and_has_no_reward_outside():
     assert logs() == [["reset", "close"]] * 2
     assert batch.reward_values["said"].isnan().tolist() == [True, False]
     assert batch.prompts[1].columns["function_rewards"] == {"said": 1.0}
+
+
+def test_what_functions_gave_is_kept_with_a_batch_in_flight_and_changes_no_identity():
+    paid = RewardSpec(function=lambda environments: [2.0 for _ in environments], name="two")
+    task = task_of(Paid, rewards=[paid])
+    batch = played([task], [[END]], [{"problem": "a"}])
+    (kept,) = _record(batch)["columns"]
+    assert kept == {"environment_reward": 0.0, "function_rewards": {"two": 2.0}}
+    assert problem_id(batch.prompts[0]) == problem_id(task.prompt({"problem": "a"}))
+    assert (batch.rewards.tolist(), batch.correct.tolist()) == ([2.0], [False]), (
+        "`get_reward` decides where it is there"
+    )
 
 
 class Stuck(Room):

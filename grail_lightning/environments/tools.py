@@ -72,7 +72,7 @@ class ToolSet:
         names = [schema["function"]["name"] for schema in self.schemas]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"Tools must have different names, but got {_listed(twice)} twice. Rename one of them.")
-        self.by_name = {name: pair for name, *pair in zip(names, self.schemas, called, strict=True)}
+        self.by_name = dict(zip(names, zip(self.schemas, called, strict=True), strict=True))
         self._bound_to_thread: dict[str, bool] = {}  # Tools that failed since they ran in a thread; True once told.
 
     def run(self, environment: object, call: ParsedCall, max_characters: int) -> _Ran:

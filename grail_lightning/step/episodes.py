@@ -283,7 +283,7 @@ def _reward_outside(rollouts: Sequence[_Rollout]) -> None:
         own = [rollout for rollout in rollouts if rollout.task is task and not rollout.lost]
         if not own or not task.reads_token_ids:
             continue
-        columns = [r.prompt.columns | ({REWARD: r.reward} if task.gives_reward else {}) for r in own]
+        columns = [{**r.prompt.columns, **({REWARD: r.reward} if task.gives_reward else {})} for r in own]
         names = dict.fromkeys(name for row in columns for name in row)
         told = TRLRollouts(
             prompts=[_messages(rollout) for rollout in own],
