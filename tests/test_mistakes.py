@@ -20,7 +20,7 @@ class Other(ArithmeticTask): pass
 def level(responses, references, *, difficulty, correct, weight=1): return [1.0] * len(responses)
 def one(responses): return [1.0] * len(responses)
 def keywords(responses, *, references): return [1.0] * len(responses)
-def of_trl(prompts, completions, **columns): return [1.0] * len(prompts)
+def of_trl(completions, trainer_state): return [1.0] * len(completions)
 def of_none(responses, correct): return [float(right) for right in correct]
 """
 
@@ -165,7 +165,10 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
         ),
         (REWARD % "level", r"The reward `mine.level` must take columns of the data, .*, but asks for \['difficulty'\]"),
         (REWARD % "one", r"The reward `mine.one` must take responses and references.*, but takes \(responses\)"),
-        (REWARD % "of_trl", r"takes \(prompts, completions, \*\*columns\). Write `def of_trl\(responses, references"),
+        (
+            REWARD % "of_trl",
+            r"`mine.of_trl` must take columns .* but asks for \['trainer_state'\].* are those of TRL's",
+        ),
         (REWARD % "of_none", r"takes \(responses, correct\). Write `def of_none\(responses, references"),
         (REWARD % "levle", "got 'mine.levle' .*Did you mean level\\?"),
         ("--data.task.rewards=[{function: corectness}]", "but got 'corectness'. Did you mean correctness\\?"),

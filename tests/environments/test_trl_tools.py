@@ -214,7 +214,7 @@ def test_a_whole_step_calls_and_pays_as_under_trl(trainer, tmp_path):
     assert our_numbers[1:3] == their_numbers[1:3] == ([[5, 6], [5, -1]], [5, 5])
     assert our_lengths[0] == their_lengths[0]
     texts = [trainer.processing_class.decode(ids[0]) for ids in (our_lengths[1], their_lengths[1])]
-    assert texts[0].replace("<think>\n\n</think>\n\n", "") == texts[1], "our template has no thinking in later turns"
+    assert texts[0].replace("<think>\n\n</think>\n\n", "") == texts[1], "TRL begins no later turn with an empty thought"
     assert our_lengths[1] == [batch.response_ids[row][batch.valid_mask[row]].tolist() for row in range(2)]
     for ours, of_trl in zip(our_numbers[0], their_numbers[0], strict=True):
         assert [(m["role"], m.get("name"), m.get("tool_calls")) for m in ours] == [
