@@ -167,7 +167,7 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
         (REWARD % "one", r"The reward `mine.one` must take responses and references.*, but takes \(responses\)"),
         (
             REWARD % "of_trl",
-            r"`mine.of_trl` must take columns .* but asks for \['trainer_state'\].* are those of TRL's",
+            r"`mine.of_trl` must take .* but asks for \['trainer_state'\].* are those of TRL's",
         ),
         (REWARD % "of_none", r"takes \(responses, correct\). Write `def of_none\(responses, references"),
         (REWARD % "levle", "got 'mine.levle' .*Did you mean level\\?"),

@@ -135,6 +135,7 @@ class Task(ABC):
 
     def __init_subclass__(cls) -> None:
         """A class with its own `prompt`, which may read `problem` as text, says anew that it takes conversations."""
+        super().__init_subclass__()
         if "prompt" in vars(cls) and "takes_conversations" not in vars(cls):
             cls.takes_conversations = False
 
