@@ -166,7 +166,8 @@ def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict
     for rows in _rows_of_tasks(batch.prompts):
         texts, prompts = [batch.texts[r] for r in rows], [batch.prompts[r] for r in rows]
         task = prompts[0].task
-        earned = task.earn(texts, prompts, [verdicts[r] for r in rows], [lengths[r] for r in rows])
+        ids = {"ids": _token_ids(batch, rows)} if task.reads_token_ids else {}
+        earned = task.earn(texts, prompts, [verdicts[r] for r in rows], [lengths[r] for r in rows], **ids)
         wanted = f"`{type(task).__name__}.earn` must return {len(rows)} finite numbers or None, one a response,"
         total = [None if value is None else float(value) for value in earned.total]
         given = [value for value in total if value is not None]
@@ -197,6 +198,12 @@ def _hangs(batch: SampledBatch, row: int) -> bool:
 def _or_nan(values: Sequence[float | None]) -> Tensor:
     """``[B]`` float64: the values, NaN in place of None."""
     return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
+
+
+def _token_ids(batch: SampledBatch, rows: list[int]) -> list[list[int]]:
+    """The token ids after the prompt of some rows, without padding."""
+    lengths = batch.valid_lengths.tolist()
+    return [batch.response_ids[row, : lengths[row]].tolist() for row in rows]
 
 
 def align_rows(

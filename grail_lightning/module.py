@@ -40,7 +40,7 @@ from grail_lightning.runtime.hooks import adapt_trainer
 from grail_lightning.runtime.run_folder import check_last_found
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.assign import assign_credit, compute_advantages, of_whole_batch, run_credit, trained_rows
-from grail_lightning.step.collect import Ahead, check_engine, check_scored, collect
+from grail_lightning.step.collect import Ahead, check_engine, collect
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.report import EvaluationPlan, StepOutput, batch_figures, tag, warn_of_limits
@@ -250,8 +250,7 @@ class GrailModule(pl.LightningModule):
         if self.second is not None and fits:
             self.second.load_state_dict(checkpoint.get("second", {}))
         self._restored = checkpoint.get("state_dict", {}) if fits else {}
-        if not fits:
-            self.gradients = None
+        self.gradients = self.gradients if fits else None
 
     # --- steps --------------------------------------------------------------------------------------------------
 
@@ -261,7 +260,6 @@ class GrailModule(pl.LightningModule):
         policy, objective, execution = self._policy, self.objective, self.execution
         sampler = self._sampler(clock, execution.group_size, self.sampling)
         graded, sampling_figures = collect(prompts, sampler, self.ahead, loader, execution, self.global_step)
-        check_scored(graded, self.global_step)
         context = self.credit_context(self.credit)
         with clock.phase("credit"):  # The baseline `energy` needs forward passes.
             whole = compute_advantages(graded, execution.group_size, objective, policy, context)
@@ -269,8 +267,7 @@ class GrailModule(pl.LightningModule):
         forward, first_weights = assign_credit(
             self.credit, self.control, policy, batch, context, objective, clock, share_prefixes=execution.share_prefixes
         )
-        # With `split_groups` all ranks deal the rows together, which needs one seed; else each deals groups of its own.
-        dealer = 0 if execution.split_groups else self.global_rank
+        dealer = 0 if execution.split_groups else self.global_rank  # With `split_groups` all ranks deal rows together.
         with clock.phase("update"):
             update = Update(
                 forward,

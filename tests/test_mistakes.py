@@ -21,7 +21,7 @@ class Other(ArithmeticTask): pass
 def level(responses, references, *, difficulty, correct, weight=1): return [1.0] * len(responses)
 def one(responses): return [1.0] * len(responses)
 def keywords(responses, *, references): return [1.0] * len(responses)
-def of_trl(prompts, completions, **columns): return [1.0] * len(prompts)
+def of_trl(completions, trainer_state): return [1.0] * len(completions)
 class Judge:
     def __call__(self, texts): return [1.0] * len(texts)
 judge = Judge()
@@ -198,7 +198,10 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
         ),
         (REWARD % "level", r"The reward `mine.level` must take columns of the data, .*, but asks for \['difficulty'\]"),
         (REWARD % "one", r"The reward `mine.one` must take responses and references.*, but takes \(responses\)"),
-        (REWARD % "of_trl", r"takes \(prompts, completions, \*\*columns\). Write `def of_trl\(responses, references"),
+        (
+            REWARD % "of_trl",
+            r"`mine.of_trl` must take .* but asks for \['trainer_state'\].* are those of TRL's",
+        ),
         (
             REWARD % "partial",
             r"takes \(responses\). Write `def one\(responses, .*\)`. Give `functools.partial` the values",

@@ -141,7 +141,9 @@ def batch(policy):
 
 
 @pytest.mark.parametrize(
-    "credit", [credits.UCAS(), credits.PRIME(accuracy=(0.0, 1.0)), credits.TurnRewards(baseline="group")], ids=str
+    "credit",
+    [credits.UCAS(), credits.PRIME(accuracy=(0.0, 1.0)), credits.TurnRewards(baseline="group")],
+    ids=lambda credit: type(credit).__name__,
 )
 def test_nothing_is_added_to_the_only_row_of_a_group_that_has_a_reward(credit, policy, batch):
     """Row 9; its group has no advantage."""

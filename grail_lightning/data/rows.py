@@ -15,11 +15,12 @@ from grail_lightning.answers import Conventions, Verdict
 from grail_lightning.answers.evaluated import unevaluated
 from grail_lightning.answers.judge import judge
 from grail_lightning.answers.records import ALTERNATIVE
-from grail_lightning.data.sources import DatasetSpec, Table, answers_in, check_path
+from grail_lightning.data.selection import answers_in
+from grail_lightning.data.sources import DatasetSpec, Table, check_path
 from grail_lightning.picture import Messages, has_pictures, pictures_in, with_pictures
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.answered import AnswerTask
-from grail_lightning.tasks.base import Prompt, Task
+from grail_lightning.tasks.base import Prompt, Task, is_message
 
 _AT_ONCE = 256  # The rows whose pictures are in memory while they are checked.
 
@@ -55,7 +56,7 @@ class RowPrompts(Sequence[Prompt]):
             return self.take(self.indices[index])
         row = dict(self.table.rows[self.indices[index]])
         if (problem := row.get(self.spec.problem)) is not None:
-            row["problem"] = self._text(problem, self.spec.problem)
+            row["problem"] = problem if isinstance(problem, list) else self._text(problem, self.spec.problem)
         if (answer := row.get(self.spec.answer)) is not None:
             # Several formulas are one list, whose order does not matter; of several texts each is right.
             several = [self._text(one, self.spec.answer) for one in answers_in(answer)]
@@ -115,7 +116,7 @@ def _prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:
         isinstance(prompt, Prompt)
         and isinstance(prompt.reference, str)
         and isinstance(prompt.task, Task)
-        and (isinstance(prompt.messages, str) or (prompt.messages and all(map(_is_turn, prompt.messages))))
+        and (isinstance(prompt.messages, str) or (prompt.messages and all(map(is_message, prompt.messages))))
     ):
         raise ValueError(
             f"`{type(task).__name__}.prompt` must return a `Prompt` of grail_lightning.tasks.base, whose `messages` "
@@ -123,18 +124,6 @@ def _prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:
             f"but got {prompt!s:.300}."
         )
     return prompt
-
-
-def _is_turn(message: object) -> bool:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        return False
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    return all(
-        isinstance(part, dict)
-        and (part.get("type") == "image" or (part.get("type") == "text" and isinstance(part.get("text"), str)))
-        for part in parts
-    )
 
 
 @dataclass(frozen=True)

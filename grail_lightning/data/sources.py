@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import codecs
 import json
-import math
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -39,7 +38,8 @@ class DatasetSpec:
         path: A .jsonl, .json or .parquet file, a folder with a dataset, or the name of a dataset on the hub. A folder
             may have ChartQA's form: `SPLIT/*.json`, lists of {imgname, query, label}, and `SPLIT/png/`. From Python
             also rows: a list of dicts, or a `datasets.Dataset`.
-        problem: The column of the problem text.
+        problem: The column of the problem, a text or a conversation as a list of messages. Without a column of the
+            default name it is TRL's `prompt`, if the data has this.
         answer: The column of the reference answer: text or a number, a list of answers, or a worked solution whose last
             box is the answer.
         images: The column of a picture or of a list of them: paths (relative ones from the file's folder), images of
@@ -336,65 +336,3 @@ def _load(builder: str, source: str, /, **options: object) -> Any:
         cause = error.__cause__ or error
         said = f"{type(cause).__name__}: {' '.join(str(cause).split())}".rstrip(".")
         raise ValueError(f"Cannot load the dataset {source!r}: {said}. {advice}") from error
-
-
-def select_rows(table: Table, spec: DatasetSpec, optional: Collection[str] = ()) -> list[int]:
-    """The indices of the rows that `spec` selects, ascending, with a problem and an answer unless `optional`."""
-    where = spec.where or {}
-    columns = {"problem": spec.problem, "answer": spec.answer}
-    needed = [column for name, column in columns.items() if name not in optional]
-    named = [column for name, column in columns.items() if column != name]  # It may be empty, but not missing.
-    selected: list[int] = []
-    for index, row in enumerate(table.columns([spec.problem, spec.answer, *where])):
-        place = table.place(index)
-        missing = [column for column in (*needed, *named, *where) if column not in row]
-        if missing:
-            there = getattr(table.rows, "column_names", None) or list(row)
-            raise ValueError(
-                f"{place}: there is no column `{missing[0]}`. The columns are: {', '.join(map(str, there))}. Name "
-                "the right one with `problem`, `answer` or `where` of the dataset; a task of your own that does "
-                "without problem or answer says so with its attribute `optional_columns`."
-            )
-        if all(_fits(row[column], wanted, f"{place}: `{column}`") for column, wanted in where.items()):
-            if spec.problem in needed or row.get(spec.problem) is not None:
-                _check_text(row[spec.problem], f"{place}: `{spec.problem}`")
-            if spec.answer in needed or row.get(spec.answer) is not None:
-                for answer in answers_in(row[spec.answer]) or [None]:
-                    _check_text(answer, f"{place}: `{spec.answer}`")
-            selected.append(index)
-            if len(selected) == spec.limit:
-                break
-    if not selected:
-        seen = {c: sorted({repr(row[c]) for row in table.columns(list(where))})[:5] for c in where}
-        raise ValueError(f"No row of {table.source} fits `where` {where}. Values that occur: {seen}.")
-    return selected
-
-
-def answers_in(value: object) -> list[object]:
-    """The answers that a cell holds: those of a list, such as OlympiadBench's `final_answer`, or the one that it is."""
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _check_text(value: object, place: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
-        advice = "A task of your own can read its parts (`optional_columns`, docs/your_task.md)."
-        if not isinstance(value, list | tuple | Mapping):
-            kind = type(value).__name__
-            advice = f"This is a value of the type {kind}: write the column as text, as `astype(str)` of pandas does."
-        raise ValueError(f"{place} must be text or a number, but got {value!r:.80}. {advice}")
-    if value is None or not str(value).strip() or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError(
-            f"{place} must be text that is not empty, or a finite number, but got {value!r}. Fill it in, remove the "
-            "row, or leave it out by `where`."
-        )
-
-
-def _fits(value: Any, wanted: object, place: str) -> bool:
-    if isinstance(wanted, list | tuple):
-        return value in wanted
-    if not isinstance(wanted, Mapping):
-        return bool(value == wanted)
-    try:
-        return bool(wanted.get("min", value) <= value <= wanted.get("max", value))
-    except TypeError as error:
-        raise ValueError(f"{place} must be comparable with {dict(wanted)}, but got {value!r:.80} ({error}).") from None

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from grail_lightning.data.loaders import Curriculum, PromptSet
 from grail_lightning.data.modules import STAGES, PromptData, Split
 from grail_lightning.data.rows import Example, FewShot, RowPrompts, problem_and_answer, read_examples, with_examples
+from grail_lightning.data.selection import select_rows, with_prompt_column
 from grail_lightning.data.sources import (
     DatasetSpec,
     Table,
@@ -26,7 +27,6 @@ from grail_lightning.data.sources import (
     is_local,
     metric_names,
     read_table,
-    select_rows,
     with_chart_columns,
     with_columns_of,
 )
@@ -163,7 +163,8 @@ class TableData(PromptData):
         if split == "predict" and self.kept is not None:
             return kept_rollouts(self.kept, self.task, self.trainer)
         examples = self._examples
-        return [self._load_one(split, spec, table, examples) for spec, table in self.tables(split)]
+        tables = [(with_prompt_column(spec, table, self.task), table) for spec, table in self.tables(split)]
+        return [self._load_one(split, spec, table, examples) for spec, table in tables]
 
     @cached_property  # The table that holds them may be large, and every split has the same.
     def _examples(self) -> list[Example]:
@@ -179,10 +180,11 @@ class TableData(PromptData):
                     "`few_shot.dataset` must name the dataset with the worked examples, because there is no `train`."
                 )
             spec, table = tables[0]
+        spec = with_prompt_column(spec, table, self.task)
         return read_examples(self.few_shot, spec, table, self._select(table, spec), self.task)
 
     def _select(self, table: Table, spec: DatasetSpec) -> list[int]:
-        return select_rows(table, spec, self.task.optional_columns)
+        return select_rows(table, spec, self.task)
 
     def _load_one(self, split: Split, spec: DatasetSpec, table: Table, examples: list[Example]) -> PromptSet:
         # The prompt of a row that serves as an example would contain its own answer.

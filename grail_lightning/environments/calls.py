@@ -14,9 +14,15 @@ import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-MAX_CALLS = 16  # Of one turn; what goes beyond is one more call with an error.
-MAX_CHARACTERS = 65_536  # Of one call.
 
+class CallLimits(NamedTuple):
+    """How much is read of what a policy wrote."""
+
+    calls: int = 16  # Of one turn; what goes beyond is one more call with an error.
+    characters: int = 65_536  # Of one call.
+
+
+LIMITS = CallLimits()
 _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _LLAMA3 = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"[^"]*"\s*,\s*"(?:parameters|arguments)"\s*:'
@@ -33,20 +39,21 @@ class ParsedCall(NamedTuple):
     error: str | None = None  # Why the call could not be read; goes back to the policy.
 
 
-def hermes_calls(text: str) -> list[ParsedCall]:
+def hermes_calls(text: str, limits: CallLimits = LIMITS) -> list[ParsedCall]:
     """The calls ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` of a turn, in their order.
 
     What stands in a block ``<think>…</think>`` is no call, and neither is what follows a ``<think>`` without an end:
     there a policy weighs what it could call.
     """
     calls = []
-    for piece in _THINKING.sub("", text).split("<tool_call>", MAX_CALLS + 1)[1:]:
+    for piece in _THINKING.sub("", text).split("<tool_call>", limits.calls + 1)[1:]:
         body, end, _ = piece.partition("</tool_call>")
-        calls.append(_read(body, _HERMES_FORM) if end else _unreadable("it has no </tool_call>", _HERMES_FORM))
-    return _capped(calls)
+        unread = _unreadable("it has no </tool_call>", _HERMES_FORM)
+        calls.append(_read(body, _HERMES_FORM, limits) if end else unread)
+    return _capped(calls, limits)
 
 
-def llama3_calls(text: str) -> list[ParsedCall]:
+def llama3_calls(text: str, limits: CallLimits = LIMITS) -> list[ParsedCall]:
     """The calls ``{"name": …, "parameters": {…}}`` of a turn, with or without ``<|python_tag|>`` in front.
 
     Other JSON is no call, unless it follows that tag. Thinking is passed over as in `hermes_calls`.
@@ -57,20 +64,25 @@ def llama3_calls(text: str) -> list[ParsedCall]:
     for match in _LLAMA3.finditer(text):
         if match.start() < end:
             continue  # It stands in the arguments of the call before.
-        if len(calls) > MAX_CALLS:
+        if len(calls) > limits.calls:
             break
         try:
             value, end = json.JSONDecoder().raw_decode(text, match.start())
         except (ValueError, RecursionError) as error:
             calls.append(_unreadable(_reason(error), _LLAMA3_FORM))
             break  # Where the next one begins is not known.
-        calls.append(_call_of(value, _LLAMA3_FORM))
+        calls.append(_call_of(value, _LLAMA3_FORM, limits, end - match.start()))
     if tag and not calls:
         return [_unreadable("no JSON object with a name follows <|python_tag|>", _LLAMA3_FORM)]
-    return _capped(calls)
+    return _capped(calls, limits)
 
 
-def tag_calls(text: str, parameters: Mapping[str, Sequence[str]], optional: Collection[str] = ()) -> list[ParsedCall]:
+def tag_calls(
+    text: str,
+    parameters: Mapping[str, Sequence[str]],
+    optional: Collection[str] = (),
+    limits: CallLimits = LIMITS,
+) -> list[ParsedCall]:
     """The call ``<name>…</name>`` that ends a turn, or none; `parameters` are the names of each tool's.
 
     The content is the value of the one parameter, as text; of several, a JSON object. Without content a tool of
@@ -90,19 +102,20 @@ def tag_calls(text: str, parameters: Mapping[str, Sequence[str]], optional: Coll
     if not content and name in optional:
         return [ParsedCall(name)]
     if len(names) == 1:
-        return [_call_of({"name": name, "arguments": {names[0]: content}}, "")]
-    return [_read(content, tag_form(name, names), name)] if names else [ParsedCall(name)]
+        value = {"name": name, "arguments": {names[0]: content}}
+        return [_call_of(value, tag_form(name, names), limits, len(content))]
+    return [_read(content, tag_form(name, names), limits, name)] if names else [ParsedCall(name)]
 
 
-def calls_by(parse: Callable[[str], dict[str, Any]], text: str) -> list[ParsedCall]:
+def calls_by(parse: Callable[[str], dict[str, Any]], text: str, limits: CallLimits = LIMITS) -> list[ParsedCall]:
     """The calls of a turn by a tokenizer's own parser, which is not made for hostile text."""
     try:
-        if len(text) > MAX_CHARACTERS * MAX_CALLS:
+        if len(text) > limits.characters * limits.calls:
             raise ValueError("it is too long")
         calls = [call["function"] for call in parse(text).get("tool_calls") or []]
     except Exception as error:  # Of its regular expressions, of JSON, or of the shape of what it made.
         return [ParsedCall("", error=f"The calls of this turn could not be read: {str(error)[:100]}")]
-    return _capped([_call_of(call, "a name and arguments") for call in calls])
+    return _capped([_call_of(call, "a name and arguments", limits) for call in calls], limits)
 
 
 def tag_form(name: str, parameters: Sequence[str]) -> str:
@@ -111,16 +124,18 @@ def tag_form(name: str, parameters: Sequence[str]) -> str:
     return f"<{name}>{several if len(parameters) > 1 else '…' if parameters else ''}</{name}>"
 
 
-def _call_of(value: Any, form: str) -> ParsedCall:
+def _call_of(value: Any, form: str, limits: CallLimits, length: int | None = None) -> ParsedCall:
+    """The call that was read from a text of this length; None for the length that it has as JSON."""
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not name:
         return _unreadable("it has no name", form)
     arguments = value.get("arguments", value.get("parameters", {}))
     try:
         # What other programs could not write again: lone surrogates, NaN, integers of thousands of digits.
-        written = json.dumps([name, arguments], ensure_ascii=False, allow_nan=False).encode()
-        if len(written) > 4 * MAX_CHARACTERS:
-            raise ValueError(f"it has more than {MAX_CHARACTERS:,} characters")
+        written = json.dumps([name, arguments], ensure_ascii=False, allow_nan=False)
+        written.encode()
+        if (len(written) if length is None else length) > limits.characters:
+            raise ValueError(f"it has more than {limits.characters:,} characters")
     except (ValueError, TypeError, RecursionError) as error:
         return _unreadable(_reason(error), form)
     if not isinstance(arguments, dict):
@@ -128,20 +143,20 @@ def _call_of(value: Any, form: str) -> ParsedCall:
     return ParsedCall(name, arguments)
 
 
-def _read(text: str, form: str, name: str | None = None) -> ParsedCall:
+def _read(text: str, form: str, limits: CallLimits, name: str | None = None) -> ParsedCall:
     """The call of a text in JSON: of the whole call, or of the arguments of the tool `name`."""
     try:
-        if len(text) > MAX_CHARACTERS:
-            raise ValueError(f"it has more than {MAX_CHARACTERS:,} characters")
+        if len(text) > limits.characters:
+            raise ValueError(f"it has more than {limits.characters:,} characters")
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         return _unreadable(_reason(error), form, name or "")
-    return _call_of(value if name is None else {"name": name, "arguments": value}, form)
+    return _call_of(value if name is None else {"name": name, "arguments": value}, form, limits, len(text))
 
 
-def _capped(calls: list[ParsedCall]) -> list[ParsedCall]:
-    more = ParsedCall("", error=f"Only the first {MAX_CALLS} calls of a turn are run.")
-    return [*calls[:MAX_CALLS], more] if len(calls) > MAX_CALLS else calls
+def _capped(calls: list[ParsedCall], limits: CallLimits) -> list[ParsedCall]:
+    more = ParsedCall("", error=f"Only the first {limits.calls} calls of a turn are run.")
+    return [*calls[: limits.calls], more] if len(calls) > limits.calls else calls
 
 
 def _unreadable(reason: str, form: str, name: str = "") -> ParsedCall:

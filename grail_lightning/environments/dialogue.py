@@ -16,7 +16,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from grail_lightning.environments import calls as reading
-from grail_lightning.environments.calls import ParsedCall
+from grail_lightning.environments.calls import CallLimits, ParsedCall
 from grail_lightning.picture import Picture, PictureEncoder, add_text, in_parts, pictures_in
 
 if TYPE_CHECKING:
@@ -145,9 +145,10 @@ class Dialect(ABC):
         encode: Encode,
         tags: Iterable[str],
         pictures: PictureEncoder | None,
+        limits: CallLimits,
     ) -> None:
         self.tokenizer, self.encode, self.control = tokenizer, encode, _control_tokens(tokenizer)
-        self.pictures = pictures
+        self.pictures, self.limits = pictures, limits
         texts = {*self.control.values(), *tags, "" if pictures is None else pictures.place} - {""}
         first, whole = "".join(re.escape(text[0]) for text in texts), "|".join(map(re.escape, texts))
         # It looks at each character, because occurrences can overlap; the first condition makes that quick.
@@ -210,13 +211,15 @@ class Tags(Dialect):
         encode: Encode,
         pictures: PictureEncoder | None = None,
         instruction: str = "",
+        limits: CallLimits = reading.LIMITS,
     ) -> None:
         self.instruction = instruction
         self.parameters, self.optional = _parameters(schemas), _without_required(schemas)
         if "result" in self.parameters:
             raise ValueError("A tool must not be named `result`, because this is the tag of results. Rename the tool.")
         names = [*self.parameters, "result"]
-        super().__init__(tokenizer, encode, [tag for name in names for tag in (f"<{name}>", f"</{name}>")], pictures)
+        tags = [tag for name in names for tag in (f"<{name}>", f"</{name}>")]
+        super().__init__(tokenizer, encode, tags, pictures, limits)
         self.stop = tuple(f"</{name}>" for name in self.parameters)
 
     def prompt_ids(self, messages: list[dict[str, str]] | str) -> list[int]:
@@ -229,7 +232,7 @@ class Tags(Dialect):
 
     def calls(self, ids: Sequence[int]) -> list[ParsedCall]:
         """See `Dialect.calls`. There is at most one, as its closing tag ends the turn."""
-        return reading.tag_calls(self._text(ids), self.parameters, self.optional)
+        return reading.tag_calls(self._text(ids), self.parameters, self.optional, self.limits)
 
     def between(self, results: Sequence[Result]) -> list[int]:
         """See `Dialect.between`. The policy goes on in the same message."""
@@ -249,9 +252,14 @@ class Chat(Dialect):
     """Calls and results as the chat template writes them."""
 
     def __init__(
-        self, template: _ChatTemplate, kind: CallFormat, encode: Encode, pictures: PictureEncoder | None = None
+        self,
+        template: _ChatTemplate,
+        kind: CallFormat,
+        encode: Encode,
+        pictures: PictureEncoder | None = None,
+        limits: CallLimits = reading.LIMITS,
     ) -> None:
-        super().__init__(template.tokenizer, encode, _CHAT_TAGS, pictures)
+        super().__init__(template.tokenizer, encode, _CHAT_TAGS, pictures, limits)
         self.template = template
         self.end_token_id = next(token for token, text in self.control.items() if text == template.end)
         self.prefix = template.render(template.trial()[:1])
@@ -275,7 +283,7 @@ class Chat(Dialect):
 
     def calls(self, ids: Sequence[int]) -> list[ParsedCall]:
         """See `Dialect.calls`."""
-        return self._read(self.kind, self._text(ids))
+        return self._read(self.kind, self._text(ids), self.limits)
 
     def between(self, results: Sequence[Result]) -> list[int]:
         """See `Dialect.between`. What the template makes of a result, a string of JSON say, is text as well."""
@@ -304,19 +312,21 @@ class Chat(Dialect):
         kinds: tuple[CallFormat, ...] = ("hermes", *bare, "tokenizer") if kind == "auto" else (kind,)
         text = f"</think>{text}" if self.start else text
         for one in kinds:
-            if self._read(one, text) == [ParsedCall(call["name"], call["arguments"])]:
+            if self._read(one, text, reading.LIMITS) == [ParsedCall(call["name"], call["arguments"])]:
                 return one
         wanted = "`hermes` or `llama3`" if kind == "auto" else f"`{kind}`"
         raise ValueError(_refusal(f"its calls must have the form {wanted}, but it wrote {text[:200]!r}"))
 
-    def _read(self, kind: CallFormat, text: str) -> list[ParsedCall]:
+    def _read(self, kind: CallFormat, text: str, limits: CallLimits) -> list[ParsedCall]:
         if kind != "tokenizer":
-            return (reading.hermes_calls if kind == "hermes" else reading.llama3_calls)(self.start + text)
+            read = reading.hermes_calls if kind == "hermes" else reading.llama3_calls
+            return read(self.start + text, limits)
         if getattr(self.tokenizer, "response_template", None) is None:
             return []
         return reading.calls_by(
             lambda text: self.tokenizer.parse_response(text, prefix=self.prefix, tools=self.template.kwargs["tools"]),
             text,
+            limits,
         )
 
 
@@ -328,30 +338,31 @@ def find_dialect(
     chat_template_kwargs: dict[str, Any],
     pictures: PictureEncoder | None = None,
     instruction: str = "",
+    limits: CallLimits = reading.LIMITS,
 ) -> Dialect:
     """The dialect of a tokenizer, for tools as `transformers.utils.get_json_schema` describes them.
 
     A chat template must preserve prefixes: a turn is shown alike whatever follows it. One that does not, but has the
     prompts of Qwen3's own template, is replaced by ours for training. `encode` is for prompts without tools.
     `pictures` are the tokens of pictures of a policy that takes some; the template may be that of its processor.
-    The `instruction` names tools whose calls are plain tags.
+    The `instruction` names tools whose calls are plain tags, and the `limits` say how much of a turn is read.
     """
     written = tokenizer.chat_template or (None if pictures is None else pictures.processor.chat_template)
     if kind == "tags" or not schemas or (kind == "auto" and not written):
-        return Tags(tokenizer, schemas, encode, pictures, instruction)
+        return Tags(tokenizer, schemas, encode, pictures, instruction, limits)
     kwargs = {**({} if tokenizer.chat_template else {"chat_template": written}), **chat_template_kwargs}
     kwargs["tools"] = list(schemas)
     control, in_parts = _control_tokens(tokenizer).values(), pictures is not None
     template = _ChatTemplate(tokenizer, kwargs, next(iter(_parameters(schemas))), control, in_parts)
     question = template.trial()[:1]
     if kind == "auto" and template.render(question) == template.render(question, tools=None):
-        return Tags(tokenizer, schemas, encode, pictures, instruction)
+        return Tags(tokenizer, schemas, encode, pictures, instruction, limits)
     try:
         template.check()
     except ValueError:
         template = template.for_training()
         template.check()
-    return Chat(template, kind, encode, pictures)
+    return Chat(template, kind, encode, pictures, limits)
 
 
 def describe(schemas: Sequence[dict[str, Any]]) -> str:

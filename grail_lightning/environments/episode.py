@@ -33,14 +33,21 @@ class EpisodeLimits:
         max_tokens: Most tokens after the prompt, results of tools included; None for the model's positions alone.
         max_failures: The number of calls that failed or timed out with which a rollout ends.
         tool_seconds: Most seconds of a call. A tool that hangs ends its rollout.
+        method_seconds: Most seconds of `reset` with the constructor, and of each of `get_reward`, `score_turn` and
+            `state_key`. One that takes longer ends the run. `close` is not waited for any longer, either.
         result_characters: Most characters of a result; the rest is cut, and the text says so.
+        max_calls: Most calls of one turn. Those above are not run, and the policy is told so once.
+        call_characters: Most characters of one call. A longer one is invalid.
     """
 
     max_turns: int = 8
     max_tokens: int | None = None
     max_failures: int = 3
     tool_seconds: float = 10.0
+    method_seconds: float = 60.0
     result_characters: int = 2000
+    max_calls: int = 16
+    call_characters: int = 65_536
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

@@ -29,7 +29,7 @@ from grail_lightning.engines.base import build_batch
 from grail_lightning.functional.advantages import EQUAL_REWARDS, energy_baselines, group_advantages, reward_ranges
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.runtime.collectives import all_gather_rows
+from grail_lightning.runtime.collectives import all_gather_rows, all_reduce
 from grail_lightning.step.forward import Forward, Teacher
 from grail_lightning.step.loss import live_rows, loss_mask
 from grail_lightning.step.options import Objective
@@ -44,6 +44,7 @@ def compute_advantages(
     Statistics of the batch are those of all ranks, and of the rows that have a reward. `objective.baseline: energy`
     needs the policy: it weighs rewards by the squared norms of gradients.
     """
+    _check_rewards(batch, context.step)
     rewards, scale = batch.rewards.double(), objective.scale_rewards
     std = means = None
     if scale == "batch":
@@ -61,6 +62,18 @@ def compute_advantages(
         rewards, group_size, scale, std, means, baseline=baseline, train_equal=even, dtype=dtype
     )
     return batch.with_advantages(advantages)
+
+
+def _check_rewards(batch: GradedBatch, step: int) -> None:
+    """Check that some response of the first batch (optimiser step 0), on any rank, has a reward. A collective then."""
+    if step or int(all_reduce(batch.scored.sum(), "sum")):
+        return
+    names = ", ".join(f"`{name}`" for name in batch.reward_values) or f"`{type(batch.prompts[0].task).__name__}.reward`"
+    raise ValueError(
+        f"Some response of the first batch must have a reward, but got None for all of them: {names} gave no opinion "
+        "about any (as does an environment whose `get_reward` returns None). Return numbers, 0 for a response that "
+        "earns nothing, or add a reward such as `correctness`."
+    )
 
 
 def trained_rows(batch: RolloutBatch) -> RolloutBatch:

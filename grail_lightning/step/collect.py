@@ -37,7 +37,7 @@ from grail_lightning.runtime.collectives import all_gather_objects, all_reduce, 
 from grail_lightning.runtime.seeds import SeedKey
 from grail_lightning.step.options import Execution
 from grail_lightning.step.sampler import Sampler, training_key
-from grail_lightning.tasks.base import REWARD, Prompt, problem_id
+from grail_lightning.tasks.base import EARNED, Prompt, problem_id
 
 _PATIENCE = 2.0  # Seconds that the end of a process waits for a sampling in flight, whose thread ends with it.
 
@@ -133,18 +133,6 @@ def same_verdict_groups(batch: GradedBatch) -> Tensor:
     correct, scored = (rows.cpu().reshape(number, -1) for rows in (batch.correct, batch.scored))
     right = (correct & scored).sum(1)
     return (right == 0) | (right == scored.sum(1))
-
-
-def check_scored(batch: GradedBatch, step: int) -> None:
-    """Check that some response of the first batch (optimiser step 0), on any rank, has a reward. A collective then."""
-    if step or int(all_reduce(batch.scored.sum(), "sum")):
-        return
-    names = ", ".join(f"`{name}`" for name in batch.reward_values) or f"`{type(batch.prompts[0].task).__name__}.reward`"
-    raise ValueError(
-        f"Some response of the first batch must have a reward, but got None for all of them: {names} gave no opinion "
-        "about any (as does an environment whose `get_reward` returns None). Return numbers, 0 for a response that "
-        "earns nothing, or add a reward such as `correctness`."
-    )
 
 
 def _replace(batch: GradedBatch, fresh: GradedBatch) -> GradedBatch:
@@ -304,7 +292,7 @@ def _record(batch: SampledBatch) -> dict[str, Any]:
 
         record["episodes"] = [episode_json(replace(e, turns=tuple(map(numbered, e.turns)))) for e in batch.episodes]
         # The rewards of environments, which may be None; the other columns are the problem's.
-        record["columns"] = [{k: v for k, v in p.columns.items() if k == REWARD} for p in batch.prompts]
+        record["columns"] = [{k: v for k, v in p.columns.items() if k in EARNED} for p in batch.prompts]
     return record
 
 

@@ -10,6 +10,7 @@ Shapes: ``B`` rows, ``T`` tokens after the prompt.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -29,13 +30,21 @@ from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.dialogue import Dialect
 from grail_lightning.environments.episode import Call, EndReason, Episode, Turn
 from grail_lightning.environments.side_by_side import side_by_side
-from grail_lightning.environments.tools import call_number, call_reset, call_state, new_environment, run_calls
+from grail_lightning.environments.tools import (
+    call_close,
+    call_number,
+    call_reset,
+    call_state,
+    new_environment,
+    run_calls,
+)
 from grail_lightning.picture import add_text, pictures_in
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.collectives import world_size
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.tasks.base import REWARD, Prompt, TokenText
+from grail_lightning.tasks.base import FUNCTION_REWARDS, REWARD, Prompt, TokenText
 from grail_lightning.tasks.environment import EnvironmentTask
+from grail_lightning.tasks.rewards import TRLRollouts
 
 
 @dataclass(eq=False)
@@ -59,6 +68,7 @@ class _Rollout:
     logprobs: list[float] | None = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     reward: float | None = None
+    function_rewards: dict[str, float | None] | None = None  # What functions gave that read the environment.
     end: EndReason | None = None
 
     # Of the newest turn: its ids, its calls before and after they were run, and where it began and ended.
@@ -132,6 +142,16 @@ class _Rollout:
         else:
             self.append(between, [0.0] * len(between), sampled=False)
 
+    def messages(self) -> list[dict[str, Any]]:
+        """What followed the prompt as messages in TRL's form. A turn's content is all that the policy wrote in it."""
+        told: list[dict[str, Any]] = []
+        for turn in self.turns:
+            functions = [{"name": call.name, "arguments": dict(call.arguments)} for call in turn.calls]
+            calls = {"tool_calls": [{"type": "function", "function": function} for function in functions]}
+            told.append({"role": "assistant", "content": turn.text} | (calls if functions else {}))
+            told += [{"role": "tool", "name": call.name, "content": call.result} for call in turn.calls]
+        return told
+
     @property
     def lost(self) -> bool:
         """Whether a tool hangs, so that the environment must not be used again."""
@@ -151,6 +171,9 @@ class _Rollout:
 
     def judge(self) -> None:
         self.reward = call_number(self.environment, "get_reward")
+
+    def close(self) -> None:
+        call_close(self.environment)
 
 
 def play(
@@ -172,7 +195,20 @@ def play(
         prompt = prompts[row // group_size]
         of_group = derive_seed(seeds[row - row % group_size], "environment")
         rollouts.append(_Rollout(policy, prompt, dialects.get(id(prompt.task)), sampling, most, seed, of_group))
-    _each(rollouts, "begin")
+    try:
+        _each(rollouts, "begin")
+        _take_turns(engine, policy, rollouts, sampling, most)
+        _each([rollout for rollout in rollouts if not rollout.lost], "judge")
+        _reward_outside(rollouts)
+    finally:
+        _close(rollouts)
+    return _batch(policy, rollouts, group_size)
+
+
+def _take_turns(
+    engine: RolloutEngine, policy: Policy, rollouts: Sequence[_Rollout], sampling: Sampling, most: float
+) -> None:
+    """Sample turns and run their calls until all rollouts have ended."""
     for rollout in rollouts:
         encode = rollout.dialect.prompt_ids if rollout.dialect else policy.encode
         rollout.prompt_ids = encode(_messages(rollout))
@@ -200,8 +236,6 @@ def play(
                 rollout.take(turn)
             _answer([rollout for _, rollout in going], engine)
             number += 1
-    _each([rollout for rollout in rollouts if not rollout.lost], "judge")
-    return _batch(policy, rollouts, group_size)
 
 
 def _dialects(policy: Policy, prompts: Sequence[Prompt]) -> dict[int, Dialect]:
@@ -222,15 +256,51 @@ def _dialects(policy: Policy, prompts: Sequence[Prompt]) -> dict[int, Dialect]:
 
 def _each(rollouts: Sequence[_Rollout], method: Literal["begin", "judge_turn", "judge"]) -> None:
     """Call a method of each rollout that has an environment, side by side; an error of one ends the run."""
-    own = [(getattr(rollout, method), rollout.task.limits.tool_seconds) for rollout in rollouts if rollout.task]
+    own = [(getattr(rollout, method), rollout.task.limits.method_seconds) for rollout in rollouts if rollout.task]
     for outcome in side_by_side([function for function, _ in own], [seconds for _, seconds in own]):
         if outcome.status == "failed":
             raise outcome.value
         if outcome.status == "timeout":
             raise ValueError(
-                f"`reset`, `get_reward`, `score_turn` and `state_key` of an environment must return within "
-                f"`limits.tool_seconds`, but one did not in {outcome.seconds:g} seconds. Raise it, or make it faster."
+                "The constructor and `reset`, `get_reward`, `score_turn` and `state_key` of an environment must return "
+                f"within `limits.method_seconds`, but one did not in {outcome.seconds:g} seconds. Raise it, or make it "
+                "faster."
             )
+
+
+_TOLD: set[str] = set()  # What was said of a `close` that failed: the rollouts are whole, so that it ends no run.
+
+
+def _close(rollouts: Sequence[_Rollout]) -> None:
+    """Close the environments that were made, each once, whatever ended the rollouts; a failure is a warning, once."""
+    made = [(r, r.task.limits.method_seconds) for r in rollouts if r.task and hasattr(r.environment, "close")]
+    outcomes = side_by_side([rollout.close for rollout, _ in made], [seconds for _, seconds in made])
+    for (rollout, seconds), outcome in zip(made, outcomes, strict=True):
+        name = f"`{type(rollout.environment).__name__}.close`"
+        late = f"{name} did not return within `limits.method_seconds`, {seconds:g} seconds"
+        said = {"failed": str(outcome.value).rstrip("."), "timeout": late}.get(outcome.status)
+        if said and name not in _TOLD:
+            _TOLD.add(name)
+            warnings.warn(f"{said}. The run goes on, and further failures of it are not told.", stacklevel=2)
+
+
+def _reward_outside(rollouts: Sequence[_Rollout]) -> None:
+    """Ask the reward functions that read the environments of their task's rollouts, before these are closed."""
+    for task in {id(rollout.task): rollout.task for rollout in rollouts if rollout.task}.values():
+        own = [rollout for rollout in rollouts if rollout.task is task and not rollout.lost]
+        if not own or not task.reads_token_ids:
+            continue
+        columns = [{**r.prompt.columns, **({REWARD: r.reward} if task.gives_reward else {})} for r in own]
+        names = dict.fromkeys(name for row in columns for name in row)
+        told = TRLRollouts(
+            prompts=[_messages(rollout) for rollout in own],
+            completions=[rollout.messages() for rollout in own],
+            ids=[list(rollout.ids) for rollout in own],
+            columns={name: [row.get(name) for row in columns] for name in names},
+            environments=[rollout.environment for rollout in own],
+        )
+        for rollout, values in zip(own, task.rewards_outside(told), strict=True):
+            rollout.function_rewards = values
 
 
 def _answer(rollouts: Sequence[_Rollout], engine: RolloutEngine) -> None:
@@ -287,13 +357,15 @@ def _batch(policy: Policy, rollouts: Sequence[_Rollout], group_size: int) -> Sam
     )
     return batch.replace(
         group=batch.group // group_size,
-        prompts=[
-            replace(r.prompt, columns={**r.prompt.columns, REWARD: r.reward})
-            if r.task and r.task.gives_reward  # None where a tool hangs.
-            else r.prompt
-            for r in rollouts
-        ],
+        prompts=[replace(r.prompt, columns={**r.prompt.columns, **_earned(r)}) for r in rollouts],
         episodes=[
             Episode(turns=tuple(r.turns), end=r.end or "answered", reward=r.reward, opening=r.opening) for r in rollouts
         ],
     )
+
+
+def _earned(rollout: _Rollout) -> dict[str, Any]:
+    """The columns of a rollout in an environment; None where a tool hangs."""
+    task = rollout.task
+    own: dict[str, Any] = {REWARD: rollout.reward} if task and task.gives_reward else {}
+    return own | ({FUNCTION_REWARDS: rollout.function_rewards} if task and task.reads_token_ids else {})

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, get_args
 
 from grail_lightning.answers import AnswerForm, AnswerSpan, Boxed, Pattern
-from grail_lightning.picture import Messages
-from grail_lightning.tasks.base import Comparison, GradedAnswer, Prompt, Task, TaskReward
-from grail_lightning.tasks.rewards import Reward, Rewards, RewardSpec, RewardValues, Values, ends_with_answer
+from grail_lightning.picture import Messages, add_text, as_text
+from grail_lightning.tasks.base import Comparison, GradedAnswer, Prompt, Task, TaskReward, is_message
+from grail_lightning.tasks.rewards import (
+    Reward,
+    Rewards,
+    RewardSpec,
+    RewardValues,
+    TRLRollouts,
+    Values,
+    ends_with_answer,
+)
 
 
 class AnswerTask(Task):
@@ -32,6 +40,7 @@ class AnswerTask(Task):
         names = [reward.name for reward in self.rewards]
         if len(set(names)) < len(names):
             raise ValueError(f"`rewards` must have different names, but got {names}. Give one of them a `name`.")
+        self.reads_token_ids = any(reward.is_trl for reward in self.rewards)
 
     def check_length(self, max_response_length: int) -> None:
         """Check that no overlong penalty is 0 for all responses of at most this length."""
@@ -73,11 +82,12 @@ class AnswerTask(Task):
         prompts: Sequence[Prompt],
         verdicts: Sequence[GradedAnswer],
         lengths: Sequence[int],
+        ids: Sequence[Sequence[int]] | None = None,
     ) -> TaskReward:
         """The weighted sums and their parts, or the values of a subclass's own `reward`."""
         if type(self).reward is not AnswerTask.reward:
             return super().earn(texts, prompts, verdicts, lengths)
-        values = self.reward_values(texts, prompts, verdicts, lengths)
+        values = self.reward_values(texts, prompts, verdicts, lengths, ids)
         shares = {
             f"{name}/{what}": [share] * len(texts)
             for name, of_one in values.items()
@@ -92,14 +102,17 @@ class AnswerTask(Task):
         prompts: Sequence[Prompt],
         verdicts: Sequence[GradedAnswer],
         lengths: Sequence[int] | None = None,
+        ids: Sequence[Sequence[int]] | None = None,
     ) -> dict[str, Values]:
         """The values of each reward for all responses, by the reward's name and before weighting.
 
-        `lengths` are the numbers of generated tokens; without them a reward that needs them raises.
+        `lengths` are the numbers of generated tokens, and `ids` these tokens, which functions in TRL's form can ask
+        for; without them a reward that needs them raises.
         """
         ours = {"responses", "references", "lengths"}
         names = [name for name in dict.fromkeys(n for prompt in prompts for n in prompt.columns) if name not in ours]
         columns: dict[str, Sequence[Any]] = {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
+        outside = self.trl_values(texts, prompts, columns, ids)
         # None also for a last turn that calls a tool, whose verdict is "missing" whatever its text says.
         found = zip(map(self.answer, texts), verdicts, strict=True)
         answers = [None if answer and verdict.status == "missing" else answer for answer, verdict in found]
@@ -114,8 +127,24 @@ class AnswerTask(Task):
         if lengths is not None:
             columns["lengths"] = lengths
         references = [prompt.reference for prompt in prompts]
-        started = {reward.name: reward.start(texts, references, columns) for reward in self.rewards}
-        return {name: finish() for name, finish in started.items()}
+        own = [reward for reward in self.rewards if not reward.is_trl]
+        started = {reward.name: reward.start(texts, references, columns) for reward in own}
+        values = {name: finish() for name, finish in (started | outside).items()}
+        return {reward.name: values[reward.name] for reward in self.rewards}
+
+    def trl_values(
+        self,
+        texts: Sequence[str],
+        prompts: Sequence[Prompt],
+        columns: Mapping[str, Sequence[Any]],
+        ids: Sequence[Sequence[int]] | None = None,
+    ) -> dict[str, Callable[[], Values]]:
+        """The calls of the rewards in TRL's form, by name, which give their values when they are asked."""
+        chats = [isinstance(prompt.messages, list) for prompt in prompts]
+        said = [[{"role": "assistant", "content": t}] if chat else t for t, chat in zip(texts, chats, strict=True)]
+        asked = [prompt.messages for prompt in prompts]
+        rollouts = TRLRollouts(asked, said, ids, columns)
+        return {reward.name: reward.start_trl(rollouts) for reward in self.rewards if reward.is_trl}
 
 
 def _weighted_sums(rewards: Sequence[Reward], values: Mapping[str, Values]) -> Values:
@@ -134,14 +163,17 @@ class MathTask(AnswerTask):
 
     Args:
         instruction: The text that is appended to the problem, including its leading space; default that of the answer's
-            form, for a box the sentence of the published runs.
-        system_prompt: The text of a system turn before the user turn; none by default.
+            form, for a box the sentence of the published runs. Of a conversation it is appended to the last message.
+        system_prompt: The text of a system turn before the user turn; none by default. An error if a row's conversation
+            has one of its own.
         rewards: The weighted rewards of a response; default 1 for a right answer, else 0.
         answer: The form of the answer: `Boxed` (default), `LastNumber`, `Marker`, `Pattern`, or a class of your own.
         compare: How answer and reference are compared: math by the verifier; text as text, without regard to case and
             to the amount of white space; exact as text, with regard to case; relaxed as text, but a number may differ
             by 5 % of the reference (ChartQA).
     """
+
+    takes_conversations = True
 
     def __init__(
         self,
@@ -171,11 +203,48 @@ class MathTask(AnswerTask):
         return self.instruction
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
-        """The prompt of the columns `problem` and `answer` of a row; it keeps all columns."""
-        if not {"problem", "answer"} <= row.keys():
+        """The prompt of the columns `problem` and `answer` of a row; it keeps all columns.
+
+        The problem is a text, or a conversation that ends with a message of the user, as TRL's `prompt`, which takes
+        its place where there is no `problem`.
+        """
+        problem = row.get("problem", row.get("prompt"))
+        if problem is None or "answer" not in row:
             raise ValueError(f"A row must have the columns `problem` and `answer`, but got only {sorted(row)}.")
-        messages: Messages = [{"role": "user", "content": f"{row['problem']}{self.instruction_of(row)}"}]
+        instruction, columns = self.instruction_of(row), dict(row)
+        if isinstance(problem, list):
+            messages = read_conversation(problem)
+            columns["problem"] = as_text(messages[-1]["content"])
+            messages[-1]["content"] = add_text(messages[-1]["content"], instruction)
+        else:
+            messages = [{"role": "user", "content": f"{problem}{instruction}"}]
         if self.system_prompt is not None:
+            if messages[0]["role"] == "system":
+                raise ValueError(
+                    "`system_prompt` of the task and a message of the system in a row's prompt exclude each other, but "
+                    f"got {self.system_prompt[:60]!r} and {as_text(messages[0]['content'])[:60]!r}. Leave out one."
+                )
             messages.insert(0, {"role": "system", "content": self.system_prompt})
         reference = self.form.bare(str(row["answer"])).strip()
-        return Prompt(messages=messages, reference=reference, task=self, columns=dict(row))
+        return Prompt(messages=messages, reference=reference, task=self, columns=columns)
+
+
+def read_conversation(given: Sequence[Any]) -> Messages:
+    """A copy of a conversation that a policy can go on with; a ValueError if it is none.
+
+    Fields of a message that are None are left out: a table has the same fields for all messages.
+    """
+    wanted = (
+        'A prompt that is a conversation must be a list of messages, {"role": "user", "content": "…"}, of which the '
+        "last is the user's,"
+    )
+    messages: Messages = []
+    for message in given:
+        if not is_message(message):
+            raise ValueError(f"{wanted} but got {str(message)[:200]}.")
+        own = {name: value for name, value in message.items() if value is not None}
+        parts = own["content"]
+        messages.append(own | {"content": [dict(part) for part in parts] if isinstance(parts, list) else parts})
+    if not messages or messages[-1]["role"] != "user":
+        raise ValueError(f"{wanted} but got {str(messages[-1] if messages else [])[:200]} at its end.")
+    return messages

@@ -56,6 +56,19 @@ class TokenText(str):
         return made
 
 
+def is_message(message: object) -> bool:
+    """Whether a value is a message of a conversation: a role, and a text or a list of texts and pictures."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return all(
+        isinstance(part, Mapping)
+        and (part.get("type") == "image" or (part.get("type") == "text" and isinstance(part.get("text"), str)))
+        for part in parts
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
     """The input of the policy for one problem. It refers to its task, so that mixed datasets can be graded.
@@ -84,6 +97,8 @@ class Prompt:
 # Half of float32's largest number: an advantage is a difference of two rewards, and is a float32.
 LARGEST_REWARD = 1.7e38
 REWARD = "environment_reward"  # The column with what `get_reward` returned; rewards can ask for it.
+FUNCTION_REWARDS = "function_rewards"  # The column with what functions of TRL's form gave for an environment, by name.
+EARNED = (REWARD, FUNCTION_REWARDS)  # Columns of a rollout rather than of its problem.
 
 
 def response_group(prompt: Prompt) -> object:
@@ -99,7 +114,7 @@ def problem_id(prompt: Prompt) -> str:
     """
     told: tuple[object, ...] = (prompt.dataset, prompt.messages, prompt.reference)
     if prompt.task.reads_columns:
-        told += (sorted((name, repr(value)) for name, value in prompt.columns.items() if name != REWARD),)
+        told += (sorted((name, repr(value)) for name, value in prompt.columns.items() if name not in EARNED),)
         told += (prompt.occurrence,)
     text = repr(told)
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
@@ -120,7 +135,15 @@ class Task(ABC):
     evaluated = False
     reads_columns = False
     has_environment = False  # Whether rollouts have several turns, in which an environment answers.
+    reads_token_ids = False  # Whether `earn` takes the token ids of responses, by the name `ids`.
+    takes_conversations = False  # Whether the `problem` of a row may be a list of messages, as TRL's `prompt` is.
     optional_columns: Collection[str] = ()  # Those of `problem` and `answer` that a row may lack.
+
+    def __init_subclass__(cls) -> None:
+        """A class with its own `prompt`, which may read `problem` as text, says anew that it takes conversations."""
+        super().__init_subclass__()
+        if "prompt" in vars(cls) and "takes_conversations" not in vars(cls):
+            cls.takes_conversations = False
 
     @staticmethod
     def make_verifier() -> AnswerVerifier:

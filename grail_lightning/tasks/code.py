@@ -166,11 +166,12 @@ class CodeTask(MathTask):
         prompts: Sequence[Prompt],
         verdicts: Sequence[GradedAnswer],
         lengths: Sequence[int] | None = None,
+        ids: Sequence[Sequence[int]] | None = None,
     ) -> dict[str, Values]:
         """See `AnswerTask`; the share of tests that a program passed is one of the columns."""
         shares = [verdict.outcome.share if isinstance(verdict, ProgramVerdict) else 0.0 for verdict in verdicts]
         added = [replace(p, columns={**p.columns, _PASSED: s}) for p, s in zip(prompts, shares, strict=True)]
-        return super().reward_values(texts, added, verdicts, lengths)
+        return super().reward_values(texts, added, verdicts, lengths, ids)
 
     def label_steps(self, text: str, prompt: Prompt) -> list[Step] | None:
         """Label the statements, one a line, of a response's program.

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from grail_lightning.answers import AnswerForm
 from grail_lightning.answers.records import Verdict
+from grail_lightning.environments.calls import CallLimits
 from grail_lightning.environments.dialogue import CallFormat, Dialect, Encode, describe, find_dialect
 from grail_lightning.environments.episode import EpisodeLimits
-from grail_lightning.environments.tools import ToolSet, check_columns, new_environment
+from grail_lightning.environments.tools import ResultFormat, ToolSet, call_close, check_columns, new_environment
 from grail_lightning.picture import Picture, PictureEncoder
 from grail_lightning.tasks.answered import MathTask
-from grail_lightning.tasks.base import REWARD, Comparison, Prompt
-from grail_lightning.tasks.rewards import Rewards, RewardSpec
+from grail_lightning.tasks.base import FUNCTION_REWARDS, REWARD, Comparison, Prompt
+from grail_lightning.tasks.import_path import import_function
+from grail_lightning.tasks.rewards import Rewards, RewardSpec, TRLRollouts, Values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    Tools: TypeAlias = Sequence[str | Callable[..., Any]]
+else:  # What YAML can say.
+    Tools: TypeAlias = list[str]
 
 
 class Environment(ABC):  # noqa: B024  (a class is one by what it has)
@@ -29,9 +38,10 @@ class Environment(ABC):  # noqa: B024  (a class is one by what it has)
       by the run's seed, the step and the prompt: all rollouts of a group are given the same, so that they play the same
       problem. If it names ``images``, it is given the pictures of the prompt as Pillow's images.
     - Every other public method is a tool. It has type hints and a docstring in Google's style, from which the policy is
-      told what it does. What it returns is the text that the policy is told; an exception becomes a text, too. An image
+      told what it does. The policy is told ``str`` of what it returns; an exception becomes a text, too. An image
       of Pillow, or a list of texts and images, is shown to a policy that takes pictures.
     - ``get_reward()`` (optional) is called once at the end, and its number is the reward of the rollout.
+    - ``close()`` (optional, ours) is called once, when the rollout and its rewards are done, and also after an error.
     - ``score_turn()`` (optional, ours) is called after the tools of a turn, and returns the score of that turn or None.
     - ``state_key()`` (optional, ours) returns a hashable key of the present state, which `GiGPO` compares.
 
@@ -51,7 +61,7 @@ class EnvironmentTask(MathTask):
     A turn without a call is the answer. Only its text is graded: a tool's result never is.
 
     Args:
-        environment: A class of the form of `Environment`, by `class_path` and `init_args`.
+        environment: A class of the form of `Environment`, by `class_path` and `init_args`. None if `tools` are all.
         calls: How the policy writes calls: `hermes`, `llama3`, `tags` (``<name>…</name>``), or `auto` by the
             tokenizer's chat template. Without a template that knows tools it is `tags`.
         limits: The limits of turns, tokens and tools.
@@ -60,18 +70,22 @@ class EnvironmentTask(MathTask):
             Default a description of the tools; '' for none, if worked examples or earlier training show it.
         system_prompt: The beginning of that turn; none by default.
         rewards: The weighted rewards. Default what `get_reward` returns if the environment has it, else 1 for a right
-            answer. Functions may ask for the column `environment_reward`.
+            answer. Functions may ask for the column `environment_reward`; those in TRL's form for `environments`.
         answer: The form of the answer: `Boxed` (default), `LastNumber`, `Marker`, `Pattern`, or a class of your own.
         compare: How answer and reference are compared; see `MathTask`.
-        solved_at: The environment's reward from which a rollout counts as right, where a row has no `answer`.
+        solved_at: The reward from which a rollout counts as right, where a row has no `answer`: that of `get_reward`,
+            or without it the weighted sum of the rewards in TRL's form.
+        tools: Functions that are tools beside those of the environment, by import paths such as `mypkg.multiply`; from
+            Python also the functions.
+        results: How a result that is no text is told: `text` (``str(result)``, as under TRL) or `json`.
     """
 
-    has_environment = True
+    has_environment = takes_conversations = True
     reads_columns = True
 
     def __init__(
         self,
-        environment: Callable[[], Environment],
+        environment: Callable[[], Environment] | None = None,
         calls: CallFormat = "auto",
         limits: EpisodeLimits | None = None,
         instruction: str | None = None,
@@ -81,16 +95,25 @@ class EnvironmentTask(MathTask):
         answer: AnswerForm | None = None,
         compare: Comparison = "math",
         solved_at: float = 1.0,
+        tools: Tools | None = None,
+        results: ResultFormat = "text",
     ) -> None:
         if calls not in get_args(CallFormat):
             raise ValueError(f"`task.calls` must be one of {', '.join(get_args(CallFormat))}, but got {calls!r}.")
-        self.environment, self.calls, self.limits = environment, calls, limits or EpisodeLimits()
-        self.environment_class = type(new_environment(environment))
-        self.tools = ToolSet(self.environment_class)
+        if results not in get_args(ResultFormat):
+            raise ValueError(f"`task.results` must be one of {', '.join(get_args(ResultFormat))}, but got {results!r}.")
+        if environment is None and not tools:
+            raise ValueError("`task.environment` or `task.tools` must be given, but got neither. Name a class.")
+        self.environment: Callable[[], Any] = environment or _Stateless
+        self.calls, self.limits = calls, limits or EpisodeLimits()
+        functions = [import_function(tool, {}, "`tools`", "mypkg.multiply") for tool in tools or []]
+        self.environment_class = _class_of(self.environment)
+        self.tools = ToolSet(self.environment_class, functions, results)
         self.gives_reward, self.solved_at = hasattr(self.environment_class, "get_reward"), solved_at
-        self.optional_columns = ("problem", "answer") if self.gives_reward else ()
         own = [RewardSpec(function="environment")] if self.gives_reward else None
         super().__init__(instruction, system_prompt, rewards or own, answer, compare)
+        self._judges = self.gives_reward or any(reward.is_trl for reward in self.rewards)
+        self.optional_columns = ("problem", "answer") if self._judges else ()
         self._asks_for_answer = instruction is None
         self.tool_instruction = describe(self.tools.schemas) if tool_instruction is None else tool_instruction
 
@@ -103,7 +126,8 @@ class EnvironmentTask(MathTask):
     ) -> Dialect:
         """How calls are written with a tokenizer; see `find_dialect`."""
         named = self.tool_instruction
-        made = find_dialect(tokenizer, self.tools.schemas, self.calls, encode, kwargs, pictures, named)
+        limits = CallLimits(self.limits.max_calls, self.limits.call_characters)
+        made = find_dialect(tokenizer, self.tools.schemas, self.calls, encode, kwargs, pictures, named, limits)
         if self.tools.show_pictures:
             if pictures is None:
                 raise ValueError(
@@ -117,7 +141,7 @@ class EnvironmentTask(MathTask):
 
     def check_columns(self, columns: Collection[str]) -> None:
         """Check that the data has the columns that the rewards ask for."""
-        super().check_columns({*columns, REWARD})
+        super().check_columns({*columns, REWARD, "environments"})
 
     def instruction_of(self, row: Mapping[str, Any]) -> str:
         """See `MathTask`. A row without an answer is not asked for the form of one."""
@@ -127,14 +151,62 @@ class EnvironmentTask(MathTask):
         """The prompt of a row; `problem` and `answer` may be missing where the environment has a reward."""
         check_columns(self.environment_class, row)
         known = {name: "" if value is None else value for name, value in row.items()}
-        missing = {"problem": "", "answer": ""} if self.gives_reward else {}
-        return replace(super().prompt(missing | known), columns=dict(row))
+        text = "prompt" if "prompt" in row and "problem" not in row else "problem"
+        missing = {text: "", "answer": ""} if self._judges else {}
+        if "answer" not in row and not self._judges:
+            raise ValueError(
+                f"A row must have the column `answer`, but got only {sorted(row)}. Name the column with `answer` of "
+                f"the dataset; or write a method `get_reward` of `{self.environment_class.__name__}`, or give "
+                "`rewards` in TRL's form, which read the environment: then no row needs an answer."
+            )
+        made = super().prompt(missing | known)
+        told = {"problem": made.columns["problem"]} if isinstance(row.get("problem"), list) else {}
+        return replace(made, columns=dict(row) | told)
+
+    def trl_values(
+        self,
+        texts: Sequence[str],
+        prompts: Sequence[Prompt],
+        columns: Mapping[str, Sequence[Any]],
+        ids: Sequence[Sequence[int]] | None = None,
+    ) -> dict[str, Callable[[], Values]]:
+        """What was kept of each rollout: the functions are called by `rewards_outside`, when environments are there."""
+        kept = [prompt.columns.get(FUNCTION_REWARDS) or {} for prompt in prompts]
+        names = [reward.name for reward in self.rewards if reward.is_trl]
+        return {name: partial(list, [own.get(name) for own in kept]) for name in names}
+
+    def rewards_outside(self, rollouts: TRLRollouts) -> list[dict[str, float | None]]:
+        """The values of the rewards in TRL's form for each rollout, by name, which read the environments' states."""
+        started = {reward.name: reward.start_trl(rollouts) for reward in self.rewards if reward.is_trl}
+        values = {name: finish() for name, finish in started.items()}
+        return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
     def verdict(self, prompt: Prompt) -> Verdict | None:
         """By the environment's reward where a row has no `answer`; None compares answers."""
-        if not self.gives_reward or prompt.columns.get("answer") is not None:
+        if not self._judges or prompt.columns.get("answer") is not None:
             return None
-        reward = prompt.columns.get(REWARD)
+        reward = prompt.columns.get(REWARD) if self.gives_reward else self._sum(prompt.columns.get(FUNCTION_REWARDS))
         solved = reward is not None and reward >= self.solved_at
         status = "right" if solved else "wrong"
         return Verdict(correct=solved, status=status, layer="none", gold="", prediction=str(reward))
+
+    def _sum(self, kept: Mapping[str, float | None] | None) -> float | None:
+        """The weighted sum of the values of the rewards in TRL's form; None if there is none."""
+        own = ((reward.weight, (kept or {}).get(reward.name)) for reward in self.rewards)
+        known = [weight * value for weight, value in own if value is not None]
+        return math.fsum(known) if known else None
+
+
+class _Stateless:
+    """The environment of tools that are functions: it has no state."""
+
+    def reset(self, **row: object) -> None:
+        """Begin a rollout; the problem is in the prompt."""
+
+
+def _class_of(environment: Callable[[], Any]) -> type:
+    """The class of what a factory makes, of which one is made to see."""
+    made = new_environment(environment)
+    with suppress(ValueError):  # It may need what `reset` makes.
+        call_close(made)
+    return type(made)

@@ -11,6 +11,9 @@ those of the dataset's rows, and
 
 These replace columns of the same name. A function gets only the columns that its signature names, unless it takes
 ``**columns``. The reward of response ``i`` is ``Σ_k weight_k · value_ki``. Accuracy depends on the verifier alone.
+
+A function in TRL's form ``(prompts, completions, completion_ids, environments, **columns)`` is taken, too. It is known
+by these names, of which it may leave out some, and gets all of them by name.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from grail_lightning.answers import AnswerSpan, find_boxes
 from grail_lightning.environments.side_by_side import background_loop
@@ -46,6 +49,8 @@ class RewardValues(Values):
 
 _FAILED = object()  # In place of values, where each call has failed.
 _GRADED = ("correct", "status", "answers", "ends_with_answer", "lengths")  # Columns beside those of the data.
+_TRL = ("prompts", "completions", "completion_ids", "environments")
+_FROM_TRAINER = ("trainer_state", "log_extra", "log_metric")  # What only TRL's trainer gives.
 if TYPE_CHECKING:
     Function: TypeAlias = str | Callable[..., Any]
 else:  # What YAML can say.
@@ -60,7 +65,7 @@ class RewardSpec:
     Attributes:
         function: The function: `correctness`, `boxed_format`, `answer_format`, `overlong`, `environment` (what the
             environment's `get_reward` returned), `tests_passed` (the share of a program's tests), or an import path
-            such as `mypkg.brevity`. From Python also any callable.
+            such as `mypkg.brevity`. From Python also any callable. Its form is ours or TRL's.
         weight: The factor of its values, which may be negative.
         arguments: Further keyword arguments of the function, the same in each call.
         name: The name under which its mean is logged (`rewards/<name>/mean`); default the function's.
@@ -166,6 +171,7 @@ class Reward:
                 f"stop or none, but got {spec.retries}, {spec.pause_seconds} and {spec.after_retries!r}."
             )
         self.function = import_function(spec.function, _BUILT_IN, "`function` of a reward", "mypkg.brevity")
+        self.is_trl = False  # Whether the function has TRL's form.
         self._columns, self._required = self._signature()
 
     def _signature(self) -> tuple[set[str] | None, set[str]]:
@@ -174,18 +180,20 @@ class Reward:
             signature = inspect.signature(self.function)
         except (TypeError, ValueError):  # A function written in C may have no signature.
             return None, set()
+        self.is_trl = _has_trl_form(signature)
+        texts: tuple[list[str], ...] = () if self.is_trl else ([], [])
         try:
-            leading = [*signature.bind_partial([], []).arguments]
+            leading = [*signature.bind_partial(*texts).arguments]
         except TypeError:
             leading = []
-        # A reward of TRL's would be given other texts than it expects, one without references these as a column.
-        if not leading or ({"prompts", "completions", *_GRADED} - {"answers"}) & {*leading}:
+        # One without references would be given these as a column.
+        if not self.is_trl and (not leading or ({*_TRL, *_GRADED} - {"answers"}) & {*leading}):
             raise ValueError(
                 f"The reward `{self.path}` must take responses and references first, and columns by their names, but "
-                f"takes {signature}. {_instead(self.function)}"
+                f"takes {signature}. {_instead(self.function)} TRL's form is taken, too: `(completions, **columns)`."
             )
         try:
-            signature.bind_partial([], [], **self.arguments)
+            signature.bind_partial(*texts, **self.arguments)
             if self.function is overlong:  # A call without responses checks the values.
                 overlong([], [], lengths=[], **self.arguments)
         except (TypeError, ValueError) as error:
@@ -201,28 +209,52 @@ class Reward:
 
     def check_columns(self, columns: Collection[str]) -> None:
         """Check that the data has the columns without which the function cannot be called."""
-        if missing := sorted(self._required - {*columns, *_GRADED, *self.arguments}):
+        given = [name for name in _TRL if name != "environments"] if self.is_trl else _GRADED
+        if missing := sorted(self._required - {*columns, *given, *self.arguments}):
+            known = ", ".join(sorted({*columns} - {*given}))
+            only = f" ({', '.join(_FROM_TRAINER)} are those of TRL's trainer.)" if {*_FROM_TRAINER} & {*missing} else ""
             raise ValueError(
-                f"The reward `{self.path}` must take columns of the data, {', '.join(sorted(columns))}, or "
-                f"{', '.join(_GRADED)}, but asks for {missing}. Correct their names, set them in `arguments`, or give "
-                "them defaults."
+                f"The reward `{self.path}` must take columns of the data, {known}, or {', '.join(given)}, but asks for "
+                f"{missing}. Correct their names, set them in `arguments`, or give them defaults.{only}"
             )
 
     def start(
         self, responses: Sequence[str], references: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> Callable[[], Values]:
         """Call the function. What is returned waits for its values, if it is ``async``, and checks them."""
-        taken = {key: column for key, column in columns.items() if self._columns is None or key in self._columns}
+        return self._start(responses, [list(responses), list(references)], columns, {})
+
+    def start_trl(self, rollouts: TRLRollouts) -> Callable[[], Values]:
+        """The same for a function in TRL's form, which gets everything by its name."""
+        columns = {name: cells for name, cells in rollouts.columns.items() if name not in ("prompt", "completion")}
+        told = {"prompts": rollouts.prompts, "completions": rollouts.completions}
+        told |= {} if rollouts.ids is None else {"completion_ids": rollouts.ids}
+        own = {} if rollouts.environments is None else {"environments": list(rollouts.environments)}
+        return self._start(rollouts.completions, [], columns | told, self._taken(own))
+
+    def _taken(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+        """Those of the columns that the function takes."""
+        return {key: column for key, column in columns.items() if self._columns is None or key in self._columns}
+
+    def _start(
+        self,
+        responses: Sequence[Any],
+        texts: list[list[str]],
+        columns: Mapping[str, Sequence[Any]],
+        uncopied: Mapping[str, Any],
+    ) -> Callable[[], Values]:
+        taken = self._taken(columns)
 
         def call() -> Any:
             # Copies, because the cells belong to the data, which the rest of the group and later epochs read.
-            given = {key: [copy.deepcopy(cell) for cell in column] for key, column in taken.items()}
-            return self.function(list(responses), list(references), **(given | self.arguments))
+            given: dict[str, Any] = {key: [copy.deepcopy(cell) for cell in column] for key, column in taken.items()}
+            return self.function(*texts, **{**given, **uncopied, **self.arguments})
 
         def explain(error: BaseException) -> str:
             return (
-                f"The reward `{self.path}` raised {said(error)}. It got {len(responses)} responses, their references "
-                f"and the columns {sorted(taken)}. Call it by hand to debug it (docs/your_reward.md)."
+                f"The reward `{self.path}` raised {said(error)}. It got {len(responses)} responses"
+                f"{'' if self.is_trl else ', their references'} and the columns {sorted({*taken, *uncopied})}. Call it "
+                "by hand to debug it (docs/your_reward.md)."
             )
 
         attempts = Attempts(call, partial(explained, explain), self.spec.retries, self.spec.pause_seconds)
@@ -257,7 +289,7 @@ class Reward:
                 )
             return _FAILED
 
-    def _checked(self, returned: Any, responses: Sequence[str]) -> Values:
+    def _checked(self, returned: Any, responses: Sequence[Any]) -> Values:
         wanted = f"The reward `{self.path}` must return {len(responses)} finite numbers or None, one a response,"
         try:
             if isinstance(returned, str | Mapping | Set):
@@ -270,14 +302,33 @@ class Reward:
         for value, response in zip(values, responses, strict=True):
             if value is not None and not math.isfinite(value):
                 raise ValueError(
-                    f"{wanted} but got {value} for the response {response[-200:]!r}. Return None for no opinion."
+                    f"{wanted} but got {value} for the response {str(response)[-200:]!r}. Return None for no opinion."
                 )
             if value is not None and abs(value) > LARGEST_REWARD:
                 raise ValueError(
                     f"The reward `{self.path}` must return numbers between ±{LARGEST_REWARD:g}, since advantages are "
-                    f"float32, but got {value:g} for the response {response[-200:]!r}. Divide its values by a constant."
+                    f"float32, but got {value:g} for the response {str(response)[-200:]!r}. Divide its values by a "
+                    "constant."
                 )
         return values
+
+
+class TRLRollouts(NamedTuple):
+    """What TRL's trainer tells reward functions of a batch, an entry for each rollout."""
+
+    prompts: Sequence[Any]  # Texts or conversations.
+    completions: Sequence[Any]  # Texts; lists of messages if the prompts are conversations.
+    ids: Sequence[Sequence[int]] | None  # The tokens after the prompt; None if they are not known.
+    columns: Mapping[str, Sequence[Any]]
+    environments: Sequence[object] | None = None  # One for each rollout; None where the task has none.
+
+
+def _has_trl_form(signature: inspect.Signature) -> bool:
+    """Whether a reward takes its arguments by TRL's names, or any by name and none by position."""
+    parameters = signature.parameters
+    if all(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return bool(parameters)
+    return not {"responses", "references"} & parameters.keys() and not parameters.keys().isdisjoint(_TRL)
 
 
 def _name(function: Callable[..., Any]) -> str:

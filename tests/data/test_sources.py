@@ -259,12 +259,8 @@ def test_a_problem_that_an_environment_can_do_without_is_never_left_out_by_mista
     texts = [EnvironmentTask(Desk, instruction=" Play.").prompt({}), task.prompt({"problem": "2?", "answer": 2})]
     texts = [prompt.messages[-1]["content"] for prompt in texts]
     assert texts == [" Play.", f"2?{Boxed.instruction}"], "asked for where there is an answer, or by the option"
-    for name, row, said in (
-        ("qestion", {"question": "Go."}, "row 1: there is no column `qestion`. The columns are: question"),
-        ("problem", {"prompt": "Go."}, "row 1: .* got `prompt`, which nothing reads. Set `problem: prompt`"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            [*load("train", task=task, train=DatasetSpec([row], problem=name))]
+    with pytest.raises(ValueError, match=r"row 1: there is no column `qestion`\. The columns are: question"):
+        [*load("train", task=task, train=DatasetSpec([{"question": "Go."}], problem="qestion"))]
 
 
 @pytest.mark.parametrize(

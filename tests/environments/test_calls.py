@@ -6,8 +6,7 @@ import time
 import pytest
 
 from grail_lightning.environments.calls import (
-    MAX_CALLS,
-    MAX_CHARACTERS,
+    LIMITS,
     ParsedCall,
     calls_by,
     hermes_calls,
@@ -79,7 +78,7 @@ def test_calls_are_read_in_every_form(read, text, calls):
         (hermes_calls, '<tool_call>{"name": "f\\ud800"}</tool_call>', "", "surrogates not allowed"),
         (hermes_calls, f'<tool_call>{{"name": {"9" * 5000}}}</tool_call>', "", "Exceeds the limit"),
         (hermes_calls, f"<tool_call>{'[' * 60_000}</tool_call>", "", "nested too deeply"),
-        (hermes_calls, f"<tool_call>{' ' * MAX_CHARACTERS}{{}}</tool_call>", "", "65,536 characters"),
+        (hermes_calls, f"<tool_call>{' ' * LIMITS.characters}{{}}</tool_call>", "", "65,536 characters"),
         (llama3_calls, '{"name": "search", "parameters": {"query": "A', "", "Unterminated string"),
         (llama3_calls, '<|python_tag|>search.call(query="Ada")', "", "no JSON object with a name"),
         (llama3_calls, '{"name": "f", "parameters": ' + '{"a":' * 60_000, "", "nested too deeply"),
@@ -116,17 +115,17 @@ def test_floods_of_every_piece_are_read_in_linear_time(read, piece):
     calls = read(piece * (500_000 // len(piece)))
     # A quadratic reading of half a million characters takes minutes.
     assert time.perf_counter() - start < 3
-    assert len(calls) <= MAX_CALLS + 1
+    assert len(calls) <= LIMITS.calls + 1
     assert all(len(json.dumps(call)) < 1000 for call in calls)
 
 
 @pytest.mark.parametrize(
     "calls",
     [
-        hermes_calls(_hermes(*[ONE] * (MAX_CALLS + 3))),
-        llama3_calls('{"name": "look", "parameters": {}}' * (MAX_CALLS + 3)),
-        calls_by(lambda _: {"tool_calls": [{"function": ONE}] * (MAX_CALLS + 3)}, ""),
+        hermes_calls(_hermes(*[ONE] * (LIMITS.calls + 3))),
+        llama3_calls('{"name": "look", "parameters": {}}' * (LIMITS.calls + 3)),
+        calls_by(lambda _: {"tool_calls": [{"function": ONE}] * (LIMITS.calls + 3)}, ""),
     ],
 )
 def test_the_calls_above_the_limit_are_told_as_one_error(calls):
-    assert [call.error is None for call in calls] == [True] * MAX_CALLS + [False]
+    assert [call.error is None for call in calls] == [True] * LIMITS.calls + [False]

@@ -63,7 +63,7 @@ WRONG = float("nan"), float("inf"), "1", b"1", 10**400, [1.0], object()
     [
         (lambda: check_columns(Row, ["hints"]), "`Row.reset` must take the columns `hints` .*: missing a .*'question'"),
         (lambda: check_columns(Row, [*ROW, "answer"]), "columns `answer`, `hints`, .*'answer'. Add or remove the"),
-        (lambda: call_reset(Row(reset=[1]), ROW, seed=7), r"return text or None, but got \[1\] of type `list"),
+        (lambda: call_reset(Row(reset=[1]), ROW, seed=7), r"return text, .*parts, or None, but got \[1\] of"),
         (lambda: call_reset(Row(), ROW | {"hints": "a"}, seed=7), "reset` must not fail, but raised AttributeError"),
         (lambda: call_state(Row(state=[1])), r"must return a hashable key, such as a tuple, but got \[1\] of"),
         *[

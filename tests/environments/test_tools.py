@@ -120,19 +120,26 @@ DEEP: list = []
 for _ in range(100_000):
     DEEP = [DEEP]
 CUT = f"{2000 * 'a'}… (cut: 3,000,000 characters)"
+TEXT = {"type": "text", "text": "be"}
 GIVEN = {  # What a tool returns, and what the policy is told.
     "megabytes": ("a" * 3_000_000, CUT),
-    "megabytes of bytes": (b"a" * 3_000_000, CUT),
+    "megabytes of bytes": (b"a" * 3_000_000, f"b'{1998 * 'a'}… (cut: 3,000,003 characters)"),
     "a character too many": ("é" * 2001, 2000 * "é" + "… (cut: 2,001 characters)"),
     "as many as may be": ("é" * 2000, 2000 * "é"),
-    "bytes": (b"ok\xff\x00\xc3\xa9", "ok\ufffdé"),
+    "bytes": (b"ok\xff", r"b'ok\xff'"),
     "surrogate": ("a\ud800b", "a?b"),
     "control": ("a\x00\x1b[31mb\r\n\tc\x7f\x9b", "a[31mb\n\tc"),
-    "nan": ({"x": float("nan")}, '{"x": NaN}'),
+    "nan": ({"x": float("nan")}, "{'x': nan}"),
     "loop": (LOOP, "{'self': {...}}"),
-    "none": (None, ""),
-    "false": (False, "false"),
-    "list": (["ä", None, 3], '["ä", null, 3]'),
+    "none": (None, "None"),
+    "false": (False, "False"),
+    "list": (["ä", None, 3], "['ä', None, 3]"),
+    "an empty list": ([], "[]"),
+    "parts": ([{"type": "text", "text": "to "}, TEXT], "to be"),
+    "parts and others": (("to ", TEXT, None), "to beNone"),
+    "a part alone": (TEXT, "{'type': 'text', 'text': 'be'}"),
+    "no part": ([{"type": "text", "text": 3}], "[{'type': 'text', 'text': 3}]"),
+    "a part of megabytes": ([TEXT, {"type": "text", "text": "a" * 3_000_000}], f"be{CUT.replace('aa', '', 1)}"),
     "tuples as keys": ({(1, 2): 3}, "{(1, 2): 3}"),
     "deep": (DEEP, "Error: RecursionError: "),
     "huge integer": (10**5000, "Error: ValueError: Exceeds the limit"),
@@ -201,6 +208,19 @@ DESK, HOSTILE = ToolSet(Desk), ToolSet(Hostile)
 def run(rollouts, **limits):
     """The calls of rollouts: (tools, environment, calls)."""
     return run_calls(rollouts, [EpisodeLimits(**{"tool_seconds": 5.0, **limits})] * len(rollouts))
+
+
+JSON = {  # What the policy is told where results are JSON, if it is something else.
+    "megabytes of bytes": CUT,
+    "bytes": "ok\ufffd",
+    "nan": '{"x": NaN}',
+    "none": "",
+    "false": "false",
+    "list": '["ä", null, 3]',
+    "parts and others": "to be",
+    "a part alone": '{"type": "text", "text": "be"}',
+    "no part": '[{"type": "text", "text": 3}]',
+}
 
 
 def one(tools, environment, name, /, **arguments):
@@ -318,6 +338,15 @@ def test_results_of_any_type_are_a_short_clean_text(name):
     assert call.result.startswith(expected) if failed else call.result == expected
     ((short,),) = run([(HOSTILE, Hostile(), [ParsedCall("do", call.arguments)])], result_characters=10)
     assert len(short.result) < 40
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_results_are_json_where_that_is_asked_for(name):
+    call, expected = one(ToolSet(Hostile, results="json"), Hostile(), "do", what="give", which=name), GIVEN[name][1]
+    if expected.startswith("Error: "):
+        assert call.result.startswith(expected)
+    else:
+        assert call.result == JSON.get(name, expected)
 
 
 @pytest.mark.parametrize("name", ["do", "do_later"])

@@ -1,0 +1,113 @@
+"""The page for users of TRL: its example runs, and the defaults that it compares are those of both."""
+
+import inspect
+import json
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pandas
+import pytest
+
+from grail_lightning.batch import Sampling
+from grail_lightning.data import MathData
+from grail_lightning.policy.options import Loading
+from grail_lightning.step.options import Execution, Objective
+from grail_lightning.tasks import EnvironmentTask
+from grail_lightning.tasks.rewards import RewardSpec
+from tests.calling import END
+from tests.shell import main
+from tests.test_episodes import played
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "trl.md").read_text()
+GROUPS = {"objective": Objective, "execution": Execution, "sampling": Sampling, "loading": Loading}
+
+
+@pytest.fixture
+def _beside_the_examples(tmp_path, monkeypatch):
+    for file in (DOCS / "examples").glob("trl_*"):
+        shutil.copy(file, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in ("trl_environment", "trl_program"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing` is deprecated:FutureWarning")
+def test_the_defaults_on_the_page_are_those_of_trl_and_ours():
+    trl = pytest.importorskip("trl", minversion="1.16")
+    theirs = trl.GRPOConfig(output_dir="unused", use_cpu=True, bf16=False)
+    section = PAGE.partition("\n## Options\n")[2]
+    rows = [re.findall(r"`([^`]+)`", line) for line in section.splitlines() if line.startswith("| `")]
+    assert [len(row) for row in rows] == [4] * 6 + [3] * 7
+    for name, *values in rows:
+        option, default = (values[0], values[1]) if len(values) == 2 else (values[1], values[2])
+        group, leaf = option.split(".")[1:]
+        ours = inspect.signature(GROUPS[group]).parameters[leaf].default
+        assert str(ours).lower() == default, option
+        # The upper clip is the lower one where TRL's is None.
+        value = theirs.epsilon if name == "epsilon_high" and theirs.epsilon_high is None else getattr(theirs, name)
+        assert str(value).lower() == (values[0] if len(values) == 3 else default), name
+    assert f"`max_completion_length` ({theirs.max_completion_length} in TRL)" in PAGE
+
+
+ROWS = re.search(r"python -c '(import json; .*?)' > floors.jsonl", PAGE)[1]
+
+
+@pytest.mark.filterwarnings("ignore:.*of the rollouts", "ignore:`data.prompts_per_batch` is")
+@pytest.mark.usefixtures("_beside_the_examples")
+def test_the_example_runs_from_its_config(capsys):
+    capsys.readouterr()
+    exec(ROWS, {})
+    Path("floors.jsonl").write_text(capsys.readouterr().out)
+    small = ["--model.policy=words", "--trainer.precision=32-true", "--trainer.max_steps=2", "--trainer.devices=1"]
+    small += ["--data.prompts_per_batch=2", "--model.execution.group_size=2", "--model.sampling.max_response_length=32"]
+    small += ["--trainer.callbacks+=KeepRollouts", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
+    main(["fit", "--config=trl_environment.yaml", *small])
+    rollouts = pandas.concat(map(pandas.read_parquet, sorted(Path().rglob("step_*_rank_*.parquet"))))
+    assert len(rollouts) == 2 * 2 * 2
+    assert rollouts["prompt"].eq("user: Help me.").all()
+    assert rollouts["transcript"].str.contains("You are on floor 0. Go to floor ").all()
+    kept = [json.loads(columns)["function_rewards"] for columns in rollouts["columns"]]
+    assert kept == [{"arrived": 0.0, "few_calls": None}] * 8
+
+
+@pytest.mark.usefixtures("_beside_the_examples")
+def test_the_example_pays_for_the_floor_and_for_few_calls():
+    from trl_environment import House, arrived, few_calls, multiply
+
+    paid = [arrived, RewardSpec(function=few_calls, weight=0.05)]
+    task = EnvironmentTask(House, tools=[multiply], rewards=paid, calls="tags", tool_instruction="")
+    texts = [
+        ['<multiply>{"one": 2, "other": 3}</multiply>', "<climb>6</climb>", f"There.{END}"],
+        ["<climb>30</climb>", f"Where?{END}"],
+        [f"No.{END}"],
+    ]
+    batch = played([task] * 3, texts, [{"prompt": [{"role": "user", "content": "Help."}], "target": 6}])
+    assert [[call.result for call in episode.calls] for episode in batch.episodes] == [
+        ["6", "Floor 6."],
+        ["Error: ValueError: There is no such floor."],
+        [],
+    ]
+    assert batch.rewards.tolist() == pytest.approx([1 - 0.05 * 2, -0.05, 0.0])
+    assert batch.correct.tolist() == [False, False, False], "0.9 is less than `solved_at`"
+
+
+@pytest.mark.usefixtures("_beside_the_examples")
+def test_the_program_of_the_page_makes_the_run_of_its_config():
+    """Everything but `fit`, on a packaged policy."""
+    program = Path("trl_program.py").read_text()
+    Path("trl_program.py").write_text(program.replace("Qwen/Qwen3-0.6B", "words").replace("bf16-true", "32-true"))
+    names = runpy.run_path("trl_program.py")
+    data = names["data"]
+    assert isinstance(data, MathData)
+    (train,) = data.load("train")
+    assert [prompt.columns["target"] for prompt in train.prompts] == list(range(1, 17))
+    assert [*names["task"].tools.by_name] == ["multiply", "climb"]
+    assert names["module"].objective == Objective(
+        aggregation="dapo", scale_rewards="group", clip_high=0.2, mask_truncated=False
+    )
