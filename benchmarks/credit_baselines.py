@@ -20,7 +20,7 @@ from torch import Tensor
 from grail_lightning import credit
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import CreditContext, Needs, TokenCredit, TokenWeights, TreeAdvantage
-from grail_lightning.credit.base import Place
+from grail_lightning.credit.base import Prefix
 from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.credit.tree import prefix_path
 from grail_lightning.functional.advantages import state_values
@@ -159,9 +159,9 @@ class ResampledChoices(TokenCredit):
         mask = batch.response_mask
         chosen, _ = choices(policy, batch)
         states = prefix_path(batch)[:, :-1]  # Before each token.
-        places: dict[int, Place] = {}
+        places: dict[int, Prefix] = {}
         for row, column in chosen.nonzero().tolist():
-            places.setdefault(int(states[row, column]), Place(row, column))
+            places.setdefault(int(states[row, column]), Prefix(row, column))
         outcomes, spent = context.continuations.draw(batch, [*places.values()], self.continuations, _BUDGET)
         found = {s: sum(o) / self.continuations for s, o in zip(places, outcomes, strict=True) if o is not None}
         assert len(found) == len(places)

@@ -54,7 +54,7 @@ from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import RLSD, CreditContext, TokenCredit
-from grail_lightning.credit.base import Continuations, Place, TokenWeights, token_advantages
+from grail_lightning.credit.base import Continuations, Prefix, TokenWeights, token_advantages
 from grail_lightning.credit.distillation import SENTENCE, with_shown_answers
 from grail_lightning.credit.oar import scoped_tokens
 from grail_lightning.functional import group_advantages
@@ -81,7 +81,7 @@ class Counted(SampledContinuations):
     places, continuations, tokens = 0, 0, 0
 
     def draw(
-        self, batch: RolloutBatch, places: Sequence[Place], number: int, budget: int
+        self, batch: RolloutBatch, places: Sequence[Prefix], number: int, budget: int
     ) -> tuple[list[list[float] | None], int]:
         outcomes, tokens = super().draw(batch, places, number, budget)
         drawn = sum(one is not None for one in outcomes)

@@ -88,7 +88,7 @@ def subjects() -> list[Subject]:
 
     as_in_grail = credit.OARGradient(
         scope="response",
-        alignment="predictor",
+        read_at="predictor",
         product="noisy",
         bilevel=credit.BilevelOptions(interpolate=False, eps=1e-12),
     )
@@ -100,8 +100,8 @@ def subjects() -> list[Subject]:
         Subject(name="Uniform", method=credit.Uniform()),
         Subject(name="GRAIL", method=grail("negative"), by="score"),
         Subject(name="GRAIL, gate=all", method=grail("all"), by="score"),
-        Subject(name="GRAIL, token", method=grail("negative", alignment="token"), by="score"),
-        Subject(name="GRAIL, token, gate=all", method=grail("all", alignment="token"), by="score"),
+        Subject(name="GRAIL, token", method=grail("negative", read_at="token"), by="score"),
+        Subject(name="GRAIL, token, gate=all", method=grail("all", read_at="token"), by="score"),
         Subject(name="GRAIL, leaf=middle, gate=all", method=grail("all", leaf="middle"), by="score"),
         Subject(name="GRAIL, leaf=last, gate=all", method=grail("all", leaf="last"), by="score"),
         Subject(name="Random(GRAIL, gate=all)", method=grail("all"), control=credit.Random()),

@@ -19,11 +19,11 @@ import time
 import psutil
 
 from grail_lightning.programs.executor import Executor, refusal
-from grail_lightning.programs.outcome import Call, Job, Limits, Tests
+from grail_lightning.programs.outcome import Job, Limits, TestCall, Tests
 from grail_lightning.programs.sandbox import COMMANDS, Sandbox
 
 PROGRAM = "def f(n, m):\n    s = 0\n    for i in range(n):\n        if i {} m:\n            s += i\n    return s  # {}"
-CALLS = tuple(Call((n, 3), sum(i for i in range(n) if i <= 3)) for n in range(5))
+CALLS = tuple(TestCall((n, 3), sum(i for i in range(n) if i <= 3)) for n in range(5))
 ASSERTIONS = tuple(f"assert f{call.arguments} == {call.result}" for call in CALLS)
 HOSTILE = {
     "while True: pass\n# {}": {"timeout"},

@@ -62,8 +62,8 @@ Table = dict[str, list[str | None]]
 CREDIT = {
     "Uniform": "",
     "GRAIL": "gate=-,positive,all answer_overwrite=-,gated,never normalise=-,mean_one std=-,0.3 "
-    "saliency.alignment=-,token saliency.box=-,first saliency.refresh=-,-,update saliency.fuse=-,true,false",
-    "OARGradient": "distribution=-,last,answer_joint scope=-,response alignment=-,token product=-,noisy",
+    "saliency.read_at=-,token saliency.box=-,first saliency.refresh=-,-,update saliency.fuse=-,true,false",
+    "OARGradient": "distribution=-,last,answer_joint scope=-,response read_at=-,token product=-,noisy",
     "OARPerturbation": "",
     "HighEntropy": "",
     "AdvantageReweighting": "",
@@ -165,7 +165,7 @@ CASES = {
     "search": "config=quickstart_search.yaml",
     "charts": "config=quickstart_charts.yaml model.credit=SpanScores",
     "code": "config=quickstart_code.yaml model.credit=EGCA",
-    "sample_ahead": "model.engine=tests.elsewhere.Elsewhere model.execution.sample_ahead=true "
+    "sample_ahead": "model.engine=tests.copying_engine.Elsewhere model.execution.sample_ahead=true "
     "model.execution.sampler_cap=2",
     "ddp": "model.credit=GRAIL trainer.devices=2 trainer.strategy=ddp",
     "fsdp2": "model.credit=GRAIL trainer.devices=2 trainer.strategy=ModelParallelStrategy",

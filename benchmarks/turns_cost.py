@@ -39,7 +39,7 @@ from grail_lightning.engines import HFEngine
 from grail_lightning.engines.base import TurnRequest, build_batch, resend_turns
 from grail_lightning.policy import Loading, Policy, load_policy
 from grail_lightning.policy.micro_batch import cut_rows
-from grail_lightning.policy.options import LoadedPolicy
+from grail_lightning.policy.source import LoadedPolicy
 from grail_lightning.step.episodes import play
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.arithmetic import ProblemSpace

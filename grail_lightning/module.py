@@ -20,7 +20,8 @@ from grail_lightning.engines.checks import check_draws, check_logprobs, check_ta
 from grail_lightning.grading import TaskVerifiers, grade_and_locate
 from grail_lightning.picture import Messages, pictures_in
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.options import (
+from grail_lightning.policy.reference import Reference
+from grail_lightning.policy.source import (
     Loading,
     PolicySource,
     as_source,
@@ -31,8 +32,7 @@ from grail_lightning.policy.options import (
     encode_prompt,
     load_tokenizer,
 )
-from grail_lightning.policy.pictures import PictureTokens, load_pictures
-from grail_lightning.policy.reference import Reference
+from grail_lightning.policy.vision import PictureTokens, load_pictures
 from grail_lightning.policy.weights import rotary_frequencies_kept
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce, world_size
@@ -41,9 +41,9 @@ from grail_lightning.runtime.run_folder import check_last_found
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.assign import assign_credit, compute_advantages, of_whole_batch, run_credit, trained_rows
 from grail_lightning.step.collect import Ahead, check_engine, collect
+from grail_lightning.step.figures import EvaluationPlan, StepOutput, batch_figures, tag, warn_of_limits
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
 from grail_lightning.step.options import Execution, Objective
-from grail_lightning.step.report import EvaluationPlan, StepOutput, batch_figures, tag, warn_of_limits
 from grail_lightning.step.sampler import Sampler
 from grail_lightning.step.schedule import advance, check_schedule
 from grail_lightning.step.update import Update
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
     from grail_lightning.step.credit_needs import TrainedModel
 
-    GivenPolicy = str | tuple[PreTrainedModel, PreTrainedTokenizerBase]
+    PolicyLike = str | tuple[PreTrainedModel, PreTrainedTokenizerBase]
 else:  # What YAML can say.
-    GivenPolicy = str
+    PolicyLike = str
 
 
 class GrailModule(pl.LightningModule):
@@ -83,7 +83,7 @@ class GrailModule(pl.LightningModule):
 
     def __init__(
         self,
-        policy: GivenPolicy,
+        policy: PolicyLike,
         sampling: Sampling,
         loading: Loading = Loading(),  # noqa: B008  (frozen)
         engine: RolloutEngine | None = None,
@@ -110,7 +110,7 @@ class GrailModule(pl.LightningModule):
             from grail_lightning.step.credit_needs import check_training
 
             check_training(training, source, trust_remote_code=loading.trust_remote_code)
-        self.objective, self.execution = objective, execution.for_engine(self.engine.own_weights)
+        self.objective, self.execution = objective, execution.for_engine(self.engine.copies_weights)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.policy: Policy | None = None
         self.reference: Reference | None = None

@@ -38,7 +38,7 @@ from grail_lightning.credit.base import Needs, TokenCredit
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import LoRA
 from grail_lightning.policy.load import add_adapters
-from grail_lightning.policy.options import first_line, read_config
+from grail_lightning.policy.source import first_line, read_config
 
 _GIB = 2**30
 # Bytes of state for each trained parameter, of optimisers that need a GPU; two moments for others that cannot be tried.

@@ -18,8 +18,8 @@ from typing import Any
 import pandas as pd
 
 from grail_lightning.cli.help import refuse
-from grail_lightning.evaluate.compare import CURVE, compare, compare_curves, other_validation, read_curves
-from grail_lightning.evaluate.runs import Run, find_runs, method_of
+from grail_lightning.evaluate.differences import CURVE, compare, compare_curves, other_validation, read_curves
+from grail_lightning.evaluate.runs import LoggedRun, find_runs, method_of
 from grail_lightning.evaluate.table import as_text, plain
 from grail_lightning.runtime.files import write_whole
 from grail_lightning.views.curves import Part, Point, report_page
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
         refuse(str(error))
 
 
-def _section(runs: Sequence[Run], options: argparse.Namespace) -> _Section:
+def _section(runs: Sequence[LoggedRun], options: argparse.Namespace) -> _Section:
     """The report on the runs of one task."""
     if len({run.samples is None for run in runs}) > 1:
         without = ", ".join(run.given for run in runs if run.samples is None)
@@ -105,7 +105,7 @@ def _section(runs: Sequence[Run], options: argparse.Namespace) -> _Section:
     )
 
 
-def _notes(runs: Sequence[Run], figures: pd.DataFrame) -> list[str]:
+def _notes(runs: Sequence[LoggedRun], figures: pd.DataFrame) -> list[str]:
     """What a reader of the figures has to know."""
     notes = ["docs/report.md says how to read the table. The p-values are two-sided."]
     if (figures["seeds"] == 1).any():

@@ -31,7 +31,7 @@ import pandas as pd
 from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
 from grail_lightning.cli.config_files import find_config, read_options
 from grail_lightning.cli.trainer_options import environments_of_runs
-from grail_lightning.evaluate.compare import CURVE, curve, read_scalars, results_by_run
+from grail_lightning.evaluate.differences import CURVE, curve, read_scalars, results_by_run
 from grail_lightning.evaluate.runs import CHOICE, point_in_words, value_in_words
 from grail_lightning.runtime.files import held, write_whole
 from grail_lightning.runtime.run_folder import mark_if_new
@@ -47,7 +47,7 @@ _WRITING = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class SweepRun:
     """One run of a sweep. `options` are without those of the grid, of which `point` is None until it is chosen."""
 
     folder: Path
@@ -117,7 +117,7 @@ def _file_name(*parts: str) -> str:
     return "__".join(re.sub(r"[^\w.,=+-]+", "_", part) for part in parts)
 
 
-def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], dict[str, Any]]:
+def read_sweep(file: Path, output: Path | None = None) -> tuple[list[SweepRun], dict[str, Any]]:
     """The runs of a YAML file, those that choose first, and its content. `output` replaces its `folder`."""
     content = read_options(find_config(file), "The file of a sweep")
     for key in content.keys() - set(_KEYS):
@@ -145,7 +145,7 @@ def read_sweep(file: Path, output: Path | None = None) -> tuple[list[Run], dict[
         folder,
     )
     rows = results_by_run(Path(results["file"]), [*_FACTS, *_curves(content)]) if results else {}
-    runs: list[Run] = []
+    runs: list[SweepRun] = []
     for method, task in itertools.product(content["methods"], content["tasks"]):
         runs += _runs_of(method, task, content, Path(folder), rows)
     if len({run.folder for run in runs}) < len(runs):
@@ -169,7 +169,7 @@ def _are_seeds(value: object) -> bool:
 
 def _runs_of(
     method: str, task: str, content: Mapping[str, Any], folder: Path, rows: Mapping[str, Any]
-) -> Iterator[Run]:
+) -> Iterator[SweepRun]:
     """The runs of a method on a task, those that choose among them."""
     common, choose = content["options"], content["choose"]
     own, of_task = dict(content["methods"][method] or {}), content["tasks"][task] or {}
@@ -196,7 +196,7 @@ def _runs_of(
         name = _file_name(f"{method} {point_in_words(point)}" if point else method, task, str(seed))
         place = folder.with_name(f"{folder.name}_choosing") if chooses else folder
         known: dict[str, Any] = {"method": method, "task": task, "options": given, "row": rows.get(name)}
-        yield Run(folder=place / name, seed=seed, point=point, choosing=chooses, **known)
+        yield SweepRun(folder=place / name, seed=seed, point=point, choosing=chooses, **known)
 
 
 def _curves(content: Mapping[str, Any]) -> list[str]:
@@ -205,7 +205,7 @@ def _curves(content: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*content["results"].get("curves", by), *(by if content["choose"] else [])]))
 
 
-def _keep(run: Run, content: Mapping[str, Any]) -> None:
+def _keep(run: SweepRun, content: Mapping[str, Any]) -> None:
     """Add a finished run to the table. Several sweeps may add to one, and git can merge its lines."""
     if not content["results"] or run.row:
         return
@@ -219,7 +219,7 @@ def _keep(run: Run, content: Mapping[str, Any]) -> None:
         pd.DataFrame([cells]).to_csv(table, mode="a", header=not table.exists(), index=False)
 
 
-def _check(runs: Sequence[Run], every: Sequence[Run]) -> int:
+def _check(runs: Sequence[SweepRun], every: Sequence[SweepRun]) -> int:
     """Parse the options of each method on each task as ``fit`` does; returns the most devices that a run asks for.
 
     Runs whose point is not yet chosen are parsed with the first one of their grid.
@@ -259,12 +259,12 @@ class _Runner:
         for process in list(self._processes):
             process.terminate()
 
-    def run(self, runs: Sequence[Run]) -> bool:
+    def run(self, runs: Sequence[SweepRun]) -> bool:
         """Run those that are not finished. True if all are then."""
         with ThreadPoolExecutor(self._number) as pool:
             return all(list(pool.map(self._tried, runs)))
 
-    def _tried(self, run: Run) -> bool:
+    def _tried(self, run: SweepRun) -> bool:
         """A run that cannot be started or recorded stops no other."""
         environment = self._environments.get()
         try:
@@ -279,7 +279,7 @@ class _Runner:
         finally:
             self._environments.put(environment)
 
-    def _one(self, run: Run, environment: Mapping[str, str]) -> bool:
+    def _one(self, run: SweepRun, environment: Mapping[str, str]) -> bool:
         if run.record()["state"] == "finished":
             _keep(run, self._content)
             return True
@@ -307,7 +307,7 @@ class _Runner:
         print(f"{state}: {run.folder.name}: {outcome}", flush=True)
         return state == "finished"
 
-    def _fit(self, run: Run, more: Sequence[str], environment: Mapping[str, str]) -> int:
+    def _fit(self, run: SweepRun, more: Sequence[str], environment: Mapping[str, str]) -> int:
         command = [sys.executable, "-m", "grail_lightning", "fit", *run.arguments, *more]
         # A session of its own: Ctrl-C reaches the sweep alone, which asks its runs to end.
         how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True, "env": os.environ | environment}
@@ -319,7 +319,7 @@ class _Runner:
         return code
 
 
-def _run(runs: Sequence[Run], every: Sequence[Run], choose: Mapping[str, Any], runner: _Runner) -> bool:
+def _run(runs: Sequence[SweepRun], every: Sequence[SweepRun], choose: Mapping[str, Any], runner: _Runner) -> bool:
     """Run those that choose, choose, and run the others at the chosen points. True if all are finished then."""
     if not runner.run([run for run in runs if run.choosing]):
         return False
@@ -333,7 +333,7 @@ def _run(runs: Sequence[Run], every: Sequence[Run], choose: Mapping[str, Any], r
     return runner.run(reported)
 
 
-def _best(choosing: Sequence[Run], choose: Mapping[str, Any]) -> Mapping[str, Any]:
+def _best(choosing: Sequence[SweepRun], choose: Mapping[str, Any]) -> Mapping[str, Any]:
     """The point with the largest mean figure over the choosing seeds, written to a file beside those runs."""
     figures, points = dict[str, list[float]](), {}
     for run in choosing:
@@ -352,7 +352,7 @@ def _best(choosing: Sequence[Run], choose: Mapping[str, Any]) -> Mapping[str, An
     return points[chosen]
 
 
-def _selected(runs: Sequence[Run], options: argparse.Namespace) -> list[Run]:
+def _selected(runs: Sequence[SweepRun], options: argparse.Namespace) -> list[SweepRun]:
     """The runs of a call: all, the one of an index, or those that match, with the ones that choose for them."""
     selected = [run for k, run in enumerate(runs) if options.index in (None, k)]
     if options.only:

@@ -24,7 +24,7 @@ import torch
 from policy_making import ASSETS, Recipe, World, make, make_tokenizer, parse_arguments
 from policy_measures import Page, write_card
 
-from grail_lightning.policy.options import resolve_policy
+from grail_lightning.policy.source import resolve_policy
 from grail_lightning.tasks.arithmetic import FILLERS, ArithmeticTask, Problem, ProblemSpace, demonstration
 
 EXAMPLE = "7+5-3+8-9"

@@ -19,7 +19,7 @@ from PIL import Image
 from grail_lightning.cli import main
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Step
-from grail_lightning.views.pictures import HEIGHT, ShownRollout, heatmap
+from grail_lightning.views.heatmap import HEIGHT, ShownRollout, heatmap
 
 METHODS = {
     "Uniform (GRPO)": ["--model.credit=Uniform"],

@@ -26,7 +26,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from grail_lightning.policy.options import encode_prompt
+from grail_lightning.policy.source import encode_prompt
 from grail_lightning.tasks.base import Prompt
 
 ASSETS = Path(__file__).parents[1] / "grail_lightning" / "assets"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from grail_lightning.evaluate.compare import CURVE, curve, read_results, read_scalars
+from grail_lightning.evaluate.differences import CURVE, curve, read_results, read_scalars
 from grail_lightning.evaluate.statistics import holm
 
 BASELINE = "GRPO"

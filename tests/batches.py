@@ -7,7 +7,7 @@ import torch
 from grail_lightning.answers import Verdict
 from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch, lengths_to_mask, pad_left
 from grail_lightning.engines import build_batch
-from grail_lightning.environments.episode import Call, Episode, Turn
+from grail_lightning.environments.episode import Episode, ToolCall, Turn
 from grail_lightning.functional import group_advantages
 from grail_lightning.grading import align_rows, answer_masks
 
@@ -75,7 +75,7 @@ def in_turns(policy, prompts, rows, finished=True, *, group_size=1, logprobs=Non
 
 
 def _episode(texts, finished):
-    calls = [(Call(name="find", arguments={"word": told[:3]}, result=told),) for told in texts[1::2]] + [()]
+    calls = [(ToolCall(name="find", arguments={"word": told[:3]}, result=told),) for told in texts[1::2]] + [()]
     turns = [Turn(text=text, calls=made, score=0.25) for text, made in zip(texts[::2], calls, strict=True)]
     return Episode(turns=tuple(turns), end="answered" if finished else "tokens", reward=1.0)
 

@@ -7,8 +7,8 @@ from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import ExportPolicy, LastCheckpoint
 from grail_lightning.data import ArithmeticData
 from grail_lightning.runtime.collectives import whole_tensor
+from tests.copying_engine import Elsewhere
 from tests.draws import without_ties
-from tests.elsewhere import Elsewhere
 from tests.runs import Watch, batches, module, strategy_of, trainer
 from tests.steps import sums
 

@@ -22,8 +22,8 @@ from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import load_policy
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.report import tag
-from tests.elsewhere import Elsewhere
+from grail_lightning.step.figures import tag
+from tests.copying_engine import Elsewhere
 from tests.processes import on_ranks
 from tests.runs import Watch, module, trainer, weights
 from tests.runs_on_ranks import ahead as ahead_on_ranks

@@ -9,16 +9,15 @@ from tokenizers import AddedToken, normalizers, processors
 
 from grail_lightning.callbacks import Preflight
 from grail_lightning.data import FewShot, MathData
-from grail_lightning.engines import HFEngine
+from grail_lightning.engines import HFEngine, requests
 from grail_lightning.engines.base import given_batch
-from grail_lightning.engines.vllm import requests
 from grail_lightning.picture import with_pictures
 from grail_lightning.policy import encode_prompt, load_policy, load_tokenizer
 from grail_lightning.tasks import EnvironmentTask, MathTask
 from grail_lightning.tasks.base import Prompt, TokenText
 from tests import runs
+from tests.picture_models import checkpoint
 from tests.runs import SAMPLING, TASK
-from tests.seeing import checkpoint
 
 BOS, END = "<s>", "</s>"
 TEMPLATE = (

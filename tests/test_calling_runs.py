@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from grail_lightning.policy import load_policy
-from tests.calling import calling_policy
 from tests.shell import fails, fails_early, main
+from tests.tool_calling_policy import calling_policy
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*of the rollouts (ended by|call no)", "ignore:Checkpoint directory .* is not empty"
@@ -108,7 +108,7 @@ def test_what_is_wrong_is_one_line_and_what_can_be_before_a_model_is_loaded(run,
     assert re.search(message, said), said
 
 
-AHEAD = ["--model.engine=tests.elsewhere.Elsewhere", "--model.execution.sample_ahead=true"]
+AHEAD = ["--model.engine=tests.copying_engine.Elsewhere", "--model.execution.sample_ahead=true"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from grail_lightning.cli import GrailCLI
 from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.policy import load_policy, load_tokenizer
-from grail_lightning.step.report import GROUPS
+from grail_lightning.step.figures import GROUPS
 from tests.callbacks.scripted import scalars
 from tests.shell import EVALUATED, RUN, SHORT, built, fails, main
 

@@ -13,11 +13,11 @@ from grail_lightning.step.collect import _record
 from grail_lightning.tasks import EnvironmentTask, EpisodeLimits
 from grail_lightning.tasks.base import problem_id
 from grail_lightning.tasks.rewards import RewardSpec
-from tests.calling import END
 from tests.environments.test_dialogue import _model
 from tests.environments.test_tools import run
-from tests.talking import WritingEngine
 from tests.test_episodes import played, task_of
+from tests.tool_calling_policy import END
+from tests.written_turns import WritingEngine
 
 SAY = "<say>{}</say>"
 

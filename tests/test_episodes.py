@@ -20,11 +20,11 @@ from grail_lightning.environments.episode import transcript
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import Policy
 from grail_lightning.step.episodes import play
-from grail_lightning.step.report import Tally, add_episodes, warn_of_limits
+from grail_lightning.step.figures import Tally, add_episodes, warn_of_limits
 from grail_lightning.tasks import EnvironmentTask, EpisodeLimits, MathTask
 from grail_lightning.tasks.rewards import RewardSpec
-from tests.calling import END, calling_policy
-from tests.talking import WritingEngine
+from tests.tool_calling_policy import END, calling_policy
+from tests.written_turns import WritingEngine
 
 POLICY = calling_policy()
 CALL = "<calculator>1+1</calculator>"

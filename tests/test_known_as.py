@@ -13,7 +13,7 @@ from grail_lightning.cli.app import FitOptions
 from grail_lightning.cli.known_as import KNOWN_AS
 from grail_lightning.cli.mistakes import BASES
 from grail_lightning.data import MathData
-from grail_lightning.policy.options import LoRA
+from grail_lightning.policy.source import LoRA
 from grail_lightning.tasks import CodeTask, EnvironmentTask, MathTask
 
 BASE = ["--config=quickstart.yaml"]

@@ -234,7 +234,7 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
         ("--model.credit=PRIME --model.credit.model=./nowhere", "`model.credit.model` './nowhere' cannot be loaded"),
         (AHEAD, "`execution.sample_ahead` needs an engine that samples elsewhere.*but got HFEngine"),
         (
-            f"{AHEAD} --model.execution.sampler_cap=null --model.engine=tests.elsewhere.Elsewhere",
+            f"{AHEAD} --model.execution.sampler_cap=null --model.engine=tests.copying_engine.Elsewhere",
             "`execution.sampler_cap` must be set with `execution.sample_ahead`",
         ),
         ("--model.policy=Qwen3ForCausalLM given in Python", "cannot repeat. Run that program again"),

@@ -14,11 +14,11 @@ from grail_lightning.data.modules import PromptData
 from grail_lightning.module import GrailModule
 from grail_lightning.tasks import ArithmeticTask, EnvironmentTask
 from grail_lightning.tasks.rewards import RewardSpec
-from tests.calling import calling_policy
 from tests.credit.test_contract import REFERENCE
 from tests.programs.traced import Trusted
 from tests.runs import Watch, trainer
 from tests.steps import configured
+from tests.tool_calling_policy import calling_policy
 
 spec = importlib.util.spec_from_file_location(
     "my_environment", Path(__file__).parents[1] / "docs" / "examples" / "my_environment.py"

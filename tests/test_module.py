@@ -17,7 +17,7 @@ from grail_lightning.engines import HFEngine
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.report import GROUP_OF, GROUPS, tag
+from grail_lightning.step.figures import GROUP_OF, GROUPS, tag
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.rewards import RewardSpec
 from tests.runs import SAMPLING, Watch, batches, module, problems, trainer, weights

@@ -171,6 +171,6 @@ def test_the_others_end_within_a_minute_and_a_restart_ends_with_the_weights_of_a
 
 
 def test_an_error_of_one_rank_ends_all(tmp_path):
-    with nodes(tmp_path, "--trainer.strategy=ddp", "--model.engine=tests.failing.Failing") as both:
+    with nodes(tmp_path, "--trainer.strategy=ddp", "--model.engine=tests.failing_rank.Failing") as both:
         assert 0 not in both.wait(240)
         assert "this share of the batch is wrong" in both.said(1)

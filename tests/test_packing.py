@@ -123,7 +123,7 @@ def test_an_architecture_whose_rows_see_each_other_is_an_error(arithmetic):
 
 
 @pytest.mark.parametrize(
-    ("options", "leaf", "alignment"),
+    ("options", "leaf", "read_at"),
     [
         ({"gradient_checkpointing": True}, "embeddings", "predictor"),
         ({"lora": LoRA(rank=2), "attention": "eager"}, "middle", "token"),
@@ -131,10 +131,10 @@ def test_an_architecture_whose_rows_see_each_other_is_an_error(arithmetic):
     ],
     ids=str,
 )
-def test_log_probabilities_gradients_and_saliency_are_those_of_padded_rows(options, leaf, alignment, batch):
+def test_log_probabilities_gradients_and_saliency_are_those_of_padded_rows(options, leaf, read_at, batch):
     saliency, grads, found = [], [], []
     for policy in _pair(**options):
-        saliency.append(input_saliency(policy, batch, batch.answer.content, leaf=leaf, alignment=alignment))
+        saliency.append(input_saliency(policy, batch, batch.answer.content, leaf=leaf, read_at=read_at))
         stats = policy(policy.layout(batch), with_entropy=True, entropy_gradient=True)
         (stats.logprobs.sum() + 0.1 * stats.entropy.sum()).backward()
         found.append(stats)

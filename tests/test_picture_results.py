@@ -36,13 +36,13 @@ from grail_lightning.policy import load_policy
 from grail_lightning.step.episodes import play
 from grail_lightning.step.options import Objective
 from grail_lightning.tasks import EnvironmentTask, EpisodeLimits
+from tests.picture_models import MAKERS, checkpoint, cut_off, image, letters, pictures, question, seeing
 from tests.runs import Watch, trainer, weights
-from tests.seeing import MAKERS, checkpoint, cut_off, image, letters, pictures, question, seeing
-from tests.talking import WritingEngine, WrittenTurns
 from tests.test_picture_runs import module_of
 from tests.test_pictures import Seen
 from tests.tolerance import assert_near
 from tests.views.test_page import data_of
+from tests.written_turns import WritingEngine, WrittenTurns
 
 END = "<end>"
 CALLS = {

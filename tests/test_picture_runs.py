@@ -20,12 +20,12 @@ from grail_lightning.data import DatasetSpec, FewShot
 from grail_lightning.engines import RolloutEngine, VLLMServer, build_batch
 from grail_lightning.picture import pictures_in
 from grail_lightning.policy import Loading, LoRA, load_policy
-from grail_lightning.policy.options import LoadedPolicy
+from grail_lightning.policy.source import LoadedPolicy
 from grail_lightning.step.options import Distillation, Execution, Objective
 from grail_lightning.tasks.answered import MathTask
+from tests.picture_models import TEXT, checkpoint, cut_off, image, letters, pictures, question
 from tests.processes import on_ranks
 from tests.runs import Watch, strategy_of, trainer, weights
-from tests.seeing import TEXT, checkpoint, cut_off, image, letters, pictures, question
 from tests.steps import sums
 from tests.tolerance import near
 

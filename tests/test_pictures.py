@@ -14,11 +14,11 @@ from grail_lightning.engines.base import build_batch
 from grail_lightning.engines.hf import HFEngine
 from grail_lightning.picture import FIRST_PICTURE_ID, Picture
 from grail_lightning.policy import load_policy
-from grail_lightning.policy.options import LoadedPolicy, as_source
-from grail_lightning.policy.pictures import vision_parameters
+from grail_lightning.policy.source import LoadedPolicy, as_source
+from grail_lightning.policy.vision import vision_parameters
 from grail_lightning.tasks.base import Prompt
+from tests.picture_models import MAKERS, TILES, image, pictures, plain, question, seeing
 from tests.runs import TASK
-from tests.seeing import MAKERS, TILES, image, pictures, plain, question, seeing
 from tests.tolerance import assert_near
 
 NAMES = list(MAKERS)

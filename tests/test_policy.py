@@ -29,7 +29,7 @@ from grail_lightning.policy import (
     resolve_policy,
 )
 from grail_lightning.policy.layout import padded_layout
-from grail_lightning.policy.options import LoadedPolicy, check_dtype, check_precision
+from grail_lightning.policy.source import LoadedPolicy, check_dtype, check_precision
 from tests.architectures import SELECTING, SIZES, live, per_layer
 from tests.runs import TASK
 from tests.tolerance import assert_near

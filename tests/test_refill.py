@@ -10,7 +10,7 @@ from grail_lightning.engines import HFEngine
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import load_policy
 from grail_lightning.step.collect import refill, same_verdict_groups
-from tests.elsewhere import Elsewhere
+from tests.copying_engine import Elsewhere
 from tests.runs import Watch, batches, module, problems, trainer
 
 SAMPLING = Sampling(max_response_length=40)

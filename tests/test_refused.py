@@ -9,7 +9,7 @@ import torch
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import VLLMEngine, VLLMServer
-from grail_lightning.engines.vllm.requests import sampling_parameters
+from grail_lightning.engines.requests import sampling_parameters
 from grail_lightning.functional import (
     aggregate,
     clipped_surrogate,

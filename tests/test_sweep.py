@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from grail_lightning.evaluate.compare import curve, read_results, read_scalars
+from grail_lightning.evaluate.differences import curve, read_results, read_scalars
 from grail_lightning.runtime.files import held
 from grail_lightning.sweep import main, read_sweep
 from tests.processes import Forked
@@ -172,7 +172,7 @@ def test_a_run_that_cannot_be_started_stops_no_other(tmp_path, capsys, monkeypat
 
 @pytest.mark.usefixtures("_forked_runs")
 def test_a_second_call_skips_what_is_finished_and_tries_again_what_failed(tmp_path, capsys):
-    callbacks = [{"class_path": "tests.failing.NeedsFile", "init_args": {"file": str(tmp_path / "needed")}}]
+    callbacks = [{"class_path": "tests.failing_rank.NeedsFile", "init_args": {"file": str(tmp_path / "needed")}}]
     methods = {"Here": {}, "There": {"trainer.callbacks": callbacks}}
     file = write(tmp_path, methods=methods)
     assert call(file, "--jobs=2") == 1

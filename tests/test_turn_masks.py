@@ -14,7 +14,7 @@ from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.layout import group_nodes, packed_layout, padded_layout, right_padded_layout
 from grail_lightning.policy.micro_batch import cut_rows
 from grail_lightning.step.collect import _options, _record, _restore
-from grail_lightning.step.report import Tally, add_rollouts
+from grail_lightning.step.figures import Tally, add_rollouts
 from grail_lightning.step.sampler import Sampler
 from grail_lightning.tasks.base import REWARD
 from tests.batches import graded

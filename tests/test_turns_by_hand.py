@@ -14,13 +14,13 @@ from grail_lightning.module import GrailModule
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.episodes import play
 from grail_lightning.tasks import MathTask
-from tests.calling import END, calling_policy
 from tests.draws import without_ties
 from tests.processes import on_ranks
 from tests.runs import Watch, trainer
 from tests.steps import configured
 from tests.test_episodes import example, task_of
 from tests.tolerance import near, roundings
+from tests.tool_calling_policy import END, calling_policy
 
 GROUP, LENGTH, MAX_TURNS, MAX_TOKENS, MAX_FAILURES = 8, 20, 3, 110, 2
 SAMPLING = Sampling(max_response_length=LENGTH)

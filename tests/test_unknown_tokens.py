@@ -11,8 +11,8 @@ from grail_lightning.answers import Verifier
 from grail_lightning.answers.spans import unknown_ids
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation
+from grail_lightning.engines import requests
 from grail_lightning.engines.base import build_batch
-from grail_lightning.engines.vllm import requests
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.module import GrailModule
 from grail_lightning.policy import load_policy, load_tokenizer
@@ -95,7 +95,7 @@ def test_padding_and_results_of_tools_are_no_sampled_tokens(policy):
 class Answering(runs.HFEngine):
     """An engine of a user, whose responses come from elsewhere: the first one of all has an unknown token."""
 
-    own_weights, reports_logprobs = True, True
+    copies_weights, reports_logprobs = True, True
 
     def generate(self, prompts, group_size, sampling, seed):
         def send(asked):

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 import grail_lightning.credit as credits
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation, KeepRollouts, PredictionWriter, Preflight
-from grail_lightning.callbacks.pictures import CreditPictures, _text
+from grail_lightning.callbacks.credit_plots import CreditPictures, _text
 from grail_lightning.callbacks.samples import samples_of
 from grail_lightning.credit import Resampled
 from grail_lightning.credit.base import token_advantages
@@ -20,13 +20,13 @@ from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import load_policy
 from grail_lightning.step.assign import compute_advantages, of_whole_batch, run_credit, trained_rows
 from grail_lightning.step.collect import same_verdict_groups
+from grail_lightning.step.figures import StepOutput, Tally, add_rollouts
 from grail_lightning.step.options import Objective
-from grail_lightning.step.report import StepOutput, Tally, add_rollouts
 from grail_lightning.tasks import ArithmeticTask
 from tests.batches import graded
+from tests.copying_engine import Elsewhere
 from tests.credit.rollouts import context
 from tests.credit.test_resampled import Table
-from tests.elsewhere import Elsewhere
 from tests.processes import group, on_ranks
 from tests.runs import Watch, module, problems, sampled, trainer
 from tests.runs_on_ranks import saved_fit

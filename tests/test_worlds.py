@@ -9,7 +9,7 @@ from grail_lightning.credit import TreeAdvantage, Uniform
 from grail_lightning.engines import build_batch
 from grail_lightning.functional import group_advantages
 from grail_lightning.policy import load_policy
-from grail_lightning.step.report import batch_figures
+from grail_lightning.step.figures import batch_figures
 from grail_lightning.tasks import WordProblemTask
 from tests.batches import rollouts
 from tests.steps import context_for

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from grail_lightning.answers.normalise import TEXT, string_key
 from grail_lightning.answers.parse import Node, Unreadable, letters, number, parse
-from grail_lightning.answers.structure import Leaf
+from grail_lightning.answers.structure import Atom
 from grail_lightning.answers.values import agree_everywhere, equal_by_math_verify, is_terminating, rational
 
 LAYERS = ("string", "number", "structure", "symbolic", "math-verify")
@@ -70,7 +70,7 @@ class Formulas:
             raise Undecided
         self.layer = max(self.layer, LAYERS.index(layer))
 
-    def leaves(self, gold: Leaf, other: Leaf) -> bool:
+    def leaves(self, gold: Atom, other: Atom) -> bool:
         """Two formulas with what surrounds them."""
         # Where both units are known and differ, equal numbers are no equal answers.
         known = all(unit and "?" not in unit and "unit" not in unit for unit in (gold.unit, other.unit))
@@ -135,7 +135,7 @@ def _spelled(node: Node) -> bool:
     return node.kind == "number" or (node.kind in ("negate", "divide") and all(map(_spelled, node.args)))
 
 
-def _differ_in_words(one: Leaf, two: Leaf) -> bool:
+def _differ_in_words(one: Atom, two: Atom) -> bool:
     """Whether two units differ only in the words of one that is not known."""
     return re.sub(r"\?[a-z ]*", "?", one.unit) == re.sub(r"\?[a-z ]*", "?", two.unit)
 
@@ -148,7 +148,7 @@ def _anagrams(one: str, two: str) -> bool:
     return len(words) == 2 and words[0] != words[1] and len(set(words[0])) < len(words[0])
 
 
-def _readings(left: Leaf, right: Leaf, one: Node, two: Node) -> Iterator[tuple[Node, Node]]:
+def _readings(left: Atom, right: Atom, one: Node, two: Node) -> Iterator[tuple[Node, Node]]:
     """What two formulas say.
 
     `28%` is 28 and 0.28. Degrees are numbers, unless the other side is in radians. In functions of x, t, u, y or z
@@ -168,7 +168,7 @@ def _readings(left: Leaf, right: Leaf, one: Node, two: Node) -> Iterator[tuple[N
             yield _with_constant(one), _with_constant(two)
 
 
-def _with_unit(leaf: Leaf) -> Iterator[Node]:
+def _with_unit(leaf: Atom) -> Iterator[Node]:
     r"""The formula with its unit as letters: `25m^2` is `25\text{ m}^2` and `25\text{ square meters}`."""
     symbols = leaf.unit.upper() if leaf.unit in ("l", "v") else re.sub(r"(?<=\^)-?\d", r"{\g<0>}", leaf.unit)
     for text in (TEXT.sub(r" \1 ", leaf.whole), f"{leaf.text} {symbols}"):
@@ -187,7 +187,7 @@ def _times(node: Node, factor: Node) -> Node:
     return Node("multiply", "", (node, factor))
 
 
-def _in_radians(leaf: Leaf) -> bool:
+def _in_radians(leaf: Atom) -> bool:
     return not leaf.degrees and (leaf.unit == "rad" or r"\pi" in leaf.text)
 
 

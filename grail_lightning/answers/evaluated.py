@@ -12,7 +12,7 @@ from grail_lightning.answers.compare import capped
 from grail_lightning.answers.normalise import FUNCTIONS, TEXT, normalise
 from grail_lightning.answers.parse import Node, subtrees
 from grail_lightning.answers.relations import is_number, named_sides, named_value
-from grail_lightning.answers.structure import Answer, Chain, Group, Leaf, Many, read
+from grail_lightning.answers.structure import Answer, Atom, Chain, Group, Many, read
 from grail_lightning.answers.values import TooLarge, Undefined, rational
 
 # The sign of a division is that of an operation, where a slash may be that of a fraction: it is read as a factor.
@@ -53,7 +53,7 @@ def unevaluated(gold: str, prediction: str) -> bool:
 def _is_asked(gold: Answer) -> bool:
     """Whether a reference is a rational number that is worked out, or consists of such."""
     match gold:
-        case Leaf(node=Node() as formula):
+        case Atom(node=Node() as formula):
             return _is_worked_out(formula) and rational(formula) is not None
         case Group(brackets=brackets) if brackets in _MATRICES:
             return False
@@ -67,9 +67,9 @@ def _is_asked(gold: Answer) -> bool:
 
 def _is_evaluated(answer: Answer) -> bool:
     match answer:
-        case Leaf(node=None):
+        case Atom(node=None):
             return not _OPERATION.search(_SCIENTIFIC.sub("", TEXT.sub(" ", answer.text)))
-        case Leaf(node=Node() as formula):
+        case Atom(node=Node() as formula):
             return _is_worked_out(formula)
         case Chain(is_relation=True):
             return any(map(_is_evaluated, _stated(answer)))
@@ -84,7 +84,7 @@ def _stated(relation: Chain) -> list[Answer]:
     r"""The sides of an equation that are judged: no names, no formulas of names, and nothing behind `\approx` alone."""
     named = named_sides(relation)
     sides = [side for side, name in zip(relation.items, named, strict=True) if not name]
-    numbers = [side for side in sides if not isinstance(side, Leaf) or side.node is None or is_number(side)]
+    numbers = [side for side in sides if not isinstance(side, Atom) or side.node is None or is_number(side)]
     sides = numbers or sides  # `x=5 m`: a letter is the unit
     return sides[:1] if relation.signs == (r"\approx",) else sides
 

@@ -19,7 +19,7 @@ from grail_lightning.answers.normalise import CACHED_CHARACTERS, TEXT, normalise
 from grail_lightning.answers.parse import Node, letters, negated
 from grail_lightning.answers.records import text_key
 from grail_lightning.answers.relations import is_number, named_sides, named_value, same_set
-from grail_lightning.answers.structure import Answer, Broken, Chain, Group, Leaf, Many, Words, read
+from grail_lightning.answers.structure import Answer, Atom, Broken, Chain, Group, Many, Words, read
 from grail_lightning.answers.values import TooLarge, Undefined, ratio_sign
 
 _MOST_ITEMS = 64
@@ -45,7 +45,7 @@ _WRAPPED_WORD = re.compile(r"\\text\{[^{}]*[A-Za-z]\.?[A-Za-z][^{}]*\}", re.ASCI
 _WORDING = re.compile(r"[A-Za-z0-9 ,.:;'!?/()-]+", re.ASCII)
 
 
-class Outcome(NamedTuple):
+class Judgement(NamedTuple):
     """What `judge` found: the status of the verdict, the layer that decided, and an exception that is a bug of ours."""
 
     status: str
@@ -53,34 +53,34 @@ class Outcome(NamedTuple):
     fault: str = ""
 
 
-def judge(gold: str, prediction: str, conventions: Conventions, *, slow: bool = False) -> Outcome | None:
+def judge(gold: str, prediction: str, conventions: Conventions, *, slow: bool = False) -> Judgement | None:
     """Compare a bare answer, any string, with its reference; None if a slow layer is needed and not allowed.
 
     An exception inside of a layer is a bug of this package, and no bad answer: the status is `crashed`.
     """
     if not prediction.strip():
-        return Outcome("missing", "none")
+        return Judgement("missing", "none")
     if gold.strip() == prediction.strip():
-        return Outcome("right", "string")
+        return Judgement("right", "string")
     if capped(prediction) or capped(gold):
-        return Outcome("capped", "none")
+        return Judgement("capped", "none")
     try:
         return _Comparison(conventions, slow=slow).outcome(normalise(gold), normalise(prediction))
     except Undecided:
         return None
     except (TooLarge, RecursionError):
-        return Outcome("capped", "none")
+        return Judgement("capped", "none")
     except Unparseable:
-        return Outcome("unparseable", "none")
+        return Judgement("unparseable", "none")
     except Undefined:
-        return Outcome("wrong", "number")
+        return Judgement("wrong", "number")
     except MemoryError:
-        return Outcome("crashed", "none")
+        return Judgement("crashed", "none")
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         ours = [frame for frame in frames if "grail_lightning" in frame.filename][-1]
         place = f"({Path(ours.filename).name}:{ours.lineno})"
-        return Outcome("crashed", "none", f"{type(error).__name__}: {ascii(str(error))[1:-1][:120]} {place}")
+        return Judgement("crashed", "none", f"{type(error).__name__}: {ascii(str(error))[1:-1][:120]} {place}")
 
 
 def _lowest_terms(text: str) -> str:
@@ -110,38 +110,38 @@ def _same_wording(one: str, two: str) -> bool:
 class _Comparison(Formulas):
     """One pair on its way down the layers."""
 
-    def outcome(self, gold: str, prediction: str) -> Outcome:
+    def outcome(self, gold: str, prediction: str) -> Judgement:
         if string_key(gold) == string_key(prediction):
-            return Outcome("right" if prediction else "unparseable", "string")
+            return Judgement("right" if prediction else "unparseable", "string")
         choice = None if _REJECTED.search(prediction) else _CHOICE.fullmatch(prediction)
         if choice is not None and re.fullmatch(r"\(?[A-E]\)?", gold):
-            return Outcome("right" if choice[1] == gold.strip("()") else "wrong", "string")
+            return Judgement("right" if choice[1] == gold.strip("()") else "wrong", "string")
         if choice is not None and choice[1] not in gold:  # `(B)24` for 24
             prediction = _LABEL.sub("", prediction)
         if _lowest_terms(gold) == _lowest_terms(prediction):
-            return Outcome("right", "number")
+            return Judgement("right", "number")
         if _same_wording(gold, prediction):
-            return Outcome("right", "structure")
+            return Judgement("right", "structure")
         gold_answer, answer = read(gold), read(prediction)
         if isinstance(answer, Broken):
-            return Outcome("unparseable", "none")
-        if not isinstance(gold_answer, Leaf) or not isinstance(answer, Leaf):
+            return Judgement("unparseable", "none")
+        if not isinstance(gold_answer, Atom) or not isinstance(answer, Atom):
             self.reach("structure")
         equal = self.answers(gold_answer, answer)
-        return Outcome("right" if equal else "wrong", LAYERS[self.layer])
+        return Judgement("right" if equal else "wrong", LAYERS[self.layer])
 
     # structure --------------------------------------------------------------------------------------------------------
     def answers(self, gold: Answer, other: Answer, *, same_unit: bool = False) -> bool:
-        if isinstance(gold, Leaf) != isinstance(other, Leaf):
+        if isinstance(gold, Atom) != isinstance(other, Atom):
             gold, other = _quotient(gold), _quotient(other)
         match gold, other:
-            case Leaf(), Leaf() if same_unit and gold.unit != other.unit:
+            case Atom(), Atom() if same_unit and gold.unit != other.unit:
                 return False
-            case Leaf(), Leaf():
+            case Atom(), Atom():
                 return self.leaves(gold, other)
             case Words(), Words():
                 return gold == other
-            case (Words(words), Leaf(text)) | (Leaf(text), Words(words)):  # `odd` is no product here
+            case (Words(words), Atom(text)) | (Atom(text), Words(words)):  # `odd` is no product here
                 return words == text.lower()
             case (Words("none"), Many(())) | (Many(()), Words("none")):
                 return True
@@ -171,7 +171,7 @@ class _Comparison(Formulas):
         if len(gold.items) != len(other.items):
             return False
         left = list(other.items)
-        things = [[item.unit for item in many.items if isinstance(item, Leaf)] for many in (gold, other)]
+        things = [[item.unit for item in many.items if isinstance(item, Atom)] for many in (gold, other)]
         # Both lists count the same things: then each number belongs to its thing.
         counted = len(set(things[0])) > 1 and "" not in things[0] and sorted(things[0]) == sorted(things[1])
         for item in gold.items:
@@ -226,7 +226,7 @@ class _Comparison(Formulas):
         return ratio != 0 and (sign == r"\ne" or ratio == turn * other_turn)
 
     def equations(self, gold: Chain, other: Chain) -> bool:
-        nodes = [side.node for side in gold.items + other.items if isinstance(side, Leaf) and side.node is not None]
+        nodes = [side.node for side in gold.items + other.items if isinstance(side, Atom) and side.node is not None]
         if len(nodes) == 4 and not any(map(letters, nodes)):  # `2^3=8` is about its form: `8=8` says nothing
             return same_form(nodes[0], nodes[2]) and same_form(nodes[1], nodes[3])
         ours, theirs = ([string_key(source) for source in relation.sources] for relation in (gold, other))
@@ -240,7 +240,7 @@ class _Comparison(Formulas):
         differences = []
         for relation in (gold, other):
             left, right = relation.items
-            if not isinstance(left, Leaf) or not isinstance(right, Leaf) or left.node is None or right.node is None:
+            if not isinstance(left, Atom) or not isinstance(right, Atom) or left.node is None or right.node is None:
                 return 0
             if any(left[1:4] + right[1:4]):  # a unit
                 return 0
@@ -252,8 +252,8 @@ class _Comparison(Formulas):
 def _quotient(answer: Answer) -> Answer:
     """`3/4` for `3:4`, and any other answer as it is."""
     match answer:
-        case Group(":", (Leaf(one, "", node=Node() as over), Leaf(two, "", node=Node() as under))):
-            return Leaf(f"{one}/{two}", node=Node("divide", "", (over, under)))
+        case Group(":", (Atom(one, "", node=Node() as over), Atom(two, "", node=Node() as under))):
+            return Atom(f"{one}/{two}", node=Node("divide", "", (over, under)))
     return answer
 
 
@@ -290,7 +290,7 @@ def _by_axis(answer: Many) -> Sequence[Answer]:
 
 
 def _letters_of(*answers: Answer) -> set[str]:
-    return set[str]().union(*(letters(side.node) for side in answers if isinstance(side, Leaf) and side.node))
+    return set[str]().union(*(letters(side.node) for side in answers if isinstance(side, Atom) and side.node))
 
 
 def answer_classes(answers: Sequence[str | None]) -> list[int]:

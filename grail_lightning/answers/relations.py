@@ -7,7 +7,7 @@ from operator import and_, or_, sub
 
 from grail_lightning.answers.normalise import ELEMENTARY, GREEK, TRIGONOMETRIC
 from grail_lightning.answers.parse import DERIVATIVE, DIFFERENTIABLE, Node, letters, negated, number
-from grail_lightning.answers.structure import Answer, Chain, Group, Leaf, Many
+from grail_lightning.answers.structure import Answer, Atom, Chain, Group, Many
 from grail_lightning.answers.values import approximate
 
 # What a name is applied to: `(2)`, `(A\mid B)`, `(X\ge 2)`, `[X]`, `(g(2))`.
@@ -88,7 +88,7 @@ def named_sides(relation: Chain, value: Answer | None = None) -> list[bool]:
     A ratio of quantities is a name where there is no simpler one: the value of `x=a/b` is the ratio. So are sums and
     products where an equation is to say a number other than 0.
     """
-    sums = isinstance(value, Leaf) and is_number(value) and value.node != number(0) and set(relation.signs) == {"="}
+    sums = isinstance(value, Atom) and is_number(value) and value.node != number(0) and set(relation.signs) == {"="}
     named = [_is_name(source) for source in relation.sources]
     if not any(named):
         named = [_is_combined(source, sums) for source in relation.sources]
@@ -111,7 +111,7 @@ def named_value(relation: Chain) -> Answer | None:
 
 def is_number(answer: Answer) -> bool:
     """Whether an answer is a formula without letters."""
-    return isinstance(answer, Leaf) and answer.node is not None and not letters(answer.node)
+    return isinstance(answer, Atom) and answer.node is not None and not letters(answer.node)
 
 
 _FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
@@ -132,7 +132,7 @@ def same_set(one: Answer, two: Answer, equal: Callable[[Node, Node], bool]) -> b
 def _numbers(answer: Answer) -> Iterator[Node]:
     """The formulas without letters in an answer: those that may be ends of its intervals."""
     match answer:
-        case Leaf(node=Node() as node) if not letters(node):
+        case Atom(node=Node() as node) if not letters(node):
             yield node
         case Group(items=items) | Many(items=items) | Chain(items=items):
             for item in items:
@@ -160,14 +160,14 @@ class _Line:
     def places(self, answer: Answer) -> _Places:
         """What of the line is in the set that an answer describes."""
         match answer:
-            case Leaf(text=r"\mathbb{R}"):
+            case Atom(text=r"\mathbb{R}"):
                 return self.whole
             case Group(brackets="()" | "[]" | "(]" | "[)" as brackets, items=(low, high)):
                 inside = range(self._place(low) + (brackets[0] == "("), self._place(high) + (brackets[1] == "]"))
                 if inside and self.whole.issuperset(inside):
                     return frozenset(inside)
                 raise KeyError  # `[-\infty, 0)` is not the half line, and `(3,1)` is a pair
-            case Chain(items=(Leaf(node=Node(kind="symbol")), values), signs=(r"\in",)):
+            case Chain(items=(Atom(node=Node(kind="symbol")), values), signs=(r"\in",)):
                 return self.places(values)
             case Chain(items=items, signs=signs) if answer.is_relation:
                 names, solved = zip(*map(self._solutions, items, signs, items[1:]), strict=True)
@@ -187,19 +187,19 @@ class _Line:
         raise KeyError
 
     def _place(self, item: Answer) -> int:
-        if isinstance(item, Leaf) and item.node is not None and not (item.percent or item.degrees):
+        if isinstance(item, Atom) and item.node is not None and not (item.percent or item.degrees):
             return self.place_of[item.node]
         raise KeyError
 
     def _solutions(self, left: Answer, sign: str, right: Answer) -> tuple[Node, _Places]:
         """The name and the solutions of `name sign constant` and `|name| sign constant`, with sides in any order."""
-        if isinstance(right, Leaf) and right.node is not None and letters(right.node):
+        if isinstance(right, Atom) and right.node is not None and letters(right.node):
             left, sign, right = right, _FLIPPED[sign], left
         end = self._place(right)
         match left, right:
-            case Leaf(node=Node(kind="symbol") as name), _:
+            case Atom(node=Node(kind="symbol") as name), _:
                 return name, self._half(sign, end)
-            case Leaf(node=Node(value="abs", args=(Node(kind="symbol") as name,))), Leaf(node=Node() as node):
+            case Atom(node=Node(value="abs", args=(Node(kind="symbol") as name,))), Atom(node=Node() as node):
                 operator = or_ if sign in (">", r"\ge") else and_
                 return name, operator(self._half(sign, end), self._half(_FLIPPED[sign], self.place_of[_opposite(node)]))
         raise KeyError
@@ -218,7 +218,7 @@ class _Line:
 
 
 def _names(chain: Chain) -> set[str]:
-    leaves = [side.node for side in chain.items if isinstance(side, Leaf) and side.node is not None]
+    leaves = [side.node for side in chain.items if isinstance(side, Atom) and side.node is not None]
     return set[str]().union(*map(letters, leaves))
 
 

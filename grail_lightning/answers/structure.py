@@ -63,7 +63,7 @@ _WORD = re.compile(r"[A-Za-z]+")
 _OF_ANGLE = re.compile(rf"\\(?:{'|'.join(TRIGONOMETRIC)})")
 
 
-class Leaf(NamedTuple):
+class Atom(NamedTuple):
     """One formula (`text`) without what surrounds it; `node` is None if the grammar does not cover it.
 
     The unit is such as `cm^2` and `m*s^-1`, or `?apples` for one that is not known; `whole` has it as it was typed.
@@ -77,7 +77,7 @@ class Leaf(NamedTuple):
     whole: str = ""
 
 
-def _quantity(text: str) -> Leaf:
+def _quantity(text: str) -> Atom:
     r"""Take units, currency, percent and degrees off a normalised formula."""
     money = re.match(r"([+-]?)\s*\\\$\s*", text)
     bare = re.sub(r"\s*\\\$$", "", money[1] + text[money.end() :] if money else text)
@@ -88,7 +88,7 @@ def _quantity(text: str) -> Leaf:
         bare = bare if alone else rf"{bare[: words.start()]}\text{{{words[0]}}}"
     elif (unit := _BARE_DERIVED.search(bare)) and {*_WORD.findall(unit[0].lower())} - {"sq"} <= UNITS.keys():
         bare = rf"{bare[: unit.start()]}\text{{{unit[0]}}}"
-    quantity = Leaf(bare, unit="dollar" if money else "")
+    quantity = Atom(bare, unit="dollar" if money else "")
     for _ in range(6):
         shorter = _without_suffix(quantity)
         if shorter is None or not shorter.text or shorter.text[-1] in "+-*^=<>(":
@@ -97,7 +97,7 @@ def _quantity(text: str) -> Leaf:
     return quantity._replace(unit=_in_order(quantity.unit), whole=bare)
 
 
-def _without_suffix(quantity: Leaf) -> Leaf | None:
+def _without_suffix(quantity: Atom) -> Atom | None:
     text = quantity.text
     if percent := _PERCENT.search(text):
         return quantity._replace(text=text[: percent.start()], percent=True)
@@ -181,7 +181,7 @@ class Broken(NamedTuple):
     reason: str
 
 
-Answer = Leaf | Group | Many | Chain | Words | Broken
+Answer = Atom | Group | Many | Chain | Words | Broken
 
 _RELATIONS = (r"=", r"<", r">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv")
 _SET_SIGNS = frozenset([r"\cup", r"\cap", r"\setminus"])

@@ -4,9 +4,9 @@ from lightning.pytorch import Callback
 
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.checkpoints import DefaultCheckpoints, LastCheckpoint
+from grail_lightning.callbacks.credit_plots import CreditPictures
 from grail_lightning.callbacks.evaluation import Evaluation
 from grail_lightning.callbacks.export import ExportPolicy
-from grail_lightning.callbacks.pictures import CreditPictures
 from grail_lightning.callbacks.predictions import PredictionWriter
 from grail_lightning.callbacks.preflight import Preflight
 from grail_lightning.callbacks.responses import ShowResponses

@@ -23,7 +23,7 @@ from grail_lightning.evaluate.table import TableOptions, by_column, evaluation_t
 from grail_lightning.metrics import AnswerAccuracy, MajAtK, PassAtK
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, world_size
-from grail_lightning.step.report import EvaluationPlan
+from grail_lightning.step.figures import EvaluationPlan
 from grail_lightning.tasks.base import Prompt
 
 if TYPE_CHECKING:

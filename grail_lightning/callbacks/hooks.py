@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.run_folder import RunFolder
-from grail_lightning.step.report import StepOutput
+from grail_lightning.step.figures import StepOutput
 
 if TYPE_CHECKING:
     from grail_lightning.module import GrailModule

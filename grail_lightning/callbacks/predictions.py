@@ -39,7 +39,7 @@ from grail_lightning.picture import FIRST_PICTURE_ID, PLACE, Picture, pictures_i
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.run_folder import RunFolder, unused
 from grail_lightning.step.assign import run_credit
-from grail_lightning.step.report import StepOutput, effective_weights
+from grail_lightning.step.figures import StepOutput, effective_weights
 from grail_lightning.views import write_page
 from grail_lightning.views.page import pieces_of
 
@@ -260,7 +260,7 @@ def _picture_column(policy: Policy, batch: RolloutBatch, explained: Tensor, toke
     """JSON of the pictures of each row, those of its prompt first; None for a row without any.
 
     Each has `src`, a data URL of the picture at most 256 pixels wide and high, `layers` of grids as
-    `grail_lightning.policy.pictures.PictureTokens.layers` says, and `scores`, the saliency of its tokens for the tokens
+    `grail_lightning.policy.vision.PictureTokens.layers` says, and `scores`, the saliency of its tokens for the tokens
     ``explained [B, T]``; null if none is explained. A collective where weights are sharded.
     """
     assert policy.vision is not None

@@ -153,7 +153,7 @@ class Preflight(Callback):
                 "the run at the first group whose mean does. Scale the rewards to [0, 1], or set it to group.",
             )
         gap = figures.get(SAMPLER_GAP, 0.0)
-        if gap > _BEYOND_ROUNDING and module.policy is not None and not module.engine.own_weights:
+        if gap > _BEYOND_ROUNDING and module.policy is not None and not module.engine.copies_weights:
             raise ValueError(
                 f"Sampler and trainer differ by {gap:.2g} nats a token in the log-probability of the same tokens "
                 f"(`{SAMPLER_GAP}`), with the same weights. {type(module.policy.model).__name__} computes otherwise "

@@ -18,7 +18,7 @@ from grail_lightning.environments.episode import episode_columns, episode_json
 from grail_lightning.picture import as_text
 from grail_lightning.runtime.files import whole_file
 from grail_lightning.runtime.run_folder import RunFolder
-from grail_lightning.step.report import StepOutput
+from grail_lightning.step.figures import StepOutput
 from grail_lightning.tasks.base import Prompt
 
 # The types are names of pyarrow, which is imported where it is used, since help resolves the types of this file. The

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
 
 _LONGEST_COLUMN = 100
-Place = tuple[str, int]  # The name of a problem's dataset, and its number there, from 0.
+ProblemKey = tuple[str, int]  # The name of a problem's dataset, and its number there, from 0.
 _NO_COLUMNS = ("problem", "answer", "solution", "response", "reference")
 
 
@@ -60,10 +60,10 @@ class Batches:
     """The problems of a test, of the batches that are evaluated. A batch has the numbers of loader and batch."""
 
     loaders: list[EvaluationLoader]  # One for each dataset.
-    ids: dict[Place, str]  # The identity of each problem.
-    places: dict[tuple[int, int], list[Place]]  # The problems of each batch, those of all ranks.
+    ids: dict[ProblemKey, str]  # The identity of each problem.
+    places: dict[tuple[int, int], list[ProblemKey]]  # The problems of each batch, those of all ranks.
 
-    def of_rank(self, batch: tuple[int, int], trainer: Trainer) -> list[Place]:
+    def of_rank(self, batch: tuple[int, int], trainer: Trainer) -> list[ProblemKey]:
         """The places of the prompts that this rank gets of a batch."""
         return self.places[batch][trainer.global_rank :: trainer.world_size]
 
@@ -264,7 +264,7 @@ class KeptSamples:
 
     def _whole_batches(self) -> set[tuple[int, int]]:
         """The batches of which every sample of every problem is there."""
-        numbers: dict[Place, set[int]] = defaultdict(set)
+        numbers: dict[ProblemKey, set[int]] = defaultdict(set)
         for sample in read_samples(self.folder):
             if self.batches.ids.get((sample.dataset, sample.index)) == sample.problem:
                 numbers[sample.dataset, sample.index].add(sample.sample)

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from grail_lightning.callbacks.hooks import output_of
 from grail_lightning.runtime.collectives import all_reduce
-from grail_lightning.step.report import tag
+from grail_lightning.step.figures import tag
 
 
 class Throughput(Callback):

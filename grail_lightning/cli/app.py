@@ -50,7 +50,7 @@ from grail_lightning.cli.trainer_options import (
 from grail_lightning.distributed.checkpoint_io import read_state
 from grail_lightning.engines.checks import check_draws
 from grail_lightning.module import GrailModule
-from grail_lightning.policy.options import check_dtype, check_precision
+from grail_lightning.policy.source import check_dtype, check_precision
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.answered import AnswerTask
 

@@ -166,7 +166,7 @@ class SecondModel(ABC):
         """
 
 
-class Place(NamedTuple):
+class Prefix(NamedTuple):
     """A place within a rollout."""
 
     row: int  # The rollout's index in the batch.
@@ -178,7 +178,7 @@ class Continuations(ABC):
 
     @abstractmethod
     def draw(
-        self, batch: RolloutBatch, places: Sequence[Place], number: int, budget: int
+        self, batch: RolloutBatch, places: Sequence[Prefix], number: int, budget: int
     ) -> tuple[list[list[float] | None], int]:
         """Continue from places in rollouts. A collective: every rank must call it, also without a place.
 

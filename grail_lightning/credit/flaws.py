@@ -20,8 +20,8 @@ from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, rows_by_group, uniform_weights
 from grail_lightning.grading import LocatedStep, align_rows, located_steps
 from grail_lightning.policy import Policy
-from grail_lightning.programs.alignment import align_programs, first_divergence, program_lines, read_program
-from grail_lightning.programs.outcome import Job, Outcome, Visit
+from grail_lightning.programs.divergence import align_programs, first_divergence, program_lines, read_program
+from grail_lightning.programs.outcome import Job, ProgramOutcome, Visit
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.base import Prompt
 from grail_lightning.tasks.code import CodeTask
@@ -291,9 +291,9 @@ def _check_tasks(method: TokenCredit, tasks: Sequence[object]) -> None:
         )
 
 
-def _run(jobs: Sequence[tuple[_Row, str, int | None]]) -> list[Outcome]:
+def _run(jobs: Sequence[tuple[_Row, str, int | None]]) -> list[ProgramOutcome]:
     """The outcomes of texts on the tests of rows; with the number of a test on this one alone, with its trace."""
-    outcomes: list[Outcome] = []
+    outcomes: list[ProgramOutcome] = []
     for executor, some in groupby(jobs, key=lambda job: job[0].executor):
         outcomes += executor.run_many([Job(text, row.tests, test) for row, text, test in some])
     return outcomes

@@ -14,7 +14,7 @@ from grail_lightning.credit.saliency import Leaf, SaliencyCredit, SaliencyTarget
 from grail_lightning.functional import answer_overwrite, grail_map, mean_one
 from grail_lightning.grading import WhichBox, align_rows, answer_masks
 from grail_lightning.policy import Policy
-from grail_lightning.policy.layout import Alignment
+from grail_lightning.policy.layout import ReadAt
 from grail_lightning.runtime.checks import check_options
 
 Gate = Literal["negative", "positive", "all"]
@@ -34,7 +34,7 @@ class SaliencyOptions:
 
     Attributes:
         leaf: embeddings, or the output of a block: first (block 1), middle (n // 2), last (n − 1), or its number.
-        alignment: The position that is read for token t: predictor is t − 1, which predicts it; token is t itself.
+        read_at: The position that is read for token t: predictor is t − 1, which predicts it; token is t itself.
         box: The box whose likelihood is explained: last is the box that is graded; first is that of the published code.
         refresh: rollout computes the weights once for a batch of rollouts; update computes them again before every
             optimiser step, as the published code does.
@@ -43,13 +43,13 @@ class SaliencyOptions:
     """
 
     leaf: Leaf | int = "embeddings"
-    alignment: Alignment = "predictor"
+    read_at: ReadAt = "predictor"
     box: WhichBox = "last"
     refresh: Refresh = "rollout"
     fuse: bool = True
 
     def __post_init__(self) -> None:
-        check_options(self, alignment=Alignment, box=WhichBox, refresh=Refresh)
+        check_options(self, read_at=ReadAt, box=WhichBox, refresh=Refresh)
         if not isinstance(self.leaf, int):
             check_options(self, leaf=Leaf)
         elif isinstance(self.leaf, bool) or self.leaf < 0:
@@ -102,8 +102,8 @@ class GRAIL(SaliencyCredit):
         """The likelihood of the answer, in the rows inside the gate."""
         answer = self._answer(policy, batch)
         rows = in_gate(self.gate, batch.advantages) & answer.whole.any(1) & (batch.advantages != 0)
-        leaf, alignment = self.saliency.leaf, self.saliency.alignment
-        return SaliencyTarget(explained=answer.whole, rows=rows, leaf=leaf, alignment=alignment)
+        leaf, read_at = self.saliency.leaf, self.saliency.read_at
+        return SaliencyTarget(explained=answer.whole, rows=rows, leaf=leaf, read_at=read_at)
 
     def weights_from(self, scores: Tensor, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights ``[B, T]`` from saliency ``[B, T]``."""

@@ -19,7 +19,7 @@ from grail_lightning.functional import bilevel_map, token_logprobs
 from grail_lightning.functional.tokens import full_precision
 from grail_lightning.policy import Policy
 from grail_lightning.policy.capabilities import Trunk
-from grail_lightning.policy.layout import Alignment
+from grail_lightning.policy.layout import ReadAt
 from grail_lightning.policy.micro_batch import scatter, zero_table
 from grail_lightning.runtime.checks import check_options
 
@@ -58,7 +58,7 @@ class OARGradient(TokenCredit):
               I_j = \left|\sum_d \frac{\partial J}{\partial e_{jd}} e_{jd}\right|, \quad w = \text{bilevel}(I)
 
     Without noise the gradient of the KL is zero. The defaults are those of the OAR code. The re-implementation in the
-    GRAIL repository is ``scope: response, alignment: predictor, product: noisy`` with ``interpolate: false`` and
+    GRAIL repository is ``scope: response, read_at: predictor, product: noisy`` with ``interpolate: false`` and
     ``eps: 1e-12`` in `bilevel`. There is no gate by sign; rows without a box or an advantage have weight 1.
 
     Args:
@@ -66,7 +66,7 @@ class OARGradient(TokenCredit):
             tokens, last is the softmax at its last token, and answer_joint uses the decrease of its mean log-likelihood
             instead.
         scope: The tokens that are perturbed and weighted: reasoning (before the answer), or the whole response.
-        alignment: The position that is read for a token: token is its own, predictor the one before it.
+        read_at: The position that is read for a token: token is its own, predictor the one before it.
         product: Whether the gradient is multiplied with the clean or the noisy embedding.
         noise: Standard deviation σ of the noise on the embeddings.
         at_temperature: Whether logits are divided by the sampling temperature; the published code does not.
@@ -77,21 +77,21 @@ class OARGradient(TokenCredit):
 
     distribution: _AnswerDistribution = "answer_mean"
     scope: _Scope = "reasoning"
-    alignment: Alignment = "token"
+    read_at: ReadAt = "token"
     product: _Factor = "clean"
     noise: float = 1e-3
     at_temperature: bool = False
     bilevel: BilevelOptions = BilevelOptions()
 
     def __post_init__(self) -> None:
-        check_options(self, distribution=_AnswerDistribution, scope=_Scope, alignment=Alignment, product=_Factor)
+        check_options(self, distribution=_AnswerDistribution, scope=_Scope, read_at=ReadAt, product=_Factor)
         check_options(self, noise="(0, inf)")  # Without noise the gradient of the KL is zero.
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from one gradient."""
         # Tokens after the answer have no score, except the first if the distribution is read at the answer's last token
         # and tokens read the position before them.
-        beyond = self.distribution == "last" and self.alignment == "predictor"
+        beyond = self.distribution == "last" and self.read_at == "predictor"
         ends = (last_marked(batch.answer.whole) + beyond).minimum(batch.valid_lengths)
         short, scores = cut_responses(batch, ends), zero_table(policy, batch)
         costs, rows = torch.stack([batch.prompt_lengths, ends], 1), _eligible(batch).nonzero().flatten()
@@ -106,7 +106,7 @@ class OARGradient(TokenCredit):
         width = policy.model.get_input_embeddings().weight.shape[1]
         noise = torch.zeros(*batch.input_ids.shape, width, dtype=policy.model.dtype)
         scope = scoped_tokens(batch, self.scope).cpu()
-        shift = batch.prompt_width - (self.alignment == "predictor")
+        shift = batch.prompt_width - (self.read_at == "predictor")
         for k, row in enumerate(batch.row.tolist()):
             places = scope[k].nonzero().flatten() + shift
             drawn = torch.randn(len(places), width, generator=context.row_generator(row), dtype=torch.float32)
@@ -132,7 +132,7 @@ class OARGradient(TokenCredit):
                 gradient = torch.autograd.grad(divergence, noisy)[0]
         factor = clean if self.product == "clean" else noisy.detach()
         score = (full_precision(gradient) * full_precision(factor)).sum(-1).abs()
-        aligned = score[:, -length - 1 : -1] if self.alignment == "predictor" else score[:, -length:]
+        aligned = score[:, -length - 1 : -1] if self.read_at == "predictor" else score[:, -length:]
         return aligned.masked_fill(~batch.response_mask, 0)
 
 

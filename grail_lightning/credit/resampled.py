@@ -18,7 +18,7 @@ from grail_lightning.credit.base import (
     CreditContext,
     Mean,
     Needs,
-    Place,
+    Prefix,
     TokenCredit,
     TokenWeights,
     check_one_turn,
@@ -151,7 +151,7 @@ class Resampled(TokenCredit):
             asked = [(row, k) for row in rows if not row.lost for k in self._unknown(row)]
             if not all_reduce(torch.tensor(len(asked), device=device), "max"):
                 return spent
-            places = [Place(row.row, row.places[k]) for row, k in asked]
+            places = [Prefix(row.row, row.places[k]) for row, k in asked]
             drawn, tokens = source.draw(batch, places, self.continuations, self.budget - spent)
             spent += tokens
             for (row, k), rewards in zip(asked, drawn, strict=True):

@@ -20,7 +20,7 @@ from grail_lightning.credit.base import CreditContext, Needs, TokenCredit, Token
 from grail_lightning.functional.tokens import TokenStats, full_precision, token_logprobs
 from grail_lightning.picture import FIRST_PICTURE_ID
 from grail_lightning.policy import Policy
-from grail_lightning.policy.layout import Alignment, TokenLayout, padded_layout
+from grail_lightning.policy.layout import ReadAt, TokenLayout, padded_layout
 from grail_lightning.policy.micro_batch import cut_rows, scatter, zero_table
 from grail_lightning.policy.weights import requiring_grad
 from grail_lightning.runtime.checks import check_options
@@ -37,13 +37,13 @@ class SaliencyTarget:
         explained: ``[B, T]`` bool, the tokens whose likelihood is explained.
         rows: ``[B]`` bool, the rows that need scores.
         leaf: The activation; see `input_saliency`.
-        alignment: The position that is read for each token; see `input_saliency`.
+        read_at: The position that is read for each token; see `input_saliency`.
     """
 
     explained: Tensor
     rows: Tensor
     leaf: Leaf | int = "embeddings"
-    alignment: Alignment = "predictor"
+    read_at: ReadAt = "predictor"
 
 
 class SaliencyCredit(TokenCredit):
@@ -89,7 +89,7 @@ def input_saliency(
     objective_mask: Tensor,
     *,
     leaf: Leaf | int = "embeddings",
-    alignment: Alignment = "predictor",
+    read_at: ReadAt = "predictor",
     temperature: float = 1.0,
 ) -> Tensor:
     r"""Gradient times activation of the negative log-likelihood of the masked tokens.
@@ -107,7 +107,7 @@ def input_saliency(
         objective_mask: ``[B, T]`` bool, the tokens whose likelihood is explained, within the response mask.
         leaf: "embeddings", or the output of a block: "first" (block 1), "middle" (n // 2), "last" (n − 1, the
             penultimate), or its number from 1 to n.
-        alignment: The position that is read for token ``t``: "predictor" is ``t − 1``, which predicts it; "token" is
+        read_at: The position that is read for token ``t``: "predictor" is ``t − 1``, which predicts it; "token" is
             ``t``.
         temperature: The number by which the logits are divided.
 
@@ -118,11 +118,11 @@ def input_saliency(
     """
     if (objective_mask & ~batch.response_mask).any():
         raise ValueError("`objective_mask` must lie within the response mask.")
-    target = SaliencyTarget(explained=objective_mask, rows=objective_mask.any(1), leaf=leaf, alignment=alignment)
-    check_options(target, alignment=Alignment)
+    target = SaliencyTarget(explained=objective_mask, rows=objective_mask.any(1), leaf=leaf, read_at=read_at)
+    check_options(target, read_at=ReadAt)
     with explaining(policy):
         layout = policy.layout(batch)
-        return layout.read(_effects_alone(policy, layout, target, temperature), alignment)
+        return layout.read(_effects_alone(policy, layout, target, temperature), read_at)
 
 
 def forward_with_saliency(
@@ -157,7 +157,7 @@ def forward_with_saliency(
         # Checkpointed blocks run once more in here, which must be in the mode of the first time.
         with mode(), torch.enable_grad():
             effects = _effects(policy, layout, target, forward[0], forward[1], temperature, keep=not frozen)
-            return layout.read(effects, target.alignment)
+            return layout.read(effects, target.read_at)
 
     return stats, saliency
 
@@ -175,7 +175,7 @@ def saliency_of_rows(policy: Policy, batch: RolloutBatch, target: SaliencyTarget
             own = replace(target, explained=explained[micro.rows.to(scores.device), : some.response_mask.shape[1]])
             layout = policy.layout(some, micro.starts, share_responses=False)
             effects = _effects_alone(policy, layout, own, context.temperature)
-            scatter(scores, micro.rows, layout.read(effects, target.alignment))
+            scatter(scores, micro.rows, layout.read(effects, target.read_at))
     return scores
 
 

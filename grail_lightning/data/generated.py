@@ -17,8 +17,7 @@ from grail_lightning.environments.charts import Charts
 from grail_lightning.environments.search import Search
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.tasks.answered import MathTask
-from grail_lightning.tasks.arithmetic import ArithmeticTask, ProblemSpace
-from grail_lightning.tasks.arithmetic import Split as ProblemSplit
+from grail_lightning.tasks.arithmetic import ArithmeticTask, ProblemSpace, ProblemSplit
 from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.charts import CHART_ANSWER, ChartSpace
 from grail_lightning.tasks.code import CodeTask

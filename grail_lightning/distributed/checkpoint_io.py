@@ -16,7 +16,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
-from grail_lightning.policy.options import first_line
+from grail_lightning.policy.source import first_line
 from grail_lightning.runtime.files import UNFINISHED, whole_file
 
 _PART = ".part"  # The suffix of a folder of shards that is being written.

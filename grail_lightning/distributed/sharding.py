@@ -13,8 +13,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from grail_lightning.policy import Loading, Policy, load_policy
 from grail_lightning.policy.layout import padded_layout
-from grail_lightning.policy.options import PolicySource
-from grail_lightning.policy.pictures import PictureTokens
+from grail_lightning.policy.source import PolicySource
+from grail_lightning.policy.vision import PictureTokens
 from grail_lightning.runtime.collectives import whole_tensor
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from grail_lightning.batch import SampledBatch, Sampling, lengths_to_mask, pad_left
 from grail_lightning.environments.episode import one_turn, read_episode
 from grail_lightning.policy import Loading, Policy
-from grail_lightning.policy.options import PolicySource, positions
+from grail_lightning.policy.source import PolicySource, positions
 from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.tasks.base import Prompt, TokenText, response_group
@@ -33,7 +33,7 @@ class RolloutEngine(ABC):
     arguments of the constructor become options: ``--model.engine=package.module.Name --model.engine.option=value``.
 
     Attributes:
-        own_weights: Whether the engine samples with a copy of the weights, which `update_weights` makes. If not, it
+        copies_weights: Whether the engine samples with a copy of the weights, which `update_weights` makes. If not, it
             calls the policy itself: sharded weights (FSDP2) are then whole on every rank while it samples. With a copy
             `update_weights` gathers sharded weights by itself on all ranks in step, and returns when the copy is
             complete; the log-probabilities of sampler and trainer may differ, which `execution.sampler_cap` corrects
@@ -46,7 +46,7 @@ class RolloutEngine(ABC):
         takes_pictures: Whether prompts may have pictures, whose tokens have ids beyond the policy's vocabulary.
     """
 
-    own_weights: ClassVar[bool] = False
+    copies_weights: ClassVar[bool] = False
     reports_logprobs: ClassVar[bool] = True
     samples_elsewhere: ClassVar[bool] = False
     takes_pictures: ClassVar[bool] = False

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from grail_lightning.batch import SampledBatch, Sampling, lengths_to_mask
 from grail_lightning.engines.base import RolloutEngine
 from grail_lightning.policy import Loading, Policy
-from grail_lightning.policy.pictures import PictureTokens
+from grail_lightning.policy.vision import PictureTokens
 from grail_lightning.runtime.checks import Claim, Kind, check_claims, check_tensor
 from grail_lightning.tasks.base import Prompt
 

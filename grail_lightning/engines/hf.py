@@ -29,7 +29,7 @@ from grail_lightning.engines.decoding import Decoding, Stored, TurnOptions, supp
 from grail_lightning.engines.draw import Ending, Sampled, warpers
 from grail_lightning.picture import FIRST_PICTURE_ID
 from grail_lightning.policy import Policy
-from grail_lightning.policy.options import positions
+from grail_lightning.policy.source import positions
 from grail_lightning.policy.weights import weights_cast_once
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import pad_to_longest_rank, world_size

@@ -56,7 +56,7 @@ class EpisodeLimits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
+class ToolCall:
     """A call of a tool within a turn, with its result."""
 
     name: str  # The name of the tool; empty if the call could not be read.
@@ -79,7 +79,7 @@ class Turn:
     """One turn of the policy, and the environment's answer to it."""
 
     text: str  # The sampled tokens as text, without special tokens.
-    calls: tuple[Call, ...] = ()  # In their order; empty if the turn is an answer.
+    calls: tuple[ToolCall, ...] = ()  # In their order; empty if the turn is an answer.
     state: Hashable = None  # The key of the state in which the turn began, if the environment has `state_key`.
     score: float | None = None  # The environment's score of the turn, if it has `score_turn`.
 
@@ -94,7 +94,7 @@ class Episode:
     opening: str | None = None  # What its `reset` returned, which is the end of the prompt.
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[ToolCall]:
         """All calls, in their order."""
         return [call for turn in self.turns for call in turn.calls]
 
@@ -145,7 +145,7 @@ def read_episode(text: str) -> Episode:
 
     def turn(found: dict[str, Any]) -> Turn:
         state = found["state"] if isinstance(found["state"], str | float | int | None) else repr(found["state"])
-        return Turn(**found | {"calls": tuple(Call(**call) for call in found["calls"]), "state": state})
+        return Turn(**found | {"calls": tuple(ToolCall(**call) for call in found["calls"]), "state": state})
 
     try:
         found = json.loads(text)

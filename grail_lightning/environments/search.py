@@ -14,7 +14,7 @@ from typing import Literal
 
 from grail_lightning.environments.retrieval import Corpus, RemoteRetriever, connect, factbook_corpus
 
-Kind = Literal["person", "firm", "town", "country"]
+EntityKind = Literal["person", "firm", "town", "country"]
 
 _NOTHING_FOUND = "Nothing was found."
 
@@ -26,13 +26,13 @@ _STEMS = (
     *("Bal", "Cor", "Dren", "Fal", "Gor", "Hask", "Jor", "Kel", "Lun", "Mir", "Nor", "Ost"),
     *("Pel", "Quin", "Rav", "Sel", "Tor", "Und", "Vol", "Wick", "Yar", "Zel", "Brim", "Trav"),
 )
-_ENDINGS: dict[Kind, tuple[str, ...]] = {
+_ENDINGS: dict[EntityKind, tuple[str, ...]] = {
     "person": ("dahl", "kamp", "mont", "rick", "stein"),
     "firm": ("tek", "corp"),
     "town": ("ford", "burg", "wick"),
     "country": ("land",),
 }
-_SIZES: dict[Kind, int] = {"person": 32, "firm": 8, "town": 12, "country": 4}
+_SIZES: dict[EntityKind, int] = {"person": 32, "firm": 8, "town": 12, "country": 4}
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Relation:
     """A relation between two kinds of entities."""
 
     name: str  # In questions: "the home of Mara Voss".
-    subject: Kind
-    object: Kind
+    subject: EntityKind
+    object: EntityKind
     document: str  # With places for subject and object.
     word: str  # The word of the document that tells this relation from the others.
 
@@ -79,7 +79,7 @@ class Fact:
 class FactGraph:
     """Facts about entities, drawn by a seed, in the order of their documents. It equals itself alone."""
 
-    entities: Mapping[Kind, tuple[str, ...]]
+    entities: Mapping[EntityKind, tuple[str, ...]]
     facts: tuple[Fact, ...]
 
     @cached_property
@@ -119,7 +119,7 @@ def fact_graph(seed: int) -> FactGraph:
     return FactGraph({"person": people, "firm": firms, "town": towns, "country": countries}, tuple(facts))
 
 
-def _names(kind: Kind, number: int, rng: random.Random) -> tuple[str, ...]:
+def _names(kind: EntityKind, number: int, rng: random.Random) -> tuple[str, ...]:
     """Different names, of twice as many; surnames are different, too."""
     known = [stem + ending for ending in _ENDINGS[kind] for stem in _STEMS]
     last = rng.sample(known[: 2 * number], number)

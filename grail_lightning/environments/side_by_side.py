@@ -41,7 +41,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
             loop.run_forever()
 
 
-class Outcome(NamedTuple):
+class CallOutcome(NamedTuple):
     """What became of a function."""
 
     status: Literal["done", "failed", "timeout"]
@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
 
 def side_by_side(
     functions: Sequence[Callable[[], Any]], seconds: Sequence[float], *, threads: int = 32
-) -> list[Outcome]:
+) -> list[CallOutcome]:
     """Run functions, each within its own limit of seconds, in at most `threads` threads at a time.
 
     What a function works with that took longer must not be used again: its thread may still be changing it.
@@ -80,7 +80,7 @@ class _Worker(threading.Thread):
     def __init__(self, function: Callable[[], Any], limit: float) -> None:
         super().__init__(daemon=True)
         self.function, self.limit = function, limit
-        self.outcome: Future[Outcome] = Future()
+        self.outcome: Future[CallOutcome] = Future()
         self.coroutine: Future[Any] | None = None  # What the thread waits for, or waited for last.
         self._ending = threading.Lock()
 
@@ -94,9 +94,9 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         try:
-            made = Outcome("done", self.function(), monotonic() - self.began)
+            made = CallOutcome("done", self.function(), monotonic() - self.began)
         except BaseException as error:
-            made = Outcome("failed", error, monotonic() - self.began)
+            made = CallOutcome("failed", error, monotonic() - self.began)
         with self._ending:
             if not self.outcome.done():
                 self.outcome.set_result(made)
@@ -106,7 +106,7 @@ class _Worker(threading.Thread):
         with self._ending:  # Held, because the number of a thread that has ended may be another's.
             if self.outcome.done():
                 return
-            self.outcome.set_result(Outcome("timeout", None, self.limit))
+            self.outcome.set_result(CallOutcome("timeout", None, self.limit))
             if (self.coroutine is None or self.coroutine.done()) and self.ident is not None:
                 # Threads end silently by `SystemExit`.
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(SystemExit))
@@ -129,11 +129,11 @@ def awaited(value: Any) -> Any:
     if not inspect.isawaitable(value):
         return value
 
-    async def outcome() -> Outcome:
+    async def outcome() -> CallOutcome:
         try:
-            return Outcome("done", await value, 0.0)
+            return CallOutcome("done", await value, 0.0)
         except BaseException as error:  # `SystemExit` would end the loop.
-            return Outcome("failed", error, 0.0)
+            return CallOutcome("failed", error, 0.0)
 
     future = asyncio.run_coroutine_threadsafe(outcome(), _event_loop())
     worker = threading.current_thread()

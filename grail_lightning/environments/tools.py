@@ -21,7 +21,7 @@ from types import MethodType
 from typing import Any, Literal
 
 from grail_lightning.environments.calls import ParsedCall, checked_arguments, shown
-from grail_lightning.environments.episode import Call, CallStatus, EpisodeLimits
+from grail_lightning.environments.episode import CallStatus, EpisodeLimits, ToolCall
 from grail_lightning.environments.side_by_side import awaited, side_by_side
 from grail_lightning.guard import explained, said
 from grail_lightning.picture import PLACE, Picture, is_image
@@ -118,13 +118,13 @@ def _thread_advice(error: BaseException) -> str:
 
 def run_calls(
     rollouts: Sequence[tuple[ToolSet, object, Sequence[ParsedCall]]], limits: Sequence[EpisodeLimits]
-) -> list[tuple[Call, ...]]:
+) -> list[tuple[ToolCall, ...]]:
     """Run the calls of many rollouts side by side: the first ones of all, then the second ones, and so on.
 
     A rollout has its tools, its environment, and its calls. A tool that timed out may still be running: the calls
     behind it fail without being run, and the rollout's environment must not be used again.
     """
-    made: list[list[Call]] = [[] for _ in rollouts]
+    made: list[list[ToolCall]] = [[] for _ in rollouts]
     for number in range(max((len(calls) for *_, calls in rollouts), default=0)):
 
         def run(k: int, number: int = number) -> _Ran:
@@ -139,7 +139,9 @@ def run_calls(
             late: _Ran = "timeout", f"Error: the tool did not return within {seconds:g} seconds.", ()
             status, text, pictures = value or late
             name, arguments, _ = rollouts[k][2][number]
-            call = Call(name=name, arguments=arguments, result=text, status=status, seconds=seconds, pictures=pictures)
+            call = ToolCall(
+                name=name, arguments=arguments, result=text, status=status, seconds=seconds, pictures=pictures
+            )
             made[k].append(call)
     for tools in {id(tools): tools for tools, *_ in rollouts}.values():
         tools.warn_of_threads()

@@ -27,7 +27,7 @@ _INCIDENTAL = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class LoggedRun:
     """A run, as far as it has left something."""
 
     given: str  # What the user gave.
@@ -65,14 +65,14 @@ def point_in_words(point: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.rpartition('.')[2]}={value_in_words(value)}" for name, value in point.items())
 
 
-def find_runs(given: Sequence[str]) -> list[Run]:
+def find_runs(given: Sequence[str]) -> list[LoggedRun]:
     """The runs that a user names, with their methods: folders of runs, of tests or of samples, also ``NAME=FOLDER``.
 
     Runs of one method are neighbours, in the order of seeds. They belong to one if the user gave them the same name;
     else if a sweep says so; else if their configs differ in nothing but the seed and the places of files. Tasks of a
     sweep are apart. A ValueError if there are no such runs, or they must not be compared.
     """
-    runs: dict[Path, Run] = {}
+    runs: dict[Path, LoggedRun] = {}
     for argument in given:
         if not (Path(argument).name.startswith(CHOICE) and Path(argument).is_file()):  # `FOLDER/*` names them, too.
             run = _find(argument)
@@ -86,7 +86,7 @@ def find_runs(given: Sequence[str]) -> list[Run]:
     return _with_methods(list(runs.values()))
 
 
-def method_of(runs: Sequence[Run], wanted: str) -> str:
+def method_of(runs: Sequence[LoggedRun], wanted: str) -> str:
     """The method that a user names: by the name in the table, or by a run of it, its folder or that of its training."""
     names = list(dict.fromkeys(run.method for run in runs))
     if wanted in names:
@@ -107,7 +107,7 @@ def method_of(runs: Sequence[Run], wanted: str) -> str:
     )
 
 
-def _find(argument: str) -> Run:
+def _find(argument: str) -> LoggedRun:
     name, path = "", Path(argument)
     if "=" in argument and not path.exists():
         name, _, folder_name = argument.partition("=")
@@ -127,7 +127,7 @@ def _find(argument: str) -> Run:
             f"{path} must hold the samples of a test (a folder `samples` with {FACTS}) or TensorBoard's event "
             "files, but it holds neither. Run `grail-lightning test`, which keeps samples, or name another folder."
         )
-    return Run(
+    return LoggedRun(
         given=argument,
         name=name,
         folder=folder,
@@ -165,17 +165,17 @@ def _read_first(*files: Path) -> dict[str, Any]:
         ) from None
 
 
-def _with_methods(runs: Sequence[Run]) -> list[Run]:
+def _with_methods(runs: Sequence[LoggedRun]) -> list[LoggedRun]:
     if len({bool(run.sweep.get("choosing")) for run in runs if run.sweep}) > 1:
         raise ValueError(
             "Runs that chose a point of a grid must not be reported beside others, which would flatter the point, but "
             "both are given. Report them apart."
         )
-    groups: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[LoggedRun]] = defaultdict(list)
     for run in runs:
         groups[run.task, _key(run)].append(run)
     points = Counter((task, of[0].sweep.get("method")) for (task, _), of in groups.items())
-    grouped = list[Run]()
+    grouped = list[LoggedRun]()
     for (task, _), members in groups.items():
         method = _name(members, several_points=points[task, members[0].sweep.get("method")] > 1)
         while any((run.task, run.method) == (task, method) for run in grouped):
@@ -191,7 +191,7 @@ def _with_methods(runs: Sequence[Run]) -> list[Run]:
     return grouped
 
 
-def _key(run: Run) -> str:
+def _key(run: LoggedRun) -> str:
     """What the runs of one method have in common."""
     if run.name:
         return f"name {run.name}"
@@ -202,7 +202,7 @@ def _key(run: Run) -> str:
     return repr(sorted((name, repr(value)) for name, value in flat(run.config) if not _INCIDENTAL.fullmatch(name)))
 
 
-def _name(members: Sequence[Run], *, several_points: bool) -> str:
+def _name(members: Sequence[LoggedRun], *, several_points: bool) -> str:
     """What the user or a sweep says; else the name of the folder, without its number if there are several."""
     first = members[0]
     if first.name:

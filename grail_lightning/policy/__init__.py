@@ -2,7 +2,7 @@
 
 from grail_lightning.policy.load import load_policy
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.options import Loading, LoRA, check_policy, encode_prompt, load_tokenizer, resolve_policy
+from grail_lightning.policy.source import Loading, LoRA, check_policy, encode_prompt, load_tokenizer, resolve_policy
 
 __all__ = [
     "LoRA",

@@ -20,7 +20,7 @@ from torch import Tensor
 from grail_lightning.batch import SampledBatch
 from grail_lightning.functional.tokens import full_precision
 
-Alignment = Literal["predictor", "token"]
+ReadAt = Literal["predictor", "token"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,10 +53,10 @@ class TokenLayout:
         """``[b, T] -> [M]``: the value of the first response token that uses each prediction."""
         return values[self.response_mask][self.source_of]
 
-    def read(self, values: Tensor, alignment: Alignment) -> Tensor:
+    def read(self, values: Tensor, read_at: ReadAt) -> Tensor:
         """``[R, N] -> [b, T]``: the value at each response token's own position, or at the one that predicts it."""
         flat = values.flatten()
-        if alignment == "predictor":
+        if read_at == "predictor":
             return self.to_rows(flat[self.predictors])
         return self.to_rows(torch.where(self.places >= 0, flat[self.places.clamp(min=0)], 0))
 

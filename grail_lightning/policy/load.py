@@ -16,7 +16,7 @@ from torch import nn
 from grail_lightning.picture import Picture
 from grail_lightning.policy.capabilities import check_packing, check_padding
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.options import (
+from grail_lightning.policy.source import (
     LoadedPolicy,
     Loading,
     LoRA,
@@ -26,7 +26,7 @@ from grail_lightning.policy.options import (
     read_config,
     reading,
 )
-from grail_lightning.policy.pictures import PictureTokens, load_pictures, placed, takes_pictures, vision_parameters
+from grail_lightning.policy.vision import PictureTokens, load_pictures, placed, takes_pictures, vision_parameters
 from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
 
 if TYPE_CHECKING:

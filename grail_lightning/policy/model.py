@@ -22,9 +22,9 @@ from grail_lightning.functional.tokens import HeadGradient, TokenStats, token_lo
 from grail_lightning.picture import FIRST_PICTURE_ID, Messages, pictures_in
 from grail_lightning.policy import capabilities
 from grail_lightning.policy.layout import TokenLayout, packed_layout, padded_layout, token_positions
-from grail_lightning.policy.options import Loading, encode_prompt, end_token_ids
-from grail_lightning.policy.pictures import PictureTokens, Vision
+from grail_lightning.policy.source import Loading, encode_prompt, end_token_ids
 from grail_lightning.policy.trees import TreeKernel, tree_layout
+from grail_lightning.policy.vision import PictureTokens, Vision
 from grail_lightning.policy.weights import rotary_frequencies_kept
 from grail_lightning.runtime.seeds import preserved
 

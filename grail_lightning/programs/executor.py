@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from grail_lightning.programs.grade import grade, line_of, printed
 from grail_lightning.programs.guest import encode
-from grail_lightning.programs.outcome import Call, Job, Limits, Outcome, Tests
+from grail_lightning.programs.outcome import Job, Limits, ProgramOutcome, TestCall, Tests
 from grail_lightning.programs.sandbox import COMMANDS, LostError, RemoteSandbox, Sandbox, StartError
 
 _MAX_CHARACTERS = 1 << 17
@@ -68,7 +68,7 @@ def refusal(backend: str) -> str:
         program = f"from collections.abc import Callable\n{inspect.getsource(probe)}"
         if _is_address(backend):  # Its isolation is its own.
             program = "def probe(*_): return []"
-        tests = Tests(entry="probe", calls=(Call((files, [folder, "/proc"], os.getpid()), []),))
+        tests = Tests(entry="probe", calls=(TestCall((files, [folder, "/proc"], os.getpid()), []),))
         sandbox = _sandbox(backend, Limits(seconds=10.0))
         try:
             outcome = grade(sandbox, sandbox, program, tests)
@@ -113,17 +113,17 @@ class Executor:
         self.backend = choose(backend)
         self.limits = limits
         self.workers = workers
-        self._kept: dict[bytes, Outcome] = {}
+        self._kept: dict[bytes, ProgramOutcome] = {}
         self._forget()
 
     def __reduce__(self) -> tuple[object, ...]:
         return Executor, (self.backend, self.limits, self.workers)
 
-    def run(self, program: str, tests: Tests, *, trace: int | None = None) -> Outcome:
+    def run(self, program: str, tests: Tests, *, trace: int | None = None) -> ProgramOutcome:
         """What becomes of a program on its tests, or, with its trace, on the test ``trace`` alone."""
         return self.run_many([Job(program, tests, trace)])[0]
 
-    def run_many(self, jobs: Sequence[Job]) -> list[Outcome]:
+    def run_many(self, jobs: Sequence[Job]) -> list[ProgramOutcome]:
         """The outcome of each job, in their order; equal jobs run once. TypeError if tests hold what is no literal."""
         keys = [_key(job) for job in jobs]
         outcomes = {key: outcome for key in keys if (outcome := self._kept.get(key)) is not None}
@@ -167,15 +167,15 @@ class Executor:
             self._forget()
         return self._threads
 
-    def _run(self, job: Job) -> Outcome:
+    def _run(self, job: Job) -> ProgramOutcome:
         """In a thread of ours."""
         passed = (False,) * (len(job.tests) if job.trace is None else 1)
         if len(job.program) > _MAX_CHARACTERS:
-            return Outcome("refused", passed, 0, None, f"a program of {len(job.program)} characters", None)
+            return ProgramOutcome("refused", passed, 0, None, f"a program of {len(job.program)} characters", None)
         try:
             return self._attempt(lambda solver, checker: grade(solver, checker, *job))
         except LostError as lost:
-            return Outcome("crashed", passed, 0, None, line_of(lost), None, certain=False)
+            return ProgramOutcome("crashed", passed, 0, None, line_of(lost), None, certain=False)
 
     def _attempt(self, use: Callable[[Sandbox, Sandbox], Result]) -> Result:
         """What is made of the sandboxes of this thread, one for programs and one for assertions; they may be lost."""

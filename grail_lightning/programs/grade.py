@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from grail_lightning.programs.guest import MAX_DEPTH, decode, encode
-from grail_lightning.programs.outcome import Outcome, Status, Tests, Visit
+from grail_lightning.programs.outcome import ProgramOutcome, Status, Tests, Visit
 from grail_lightning.programs.sandbox import EndedError, Sandbox
 
 _MESSAGE_CHARACTERS = 300
@@ -172,7 +172,7 @@ class _Run:
         return _verdict(answer) if reply.get("of_entry") else _Verdict("failed", _verdict(reply).message)
 
 
-def grade(solver: Sandbox, checker: Sandbox, program: str, tests: Tests, trace: int | None = None) -> Outcome:
+def grade(solver: Sandbox, checker: Sandbox, program: str, tests: Tests, trace: int | None = None) -> ProgramOutcome:
     """Run a program on its tests, or on the one that is to be traced; LostError if a sandbox was lost.
 
     What is expected is compared here, or by the assertions in the process of ``checker``; the program's own process
@@ -195,7 +195,7 @@ def grade(solver: Sandbox, checker: Sandbox, program: str, tests: Tests, trace: 
     first = next((verdict for verdict in verdicts if verdict.status != "passed"), _Verdict("passed"))
     failing = None if all(passed) else passed.index(False)
     visits = None if trace is None else (*run.visits,)
-    return Outcome(first.status, passed, failing, first.line, first.message, visits, run.cut, certain)
+    return ProgramOutcome(first.status, passed, failing, first.line, first.message, visits, run.cut, certain)
 
 
 def printed(sandbox: Sandbox, program: str) -> str:

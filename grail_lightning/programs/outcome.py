@@ -24,8 +24,10 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Call:
+class TestCall:
     """One test: ``entry(*arguments) == result``, literals."""
+
+    __test__ = False  # pytest does not collect it.
 
     arguments: tuple[object, ...]
     result: object
@@ -38,7 +40,7 @@ class Tests:
     __test__ = False  # pytest does not collect it.
 
     entry: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[TestCall, ...] = ()
     assertions: tuple[str, ...] = ()  # Each a statement, as in HumanEval and MBPP.
     preamble: str = ""  # Imports and helpers that run with the assertions.
 
@@ -66,7 +68,7 @@ class Visit:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProgramOutcome:
     """What became of a program."""
 
     status: Status

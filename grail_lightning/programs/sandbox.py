@@ -47,7 +47,7 @@ _CALLS = (
 
 
 class EndedError(Exception):
-    """A program's process ended, or had to be ended, while its answer was awaited; `certain` as in `Outcome`."""
+    """A program's process ended, or had to be ended, while its answer was awaited; `certain` as in `ProgramOutcome`."""
 
     def __init__(self, status: Status, message: str, *, certain: bool = True) -> None:
         super().__init__(message)

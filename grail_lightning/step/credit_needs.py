@@ -15,14 +15,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from grail_lightning.batch import GradedBatch, RolloutBatch
-from grail_lightning.credit.base import Continuations, Place, SecondModel, Training, check_one_turn
+from grail_lightning.credit.base import Continuations, Prefix, SecondModel, Training, check_one_turn
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.engines.base import build_batch, longest_row
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy.micro_batch import MicroBatch
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.options import PolicySource, load_tokenizer, read_config
-from grail_lightning.policy.pictures import takes_pictures
+from grail_lightning.policy.source import PolicySource, load_tokenizer, read_config
+from grail_lightning.policy.vision import takes_pictures
 from grail_lightning.runtime.collectives import all_reduce, rank, whole_tensor, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
@@ -38,7 +38,7 @@ class SampledContinuations(Continuations):
 
     @torch.no_grad()
     def draw(
-        self, batch: RolloutBatch, places: Sequence[Place], number: int, budget: int
+        self, batch: RolloutBatch, places: Sequence[Prefix], number: int, budget: int
     ) -> tuple[list[list[float] | None], int]:
         """See `Continuations.draw`. Calls of the engine are filled from the earliest place on."""
         check_one_turn(self, batch, "continues rollouts from places within them", "Set another `model.credit`.")
@@ -58,7 +58,7 @@ class SampledContinuations(Continuations):
             for start, k in zip(range(0, len(rewards), number), drawn, strict=True):
                 outcomes[k] = [reward for reward in rewards[start : start + number] if not math.isnan(reward)]
 
-    def _fitting(self, batch: RolloutBatch, places: list[Place], number: int, budget: int) -> int:
+    def _fitting(self, batch: RolloutBatch, places: list[Prefix], number: int, budget: int) -> int:
         """How many of the places, whose lengths rise, fit into one call and the budget."""
         if not places:
             return 0
@@ -72,10 +72,10 @@ class SampledContinuations(Continuations):
                 return k
         return len(affordable)
 
-    def _limit(self, places: list[Place]) -> int:
+    def _limit(self, places: list[Prefix]) -> int:
         return self.sampler.sampling.max_response_length - min((place.length for place in places), default=0)
 
-    def _call(self, batch: RolloutBatch, places: list[Place], number: int) -> tuple[GradedBatch, int]:
+    def _call(self, batch: RolloutBatch, places: list[Prefix], number: int) -> tuple[GradedBatch, int]:
         """The whole responses, graded, and the number of tokens sampled for them.
 
         The prompts are token ids, so that nothing is tokenised again.

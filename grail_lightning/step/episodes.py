@@ -28,7 +28,7 @@ from grail_lightning.engines.base import (
 from grail_lightning.engines.checks import check_takes_pictures
 from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.dialogue import Dialect
-from grail_lightning.environments.episode import Call, EndReason, Episode, Turn
+from grail_lightning.environments.episode import EndReason, Episode, ToolCall, Turn
 from grail_lightning.environments.side_by_side import side_by_side
 from grail_lightning.environments.tools import (
     call_close,
@@ -74,7 +74,7 @@ class _Rollout:
     # Of the newest turn: its ids, its calls before and after they were run, and where it began and ended.
     last: list[int] = field(default_factory=list)
     asked: list[ParsedCall] = field(default_factory=list)
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     score: float | None = None
     state: Any = None
     next_state: Any = None
@@ -314,7 +314,7 @@ def _answer(rollouts: Sequence[_Rollout], engine: RolloutEngine) -> None:
         rollout.close_turn()
 
 
-def _shown(call: Call, policy: Policy, engine: RolloutEngine) -> Call:
+def _shown(call: ToolCall, policy: Policy, engine: RolloutEngine) -> ToolCall:
     """The call; with an error as its result if the policy's processor does not take a picture of it."""
     if not call.pictures:
         return call

@@ -189,9 +189,9 @@ class Execution:
                 f"sampled the next prompts already, but got {self.refill_rounds}. Leave one of them out."
             )
 
-    def for_engine(self, own_weights: bool) -> Execution:
+    def for_engine(self, copies_weights: bool) -> Execution:
         """The options with `sampler_cap` decided, for an engine that samples with a copy of the weights or does not."""
-        return replace(self, sampler_cap=_AUTO_CAP if own_weights else None) if self.sampler_cap == "auto" else self
+        return replace(self, sampler_cap=_AUTO_CAP if copies_weights else None) if self.sampler_cap == "auto" else self
 
     @property
     def decided_cap(self) -> float | None:

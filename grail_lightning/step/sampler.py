@@ -70,7 +70,7 @@ class Sampler:
 
         The seed is derived from the run's seed, the `key` and the rank; a list holds the seed of each row instead.
         """
-        whole = nullcontext() if self.engine.own_weights else gathered(self.policy)
+        whole = nullcontext() if self.engine.copies_weights else gathered(self.policy)
         with self.clock.phase("sample"), whole:
             self.push()
             sampled = self.draw(prompts, key)

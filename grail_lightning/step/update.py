@@ -21,10 +21,10 @@ from grail_lightning.policy.micro_batch import MicroBatch, scatter, zero_table
 from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.collectives import all_gather_rows, all_reduce, world_size
 from grail_lightning.runtime.seeds import derive_seed
+from grail_lightning.step.figures import loss_figures
 from grail_lightning.step.forward import Forward, Pass, reference_logprobs
 from grail_lightning.step.loss import LossInputs, count_denominators, live_rows, loss_mask, micro_batch_loss
 from grail_lightning.step.options import Execution, Objective
-from grail_lightning.step.report import loss_figures
 
 _Backward = Callable[[Tensor, bool], None]
 """``backward(loss, last)``: the loss of a micro-batch times the number of ranks, and whether it is the last one of the

@@ -27,10 +27,10 @@ from grail_lightning.tasks.answered import AnswerTask
 from grail_lightning.tasks.base import Prompt, Step, StepKind
 from grail_lightning.tasks.rewards import Rewards
 
-Split = Literal["train", "validation", "test"]
+ProblemSplit = Literal["train", "validation", "test"]
 
 P = TypeVar("P")
-_SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+_SPLITS: tuple[ProblemSplit, ...] = ("train", "validation", "test")
 FILLERS = ("Next", "So far so good", "Let me go on", "Then")
 _LARGEST_SLIP = 9
 
@@ -113,7 +113,7 @@ class ProblemSpace:
                 f"operators '+', '-' or '+-', but got {self}."
             )
 
-    def sample(self, num_problems: int, split: Split, seed: int = 0) -> list[dict[str, str]]:
+    def sample(self, num_problems: int, split: ProblemSplit, seed: int = 0) -> list[dict[str, str]]:
         """Distinct problems of one split, always the same for the same arguments, as rows.
 
         Their columns are `problem`, an expression, and `answer`.
@@ -121,7 +121,7 @@ class ProblemSpace:
         problems = self.draw(num_problems, split, seed)
         return [{"problem": problem.expression, "answer": str(problem.answer)} for problem in problems]
 
-    def draw(self, num_problems: int, split: Split, seed: int = 0) -> list[Problem]:
+    def draw(self, num_problems: int, split: ProblemSplit, seed: int = 0) -> list[Problem]:
         """The problems of `sample`."""
         rng = split_rng(split, seed)
         operands, signs = self.max_operand - self.min_operand + 1, len(self.operators)
@@ -137,7 +137,9 @@ class ProblemSpace:
         return distinct(draw, lambda problem: problem.expression, num_problems, split, "`max_terms` or `max_operand`")
 
 
-def distinct(draw: Callable[[], P], text: Callable[[P], str], number: int, split: Split, options: str) -> list[P]:
+def distinct(
+    draw: Callable[[], P], text: Callable[[P], str], number: int, split: ProblemSplit, options: str
+) -> list[P]:
     """Different problems of a split, drawn one by one; `options` are what makes a space larger, for the message."""
     problems: dict[str, P] = {}
     in_vain = 0
@@ -156,14 +158,14 @@ def distinct(draw: Callable[[], P], text: Callable[[P], str], number: int, split
     return list(problems.values())
 
 
-def split_rng(split: Split, seed: int, kind: str = "") -> random.Random:
+def split_rng(split: ProblemSplit, seed: int, kind: str = "") -> random.Random:
     """The random numbers by which problems of a split are chosen, other ones for each kind of problem."""
     if split not in _SPLITS:
         raise ValueError(f"`split` must be one of {', '.join(_SPLITS)}, but got {split!r}.")
     return random.Random(f"{kind}{split}-{seed}")  # noqa: S311 - problems, not secrets
 
 
-def split_of(expression: str) -> Split:
+def split_of(expression: str) -> ProblemSplit:
     """The split of a problem, by a hash of its text that does not depend on machine or run."""
     bucket = int.from_bytes(hashlib.blake2b(expression.encode(), digest_size=8).digest(), "big") % 10
     return "validation" if bucket == 0 else "test" if bucket == 1 else "train"

@@ -22,7 +22,7 @@ from PIL.Image import Image
 
 from grail_lightning.answers import Marker
 from grail_lightning.environments.charts import COLOURS, Asks, Chart, Charts, Drawing, Form, near
-from grail_lightning.tasks.arithmetic import Split, distinct, split_rng
+from grail_lightning.tasks.arithmetic import ProblemSplit, distinct, split_rng
 from grail_lightning.tasks.base import StepKind
 
 CHART_ANSWER = Marker("Answer:")
@@ -96,7 +96,7 @@ class ChartSpace:
                 f"{', '.join(_QUESTIONS)}, but got {self.min_elements}, {self.max_elements} and {list(self.asks)}."
             )
 
-    def sample(self, num_problems: int, split: Split, seed: int = 0) -> list[dict[str, Any]]:
+    def sample(self, num_problems: int, split: ProblemSplit, seed: int = 0) -> list[dict[str, Any]]:
         """Different questions of one split, always the same for the same arguments, as rows.
 
         Their columns are `problem`, `answer`, `image` (PNG), the chart as `form`, `colours` and `values`, the question
@@ -105,7 +105,7 @@ class ChartSpace:
         """
         return [problem.row() for problem in self.draw(num_problems, split, seed)]
 
-    def draw(self, num_problems: int, split: Split, seed: int = 0) -> list[ChartProblem]:
+    def draw(self, num_problems: int, split: ProblemSplit, seed: int = 0) -> list[ChartProblem]:
         """The questions of `sample`."""
         rng = split_rng(split, seed, "charts-")
         return distinct(lambda: self._draw(rng), repr, num_problems, split, "`max_elements`")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from grail_lightning.answers import AnswerForm, AnswerSpan, Fenced
 from grail_lightning.answers.records import Verdict
-from grail_lightning.programs.alignment import (
+from grail_lightning.programs.divergence import (
     Edit,
     ProgramLine,
     edits,
@@ -21,7 +21,7 @@ from grail_lightning.programs.alignment import (
     repaired,
 )
 from grail_lightning.programs.executor import Executor
-from grail_lightning.programs.outcome import Job, Limits, Outcome, Tests
+from grail_lightning.programs.outcome import Job, Limits, ProgramOutcome, Tests
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import GradedAnswer, Prompt, Step
 from grail_lightning.tasks.code_rows import CodeProblem, read_problem
@@ -35,7 +35,7 @@ _PASSED = "tests_passed"  # The column with the share of its tests that a progra
 class ProgramVerdict(Verdict):
     """The verdict on a program, whose `layer` is the status of its outcome."""
 
-    outcome: Outcome
+    outcome: ProgramOutcome
 
 
 class CodeTask(MathTask):
@@ -227,7 +227,7 @@ def _returns(text: str) -> list[tuple[int, int]]:
     return [(line.start, line.start + len(line.text)) for line in lines]
 
 
-def _verdict(outcome: Outcome, program: str, reference: str) -> ProgramVerdict:
+def _verdict(outcome: ProgramOutcome, program: str, reference: str) -> ProgramVerdict:
     right, layer = outcome.status == "passed", outcome.status
     # What may be the machine's fault has its own status, of which a run warns.
     status = "right" if right else layer if layer in ("timeout", "crashed") else "wrong"

@@ -10,9 +10,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grail_lightning.programs.alignment import bound_names
+from grail_lightning.programs.divergence import bound_names
 from grail_lightning.programs.guest import encode
-from grail_lightning.programs.outcome import Call, Tests
+from grail_lightning.programs.outcome import TestCall, Tests
 
 # Columns of datasets whose tests are what a program reads from standard input and what it has to print.
 _OF_PROGRAMS = {
@@ -107,14 +107,14 @@ def _refuse_pairs(column: str, tests: Any, dataset: str = "") -> None:
     )
 
 
-def _call(test: Any) -> Call:
+def _call(test: Any) -> TestCall:
     if not isinstance(test, list | tuple) or len(test) != 2 or not isinstance(test[0], list | tuple):
         raise ValueError(f"A test must be [arguments, result], such as [[[3, 1], 2], 4], but got {test!r:.80}.")
     try:
         encode(test)
     except TypeError as error:
         raise ValueError(f"A test must hold literals of Python, but {error}: {test!r:.80}.") from None
-    return Call(tuple(test[0]), test[1])
+    return TestCall(tuple(test[0]), test[1])
 
 
 def _human_eval(row: Mapping[str, Any]) -> CodeProblem:

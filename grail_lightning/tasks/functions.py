@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from grail_lightning.tasks.arithmetic import Split, distinct, split_rng
+from grail_lightning.tasks.arithmetic import ProblemSplit, distinct, split_rng
 
 _INDENT, _NUM_TESTS = "    ", 8
 
@@ -158,7 +158,7 @@ class FunctionSpace:
         if not 4 <= self.min_statements <= self.max_statements <= 8:
             raise ValueError(f"`problems` must have 4 <= min_statements <= max_statements <= 8, but got {self}.")
 
-    def sample(self, num_problems: int, split: Split, seed: int = 0) -> list[dict[str, Any]]:
+    def sample(self, num_problems: int, split: ProblemSplit, seed: int = 0) -> list[dict[str, Any]]:
         """Different problems of one split, always the same for the same arguments, as rows.
 
         Their columns are those of `CodeTask`, `tempting` (the misconception of each line of the reference, or an empty
@@ -166,7 +166,7 @@ class FunctionSpace:
         """
         return [problem.row() for problem in self.draw(num_problems, split, seed)]
 
-    def draw(self, num_problems: int, split: Split, seed: int = 0) -> list[FunctionProblem]:
+    def draw(self, num_problems: int, split: ProblemSplit, seed: int = 0) -> list[FunctionProblem]:
         """The problems of `sample`."""
         rng = split_rng(split, seed, "functions-")
         return distinct(lambda: self._draw(rng), lambda problem: problem.text, num_problems, split, "`max_statements`")

@@ -22,11 +22,11 @@ from typing import Any, Literal, NamedTuple
 
 from grail_lightning.answers import Marker
 from grail_lightning.environments.retrieval import Entry, factbook
-from grail_lightning.environments.search import RELATIONS, Fact, FactGraph, Kind, Relation, Search, fact_graph
-from grail_lightning.tasks.arithmetic import Split, distinct, split_of, split_rng
+from grail_lightning.environments.search import RELATIONS, EntityKind, Fact, FactGraph, Relation, Search, fact_graph
+from grail_lightning.tasks.arithmetic import ProblemSplit, distinct, split_of, split_rng
 
 SEARCH_ANSWER = Marker("Answer:")
-_ASK: dict[Kind, str] = {"person": "Who", "firm": "Which firm", "town": "Which town", "country": "Which country"}
+_ASK: dict[EntityKind, str] = {"person": "Who", "firm": "Which firm", "town": "Which town", "country": "Which country"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class SearchSpace:
                 f"`problems` must have 1 <= min_hops <= max_hops <= 6, but got {self.min_hops} and {self.max_hops}."
             )
 
-    def sample(self, num_problems: int, split: Split, seed: int = 0) -> list[dict[str, Any]]:
+    def sample(self, num_problems: int, split: ProblemSplit, seed: int = 0) -> list[dict[str, Any]]:
         """Different questions of one split, always the same for the same arguments, as rows.
 
         Their columns are `problem`, `answer`, `hops`, `path` (the documents that lead to the answer, in order) and
@@ -83,7 +83,7 @@ class SearchSpace:
         """
         return [problem.row() for problem in self.draw(num_problems, split, seed)]
 
-    def draw(self, num_problems: int, split: Split, seed: int = 0) -> list[SearchProblem]:
+    def draw(self, num_problems: int, split: ProblemSplit, seed: int = 0) -> list[SearchProblem]:
         """The questions of `sample`."""
         rng, graphs = split_rng(split, seed, "search-"), _graphs(split)
 
@@ -97,14 +97,14 @@ class SearchSpace:
 
 
 @cache
-def _graphs(split: Split) -> list[int]:
+def _graphs(split: ProblemSplit) -> list[int]:
     """The seeds of the first 200 graphs of a split."""
     return [*islice((seed for seed in count() if split_of(f"graph {seed}") == split), 200)]
 
 
 def _walk(rng: random.Random, graph: FactGraph, hops: int) -> tuple[Fact, ...] | None:
     """A path of different relations through different entities; None if it ended too early."""
-    kind: Kind = rng.choice(("person", "person", "firm", "town", "country"))
+    kind: EntityKind = rng.choice(("person", "person", "firm", "town", "country"))
     entity = rng.choice(graph.entities[kind])
     path: list[Fact] = []
     for _ in range(hops):
@@ -203,7 +203,7 @@ class FactbookSpace:
     max_hops: Literal[1, 2] = 2
     top_k: int = 3
 
-    def sample(self, num_problems: int, split: Split, seed: int = 0) -> list[dict[str, Any]]:
+    def sample(self, num_problems: int, split: ProblemSplit, seed: int = 0) -> list[dict[str, Any]]:
         """Different questions of one split as rows of `problem`, `answer`, `solution`, `hops` and `path`."""
         facts, describing = _facts(), [None, *list(_ASKED)[:4]][: 5 if self.max_hops == 2 else 1]
         asked = [(*key, by) for key in facts for by in describing if split_of(key[1]) == split and by != key[0]]

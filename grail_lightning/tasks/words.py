@@ -26,7 +26,7 @@ from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.arithmetic import (
     Chain,
     Problem,
-    Split,
+    ProblemSplit,
     calculate,
     distinct,
     equation,
@@ -152,7 +152,7 @@ class WordProblemSpace:
                 f"+, - and *, once each, but got {self}."
             )
 
-    def sample(self, num_problems: int, split: Split, seed: int = 0) -> list[dict[str, str | int]]:
+    def sample(self, num_problems: int, split: ProblemSplit, seed: int = 0) -> list[dict[str, str | int]]:
         """Distinct problems of one split, always the same for the same arguments, as rows.
 
         Their columns are `problem`, `solution`, `answer` and `steps`, the number of computations; with comparisons also
@@ -160,7 +160,7 @@ class WordProblemSpace:
         """
         return [problem.row() for problem in self.draw(num_problems, split, seed)]
 
-    def draw(self, num_problems: int, split: Split, seed: int = 0) -> list[WordProblem]:
+    def draw(self, num_problems: int, split: ProblemSplit, seed: int = 0) -> list[WordProblem]:
         """The problems of `sample`."""
         rng = split_rng(split, seed, "words-")
         return distinct(

@@ -24,7 +24,7 @@ from grail_lightning.environments.episode import read_episode
 from grail_lightning.picture import PLACE
 from grail_lightning.runtime.files import write_whole
 from grail_lightning.tasks.base import Step
-from grail_lightning.views.pictures import LARGEST, ShownRollout, heatmap
+from grail_lightning.views.heatmap import LARGEST, ShownRollout, heatmap
 from grail_lightning.views.prefix_tree import prefix_tree
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from grail_lightning.credit.base import CreditContext, TokenWeights, Uniform
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.engines import build_batch
 from grail_lightning.policy import Loading, load_policy
+from grail_lightning.step.figures import StepOutput
 from grail_lightning.step.options import Execution, Objective
-from grail_lightning.step.report import StepOutput
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt
 from tests.batches import rollouts

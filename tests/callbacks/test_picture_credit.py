@@ -10,10 +10,10 @@ from grail_lightning.credit.saliency import picture_saliency
 from grail_lightning.engines.base import build_batch
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.picture import FIRST_PICTURE_ID, Picture
-from grail_lightning.policy.pictures import _Expansion
+from grail_lightning.policy.vision import _Expansion
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import Prompt
-from tests.seeing import MAKERS, image, pictures, question, seeing
+from tests.picture_models import MAKERS, image, pictures, question, seeing
 from tests.tolerance import assert_near
 
 TASK = MathTask()

@@ -10,16 +10,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from grail_lightning.answers import Verifier
 from grail_lightning.callbacks import CreditPictures
-from grail_lightning.callbacks.pictures import _shown
+from grail_lightning.callbacks.credit_plots import _shown
 from grail_lightning.credit import GRAIL
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.engines import build_batch
-from grail_lightning.environments.episode import Call, Episode, Turn
+from grail_lightning.environments.episode import Episode, ToolCall, Turn
 from grail_lightning.grading import align_rows, answer_masks, grade_and_locate
-from grail_lightning.step.report import StepOutput
+from grail_lightning.step.figures import StepOutput
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Step
-from grail_lightning.views.pictures import heatmap
+from grail_lightning.views.heatmap import heatmap
 from tests.callbacks.scripted import board
 from tests.runs import Watch, batches, module, trainer, weights
 
@@ -48,7 +48,7 @@ def _state(policy):
 def test_loggers_get_pictures_when_they_are_due_and_training_is_the_same_bit_for_bit(tmp_path, monkeypatch):
     watch, groups, logger, ends = Watch(), [], Board(tmp_path / "theirs"), []
     monkeypatch.setattr(
-        "grail_lightning.callbacks.pictures.heatmap", lambda *shown: groups.append(shown) or heatmap(*shown)
+        "grail_lightning.callbacks.credit_plots.heatmap", lambda *shown: groups.append(shown) or heatmap(*shown)
     )
     for callbacks in ([], [CreditPictures(every_n_batches=2), watch]):
         torch.manual_seed(5)
@@ -102,7 +102,7 @@ def test_the_answer_that_is_framed_is_the_one_that_the_method_used(arithmetic):
     ids = tokenizer(r"so \boxed{6}. no, \boxed{7}", add_special_tokens=False)["input_ids"]
     plain = build_batch(arithmetic, [prompt], 1, [ids], [True])
     turn = build_batch(arithmetic, [prompt], 1, [ids], [True], sampled=[[True] * len(ids)], turn=[[0] * len(ids)])
-    called = Turn(text=plain.texts[0], calls=(Call(name="calculator"),))
+    called = Turn(text=plain.texts[0], calls=(ToolCall(name="calculator"),))
     framed = []
     with Verifier() as verifier:
         for made in (plain, turn.replace(episodes=[Episode(turns=(called,), end="turns")])):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 
 from grail_lightning.callbacks import CreditPictures, KeepRollouts
-from grail_lightning.callbacks.pictures import code_block
+from grail_lightning.callbacks.credit_plots import code_block
 from grail_lightning.callbacks.rollouts import encodable, prompt_text
 from grail_lightning.tasks.base import Prompt
 from tests.batches import graded

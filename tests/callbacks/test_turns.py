@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from grail_lightning.callbacks import KeepRollouts, PredictionWriter
-from grail_lightning.callbacks.pictures import _shown, _text
+from grail_lightning.callbacks.credit_plots import _shown, _text
 from grail_lightning.callbacks.rollouts import TRAINING_COLUMNS, TURN_COLUMNS
 from grail_lightning.callbacks.samples import samples_of
 from grail_lightning.data.tables import Kept, kept_rollouts
 from grail_lightning.engines.base import given_batch
 from grail_lightning.environments.episode import transcript
 from grail_lightning.evaluate.records import append_samples, read_samples
-from grail_lightning.step.report import StepOutput
+from grail_lightning.step.figures import StepOutput
 from tests.batches import in_turns
 from tests.callbacks.scripted import TASK, Scripted, box, loader, prompts, run
 from tests.views.test_page import data_of

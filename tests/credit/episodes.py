@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from grail_lightning.environments.episode import Call, Episode, Turn
+from grail_lightning.environments.episode import Episode, ToolCall, Turn
 from grail_lightning.tasks.base import Prompt
 from tests.batches import of_ids, rollouts
 from tests.credit.rollouts import Labelled
@@ -27,7 +27,7 @@ def _at(values, k):
 def _episode(row):
     turns = []
     for k, ids in enumerate(row.sampled):
-        calls = (Call(name="look", result=f"seen {k}"),) if k < len(row.answered) else ()
+        calls = (ToolCall(name="look", result=f"seen {k}"),) if k < len(row.answered) else ()
         turns.append(Turn(text=f"turn {ids}", calls=calls, state=_at(row.states, k), score=_at(row.scores, k)))
     return Episode(turns=tuple(turns), end="answered")
 

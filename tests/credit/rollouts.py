@@ -124,7 +124,7 @@ def logits_and_leaf(policy, ids, number=0, noise=None):
     return logits, caught[0]
 
 
-def row_saliency(policy, batch, row, number=0, alignment="predictor", temperature=1.0):
+def row_saliency(policy, batch, row, number=0, read_at="predictor", temperature=1.0):
     """``[T]``: gradient times activation of the answer's likelihood at each sampled token."""
     ids, begun = row_ids(batch, row)
     logits, leaf = logits_and_leaf(policy, ids, number)
@@ -134,7 +134,7 @@ def row_saliency(policy, batch, row, number=0, alignment="predictor", temperatur
     norms = (gradient * leaf)[0].detach().double().norm(dim=-1)
     found = torch.zeros(batch.response_mask.shape[1], dtype=torch.float64)
     sampled = batch.response_mask[row].nonzero().flatten()
-    found[sampled] = norms[begun + sampled - int(alignment == "predictor")]
+    found[sampled] = norms[begun + sampled - int(read_at == "predictor")]
     return found
 
 

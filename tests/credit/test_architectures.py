@@ -45,8 +45,8 @@ def _context():
     return context(budget=60, temperature=TEMPERATURE, seed=3)
 
 
-def _saliency(policy, batch, number=0, alignment="predictor"):
-    return torch.stack([row_saliency(policy, batch, row, number, alignment, TEMPERATURE) for row in (0, 1)])
+def _saliency(policy, batch, number=0, read_at="predictor"):
+    return torch.stack([row_saliency(policy, batch, row, number, read_at, TEMPERATURE) for row in (0, 1)])
 
 
 def _oar_g(policy, batch):
@@ -77,7 +77,7 @@ def _oar_p(policy, batch):
 
 @pytest.mark.parametrize(("model", "leaf"), [*zip(MODELS, LEAVES, strict=True)], ids=str)
 def test_scores_and_gradients_are_those_of_the_whole_model(model, leaf, batch, tmp_path):
-    (name, (head, lora)), (alignment, (leaf, number)) = model, leaf
+    (name, (head, lora)), (read_at, (leaf, number)) = model, leaf
     policy = tiny(name, tmp_path, lora, tie_word_embeddings=head == "tied").eval()
     boxed = batch.response_mask[:2]
     weights = GRAIL(gate="all")(policy, batch, _context())
@@ -93,9 +93,9 @@ def test_scores_and_gradients_are_those_of_the_whole_model(model, leaf, batch, t
 
     rows = batch.select(torch.tensor([0, 1]))
     options = {"explained": rows.answer.whole, "rows": torch.ones(2, dtype=torch.bool), "leaf": leaf}
-    target, layout = SaliencyTarget(**options, alignment=alignment), policy.layout(rows)
+    target, layout = SaliencyTarget(**options, read_at=read_at), policy.layout(rows)
     stats, saliency = forward_with_saliency(policy, layout, target, temperature=TEMPERATURE)
-    assert golden_error(saliency(), _saliency(policy, batch, number, alignment), boxed) < CLOSE[name]
+    assert golden_error(saliency(), _saliency(policy, batch, number, read_at), boxed) < CLOSE[name]
     assert all(p.grad is None for p in policy.parameters())
     stats.logprobs.sum().backward()
     found = {n: p.grad for n, p in policy.named_parameters() if p.requires_grad}

@@ -12,9 +12,9 @@ import torch
 from grail_lightning.credit import CriticSearch, Judge
 from grail_lightning.credit.base import token_advantages
 from grail_lightning.credit.critic import read_labels
-from tests.answering import server
 from tests.credit.episodes import Row, by_turn, flat, played
 from tests.credit.rollouts import context
+from tests.http_server import server
 from tests.tolerance import near
 
 # Good, bad | bad | good, good; answers have no score.

@@ -81,15 +81,15 @@ CHECKPOINTED = Loading(gradient_checkpointing=True)
 
 
 @pytest.mark.parametrize(
-    ("leaf", "alignment", "cuts"),
+    ("leaf", "read_at", "cuts"),
     [
         ("embeddings", "predictor", {"mini_batches": 2, "updates_per_batch": 2, "share_prefixes": True}),
         ("middle", "token", {"mini_batches": 2, "share_prefixes": False, "split_groups": True}),
     ],
 )
-def test_weights_and_gradients_are_those_of_a_separate_pass_and_of_checkpointed_blocks(batch, leaf, alignment, cuts):
+def test_weights_and_gradients_are_those_of_a_separate_pass_and_of_checkpointed_blocks(batch, leaf, read_at, cuts):
     """With rows that are trained at once and rows that are frozen first."""
-    credit = GRAIL(saliency=SaliencyOptions(leaf=leaf, alignment=alignment))
+    credit = GRAIL(saliency=SaliencyOptions(leaf=leaf, read_at=read_at))
     apart, expected = _run(_trained(), batch, credit, share=False, **cuts)
     beside, found = _run(_trained(), batch, credit, share=True, **cuts)
     assert_near(found.scores, expected.scores, 1, torch.float32)

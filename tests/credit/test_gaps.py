@@ -15,7 +15,7 @@ from grail_lightning.credit import (
     TreeAdvantage,
     input_saliency,
 )
-from grail_lightning.credit.base import Place, check_weights, token_advantages
+from grail_lightning.credit.base import Prefix, check_weights, token_advantages
 from grail_lightning.credit.controls import Random, Shuffled
 from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.policy import load_policy
@@ -84,11 +84,11 @@ def test_without_an_environment_weights_are_those_of_one_turn(name, policy, froz
     assert all(torch.equal(a, b) for a, b in zip(tensors(found), tensors(expected), strict=True))
 
 
-@pytest.mark.parametrize("alignment", ["predictor", "token"])
-def test_saliency_is_that_of_one_row_by_hand(alignment, policy, batch):
-    found = input_saliency(policy, batch, batch.answer.whole, alignment=alignment)
+@pytest.mark.parametrize("read_at", ["predictor", "token"])
+def test_saliency_is_that_of_one_row_by_hand(read_at, policy, batch):
+    found = input_saliency(policy, batch, batch.answer.whole, read_at=read_at)
     for row in batch.answer.whole.any(1).nonzero().flatten().tolist():
-        assert_near(found[row], row_saliency(policy, batch, row, alignment=alignment), 1000, torch.float32)
+        assert_near(found[row], row_saliency(policy, batch, row, read_at=read_at), 1000, torch.float32)
     assert (found[~batch.response_mask] == 0).all()
 
 
@@ -107,7 +107,7 @@ def test_saliency_beside_the_update_is_that_of_rows_alone(policy, batch):
 
 def test_the_gradient_of_an_answers_distribution_is_that_of_whole_rows(policy, batch):
     """The method cuts rows behind their answers."""
-    method, context = OARGradient(distribution="last", alignment="predictor"), given_by(policy, None)
+    method, context = OARGradient(distribution="last", read_at="predictor"), given_by(policy, None)
     scores = method(policy, batch, context).scores
     for row in batch.answer.whole.any(1).nonzero().flatten().tolist():
         one = batch.select(torch.tensor([row]))
@@ -211,5 +211,5 @@ def test_a_teacher_reads_what_was_told_and_refuses_prompts_that_an_environment_c
 
 def test_continuations_of_several_turns_are_refused_for_methods_of_users_too(batch):
     with pytest.raises(ValueError, match=r"`SampledContinuations` continues rollouts from places within them, but got"):
-        SampledContinuations(None, 0).draw(batch, [Place(0, 3)], 2, 100)
+        SampledContinuations(None, 0).draw(batch, [Prefix(0, 3)], 2, 100)
     assert Resampled().needs().continuations

@@ -23,8 +23,8 @@ GATES = {"all": "both", "positive": "correct", "negative": "wrong"}
 def test_saliency_equals_the_golden_tensors(leaf, golden, golden_policy, golden_batch):
     rows = golden_batch.answer.whole.any(1).nonzero().flatten()
     batch = golden_batch.select(rows)
-    for alignment, name in (("predictor", "scores"), ("token", "scores_own_token")):
-        found = input_saliency(golden_policy, batch, batch.answer.whole, leaf=leaf, alignment=alignment)
+    for read_at, name in (("predictor", "scores"), ("token", "scores_own_token")):
+        found = input_saliency(golden_policy, batch, batch.answer.whole, leaf=leaf, read_at=read_at)
         assert_golden(found, golden[f"grail.{leaf}.{name}"][rows], batch.response_mask)
 
 
@@ -71,7 +71,7 @@ def test_leaves_are_counted_as_published():
         block_number(37, 36)
 
 
-GRAIL_REPOSITORY = {"scope": "response", "alignment": "predictor", "product": "noisy"}
+GRAIL_REPOSITORY = {"scope": "response", "read_at": "predictor", "product": "noisy"}
 
 
 def _hidden_without_positions(self, attention_mask, input_ids, *, embeds=None):
@@ -92,7 +92,7 @@ def test_scores_of_oar_g_equal_the_golden_tensors_end_to_end(golden, golden_poli
     batch = golden_batch.replace(**{n: getattr(golden_batch, n)[rows] for n in names})
     batch = batch.replace(answer=replace(batch.answer, **masks))
     noise, expected = golden["oar_g.noise"][rows], golden["oar_g.scores"][rows]
-    credit = OARGradient(alignment="predictor", product="noisy")
+    credit = OARGradient(read_at="predictor", product="noisy")
     ours = credit.gradient_scores(golden_policy, batch, noise, context())
     assert_golden(ours, expected, batch.response_mask, 1000)
     monkeypatch.setattr(Policy, "hidden", _hidden_without_positions)

@@ -13,7 +13,7 @@ from grail_lightning.credit.base import check_weights
 from grail_lightning.engines import build_batch
 from grail_lightning.environments.python import Python
 from grail_lightning.environments.search import Search
-from grail_lightning.step.report import Tally, add_episodes
+from grail_lightning.step.figures import Tally, add_episodes
 from grail_lightning.tasks import EnvironmentTask, MathTask
 from tests.batches import rollouts
 from tests.credit.groups import FLAWED, GROUP, LATE, OTHER, SOUND, groups

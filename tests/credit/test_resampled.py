@@ -7,7 +7,7 @@ import torch
 
 from grail_lightning.answers import Verifier
 from grail_lightning.credit import Resampled
-from grail_lightning.credit.base import Continuations, Place
+from grail_lightning.credit.base import Continuations, Prefix
 from grail_lightning.credit.resampled import find_borders
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import load_policy
@@ -133,7 +133,7 @@ def source(policy):
         yield lambda engine=None: continuations(policy, engine or HFEngine(), verifier)
 
 
-PLACES = [Place(1, 6), Place(2, 12), Place(5, 6), Place(7, 20)]
+PLACES = [Prefix(1, 6), Prefix(2, 12), Prefix(5, 6), Prefix(7, 20)]
 
 
 def test_a_continuation_depends_on_no_other_place_and_on_no_order(source, batch):
@@ -141,7 +141,7 @@ def test_a_continuation_depends_on_no_other_place_and_on_no_order(source, batch)
     assert {len(one) for one in whole} == {2}
     assert source().draw(batch, PLACES[:1], 2, 10_000)[0] == whole[:1]
     order = torch.tensor([7, 5, 2, 1, 0])
-    moved = [Place(order.tolist().index(row), length) for row, length in PLACES[::-1]]
+    moved = [Prefix(order.tolist().index(row), length) for row, length in PLACES[::-1]]
     assert source(HFEngine(cache_tokens=200)).draw(batch.select(order), moved, 2, 10_000)[0] == whole[::-1]
 
 

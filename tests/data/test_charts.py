@@ -9,7 +9,7 @@ from grail_lightning.answers.records import Verdict
 from grail_lightning.data import DatasetSpec
 from grail_lightning.picture import pictures_in
 from grail_lightning.tasks import MathTask
-from tests.seeing import image
+from tests.picture_models import image
 
 ROWS = [("a.png", "How many bars?", "4"), ("b.png", "Which one is largest?", "Peru")]
 

@@ -13,13 +13,13 @@ import pytest
 
 from grail_lightning.batch import Sampling
 from grail_lightning.data import MathData
-from grail_lightning.policy.options import Loading
+from grail_lightning.policy.source import Loading
 from grail_lightning.step.options import Execution, Objective
 from grail_lightning.tasks import EnvironmentTask
 from grail_lightning.tasks.rewards import RewardSpec
-from tests.calling import END
 from tests.shell import main
 from tests.test_episodes import played
+from tests.tool_calling_policy import END
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "trl.md").read_text()

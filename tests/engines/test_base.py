@@ -12,7 +12,7 @@ from grail_lightning.engines.checks import check_reported
 from grail_lightning.step.options import Execution
 from grail_lightning.step.sampler import sample_rollouts
 from grail_lightning.tasks import ArithmeticTask
-from tests.elsewhere import Elsewhere
+from tests.copying_engine import Elsewhere
 from tests.runs import TASK, module, trainer
 
 PROMPTS = [TASK.prompt({"problem": text}) for text in ("1+2", "1+2+3")]  # The first one is padded.
@@ -133,13 +133,13 @@ def test_log_probabilities_that_a_sampler_did_not_report_are_few_or_an_error_wit
 def test_every_engine_of_the_package_but_hfengine_samples_with_a_copy_and_so_corrects_by_default():
     import grail_lightning.engines as engines
 
-    copies = {name for name in engines.__all__ if getattr(getattr(engines, name), "own_weights", False)}
+    copies = {name for name in engines.__all__ if getattr(getattr(engines, name), "copies_weights", False)}
     assert copies == {"VLLMEngine", "VLLMServer"}  # The policy's weights must be whole for others, a user's too.
-    assert Execution().for_engine(own_weights=True).decided_cap == 2
-    assert Execution().for_engine(own_weights=False).decided_cap is None
+    assert Execution().for_engine(copies_weights=True).decided_cap == 2
+    assert Execution().for_engine(copies_weights=False).decided_cap is None
     assert Execution().decided_cap is None
-    assert Execution(sampler_cap=None).for_engine(own_weights=True).decided_cap is None
-    assert Execution(sampler_cap=3.0).for_engine(own_weights=False).decided_cap == 3
+    assert Execution(sampler_cap=None).for_engine(copies_weights=True).decided_cap is None
+    assert Execution(sampler_cap=3.0).for_engine(copies_weights=False).decided_cap == 3
 
 
 class Silent(Elsewhere):

@@ -4,8 +4,8 @@ import pytest
 
 from grail_lightning.batch import Sampling
 from grail_lightning.engines.base import TurnRequest
+from grail_lightning.engines.requests import Completion, row_seeds, sample, sample_turns
 from grail_lightning.engines.vllm.client import _completion
-from grail_lightning.engines.vllm.requests import Completion, row_seeds, sample, sample_turns
 from grail_lightning.tasks.base import TokenText
 from tests.runs import problems
 from tests.vllm_routes import Worker

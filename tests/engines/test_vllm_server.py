@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import HFEngine, VLLMServer
 from grail_lightning.engines.base import TurnRequest
+from grail_lightning.engines.requests import Request
 from grail_lightning.engines.vllm.client import ServerGone, _completion
-from grail_lightning.engines.vllm.requests import Request
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.step.sampler import sample_rollouts
 from tests.runs import problems

@@ -3,7 +3,7 @@
 import pytest
 
 from grail_lightning.environments.search import Search
-from tests.answering import server
+from tests.http_server import server
 
 DOCUMENTS = ['"Mara Voss"\nlives in  Velden.', '"Velden"\nlies in Arland.', "third"]
 FOUND = {"result": [[{"document": {"id": "1", "contents": text}, "score": 0.5} for text in DOCUMENTS]]}

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grail_lightning.environments.episode import (
-    Call,
     Episode,
+    ToolCall,
     Turn,
     episode_columns,
     episode_json,
@@ -18,10 +18,12 @@ from grail_lightning.environments.episode import (
 )
 from tests.environments.test_tools import DEEP
 
-FOUND = Call(name="find", arguments={"word": "sea"}, result="[turn 9]\nblue", seconds=0.5)
+FOUND = ToolCall(name="find", arguments={"word": "sea"}, result="[turn 9]\nblue", seconds=0.5)
 GAME = Episode(
     turns=(
-        Turn(text="Let me see.\n", calls=(FOUND, Call(name="", result="No such tool.", status="invalid")), score=0.5),
+        Turn(
+            text="Let me see.\n", calls=(FOUND, ToolCall(name="", result="No such tool.", status="invalid")), score=0.5
+        ),
         Turn(text="It is blue.", state="shore"),
     ),
     end="answered",
@@ -56,7 +58,7 @@ TEXTS = st.lists(
 @settings(max_examples=50, deadline=None)
 @given(*[TEXTS.map("".join)] * 3)
 def test_no_text_passes_for_a_heading(text, name, result):
-    made = transcript(Episode(turns=(Turn(text=text, calls=(Call(name=name, result=result),)),), end="turns"))
+    made = transcript(Episode(turns=(Turn(text=text, calls=(ToolCall(name=name, result=result),)),), end="turns"))
     made.encode("utf-8")
     first, call, last = [line for line in made.splitlines() if line[:4] != "    "]
     assert (first, last) == ("[turn 1]", "[end: turns]")
@@ -74,7 +76,7 @@ def test_an_episode_is_read_as_it_was_written():
 
 @pytest.mark.parametrize("value", [DEEP, 10**5000, {(1, 2): 3}, float("nan"), b"\xff"], ids=lambda v: type(v).__name__)
 def test_no_arguments_stop_a_file(value):
-    call = Call(name="find", arguments={"word": value}, result="kept")
+    call = ToolCall(name="find", arguments={"word": value}, result="kept")
     found = read_episode(episode_json(Episode(turns=(Turn(text="", calls=(call,)),), end="failures")))
     assert (found.calls[0].name, found.calls[0].result) == ("find", "kept")
 

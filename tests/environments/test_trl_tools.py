@@ -26,7 +26,7 @@ from tests.environments.test_dialogue import _model
 from tests.environments.test_tools import Desk
 from tests.runs import Watch
 from tests.runs import trainer as run
-from tests.talking import WritingEngine
+from tests.written_turns import WritingEngine
 
 with warnings.catch_warnings():
     # Of the peer and its dependencies while they are imported; nothing of ours.

@@ -12,7 +12,7 @@ import pytest
 import scipy.stats
 from torch.utils.tensorboard import SummaryWriter
 
-from grail_lightning.evaluate.compare import compare, compare_curves, other_validation, read_curves, read_scalars
+from grail_lightning.evaluate.differences import compare, compare_curves, other_validation, read_curves, read_scalars
 from grail_lightning.evaluate.records import read_samples
 from grail_lightning.evaluate.runs import find_runs, method_of, paired_seeds
 from grail_lightning.evaluate.statistics import difference, holm, mean_interval

@@ -4,14 +4,14 @@ import textwrap
 
 import pytest
 
-from grail_lightning.programs.alignment import (
+from grail_lightning.programs.divergence import (
     MAX_CHARACTERS,
     align_programs,
     first_divergence,
     program_lines,
     read_program,
 )
-from grail_lightning.programs.outcome import Call, Tests, Visit
+from grail_lightning.programs.outcome import TestCall, Tests, Visit
 from tests.programs.traced import REFERENCE, InProcess, changed
 
 
@@ -166,7 +166,7 @@ def test_programs_are_aligned_by_their_shape(text, expected):
 def blamed(text, arguments, reference=REFERENCE):
     """The text of the statement that is blamed for the difference on one call."""
     own, right = program(text), program(reference)
-    tests = Tests(entry="total", calls=(Call(arguments, None),))
+    tests = Tests(entry="total", calls=(TestCall(arguments, None),))
     traces = [InProcess().run(one.plain, tests, trace=0).trace for one in (own, right)]
     number = first_divergence(own, traces[0], right, traces[1], align_programs(own, right))
     return None if number is None else textwrap.dedent(text).lstrip("\n")[slice(*own.statements[number][:2])]
@@ -241,7 +241,7 @@ def test_a_return_too_early_is_blamed_itself(behind, added, values, expected):
     """The statement before it went the same way as that of the reference."""
     text = changed(behind, behind + added)
     own, arguments = program(text), (values, 5)
-    tests, right = Tests(entry="total", calls=(Call(arguments, None),)), program(REFERENCE)
+    tests, right = Tests(entry="total", calls=(TestCall(arguments, None),)), program(REFERENCE)
     traces = [InProcess().run(one.plain, tests, trace=0).trace for one in (own, right)]
     number = first_divergence(own, traces[0], right, traces[1], align_programs(own, right))
     assert own.statements[number].start == textwrap.dedent(text).lstrip("\n").index(expected)
@@ -299,6 +299,6 @@ def test_visits_of_hostile_traces_are_only_data():
     odd = [
         Visit(line, event, (("a", "b"),) * 3, "c", -line) for line in (-1, 0, 2, 3, 99) for event in ("line", "return")
     ]
-    right = InProcess().run(own.plain, Tests(entry="total", calls=(Call(([1], 1), 1),)), trace=0).trace
+    right = InProcess().run(own.plain, Tests(entry="total", calls=(TestCall(([1], 1), 1),)), trace=0).trace
     assert first_divergence(own, odd, own, right, pairs) == 1
     assert first_divergence(own, right, own, odd, pairs) == 1

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from grail_lightning.programs.executor import Executor, choose, probe, refusal
 from grail_lightning.programs.grade import line_of
 from grail_lightning.programs.guest import decode, encode
-from grail_lightning.programs.outcome import Call, Job, Limits, Tests, Visit
+from grail_lightning.programs.outcome import Job, Limits, TestCall, Tests, Visit
 
 ADDS_ONE = "def f(x): return x + 1"
-TESTS = Tests(entry="f", calls=tuple(Call((n,), n + 1) for n in range(4)))
+TESTS = Tests(entry="f", calls=tuple(TestCall((n,), n + 1) for n in range(4)))
 ASSERTIONS = Tests(entry="f", assertions=tuple(f"assert f({n}) == {n + 1}" for n in range(4)))
 
 
@@ -71,7 +71,7 @@ def f(backwards, *rest):
 
 
 def test_what_is_expected_is_not_in_the_program_s_process(executor):
-    calls = (Call(("terces",), False), Call(("nwohs", "shown"), True), Call(("x",), "secret"))
+    calls = (TestCall(("terces",), False), TestCall(("nwohs", "shown"), True), TestCall(("x",), "secret"))
     assertions = ("assert f('terces') is False", "assert f('nwohs', 'shown')", "assert f('x') == 'secret'")
     for tests in (Tests("f", calls), Tests("f", (), assertions)):
         assert executor.run(SEARCH, tests).passed == (True, True, False)
@@ -164,7 +164,7 @@ def test_programs_see_neither_the_configuration_nor_the_guest(executor):
 
 def test_tests_that_hold_no_literals_are_an_error(executor):
     with pytest.raises(TypeError, match="object is no literal"):
-        executor.run(ADDS_ONE, Tests(entry="f", calls=(Call((object(),), 1),)))
+        executor.run(ADDS_ONE, Tests(entry="f", calls=(TestCall((object(),), 1),)))
 
 
 TRACED = """\
@@ -179,7 +179,7 @@ def f(n):
 
 
 def traced(executor, program, argument):
-    return executor.run(program, Tests("f", (Call((argument,), None),)), trace=0)
+    return executor.run(program, Tests("f", (TestCall((argument,), None),)), trace=0)
 
 
 def test_a_trace_by_hand(executor):
@@ -294,7 +294,7 @@ def test_outcomes_are_kept_in_order_and_reproducible(executor, monkeypatch):
     """The newest stay, and no traces."""
     drawn = "hash(str(x)), random.random(), list({str(n) for n in range(50)}), os.getpid() > 0"
     noisy = f"import os, random\ndef f(x): return {drawn}"
-    texts = {executor.run(f"{noisy}  # {n}", Tests("f", (Call((1,), None),))).message for n in range(3)}
+    texts = {executor.run(f"{noisy}  # {n}", Tests("f", (TestCall((1,), None),))).message for n in range(3)}
     assert len(texts) == 1, "hashes and `random` have the same seed in each run"
     monkeypatch.setattr("grail_lightning.programs.executor._MOST_KEPT", 5)
     jobs = [Job(f"def f(x): return x + {n % 9}", TESTS) for n in range(18)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from grail_lightning.programs.executor import Executor, refusal
 from grail_lightning.programs.grade import canonical
 from grail_lightning.programs.guest import decode, encode
-from grail_lightning.programs.outcome import Call, Job, Limits, Tests
+from grail_lightning.programs.outcome import Job, Limits, TestCall, Tests
 
 # A reply of a million bytes, which is as long as a reply may be here.
 LIMITS = Limits(seconds=3.0, memory_mb=512, output_kb=1024)
@@ -57,7 +57,7 @@ def f(x):
     while data: data = data[os.write(3, data):]
     os._exit(0)
 """
-TESTS = Tests("f", (Call((3,), 4),))
+TESTS = Tests("f", (TestCall((3,), 4),))
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_a_reply_that_is_nested_deeply_ends_no_run(native, place):
     """At each depth: what reads JSON gives up at another one than what writes it, or shows it."""
     reply = f"""b'{{"error":"raised","{place}":' + b'[' * %d + b'0' + b']' * %d + b'}}'"""
     programs = [ANSWERS.format(reply % (depth, depth)) for depth in (35, 300, 480, 900, 960, 985)]
-    tests = Tests("f", (Call((3,), 4),), ("assert f(3) == 4",))
+    tests = Tests("f", (TestCall((3,), 4),), ("assert f(3) == 4",))
     jobs = [Job(program, tests, trace) for program in programs for trace in (None, 0, 1)]
     for outcome in native.run_many(jobs):
         assert not any(outcome.passed)
@@ -128,7 +128,7 @@ def test_arguments_that_are_forged_cost_the_grader_little(native):
     ],
 )
 def test_a_result_is_equal_where_python_says_so_by_calls_and_by_assertions(native, shown, expected, equal):
-    called = Tests("f", (Call((), expected),))
+    called = Tests("f", (TestCall((), expected),))
     asserted = Tests("f", (), (f"assert f() == {expected!a}".replace("nan", "float('nan')"),))
     for tests in (called, asserted):
         assert native.run(f"def f(): return {shown}", tests).passed == (equal,)

@@ -8,10 +8,10 @@ import pytest
 
 import grail_lightning.programs.grade
 from grail_lightning.programs.executor import Executor
-from grail_lightning.programs.outcome import Call, Job, Limits, Tests
+from grail_lightning.programs.outcome import Job, Limits, TestCall, Tests
 from tests.programs.hostile import HOSTILE
 
-TESTS = Tests(entry="f", calls=(Call((3,), 4),))
+TESTS = Tests(entry="f", calls=(TestCall((3,), 4),))
 WORKERS = 6  # Many of the programs wait.
 
 

@@ -6,11 +6,11 @@ import sys
 import pytest
 
 from grail_lightning.programs.executor import Executor
-from grail_lightning.programs.outcome import Call, Job, Limits, Tests
-from tests.answering import server
+from grail_lightning.programs.outcome import Job, Limits, TestCall, Tests
+from tests.http_server import server
 from tests.shell import fails_early
 
-CALLS = Tests(entry="f", calls=tuple(Call((n,), n * n) for n in range(3)))
+CALLS = Tests(entry="f", calls=tuple(TestCall((n,), n * n) for n in range(3)))
 ASSERTIONS = Tests(
     entry="f", assertions=("assert f(2) == 4 and f(3) == 9", "assert f(4) == 16"), preamble="import math"
 )

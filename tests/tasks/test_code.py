@@ -12,7 +12,7 @@ from grail_lightning.data import MathData
 from grail_lightning.evaluate import read_samples
 from grail_lightning.evaluation import main as main_of_evaluation
 from grail_lightning.grading import TaskVerifiers, grade_answers, labelled_steps
-from grail_lightning.programs.outcome import Call, Limits, Tests
+from grail_lightning.programs.outcome import Limits, TestCall, Tests
 from grail_lightning.tasks import ArithmeticTask, CodeTask, FunctionSpace
 from grail_lightning.tasks.code import read_problem
 from grail_lightning.tasks.functions import slips
@@ -80,9 +80,12 @@ ADDS = asserted("add", "assert add(0, 1) == 1", "assert add(1, 0) == 1", preambl
 @pytest.mark.parametrize(
     ("row", "tests"),
     [
-        ({"entry": "f", "tests": [[[[1], 2], [3]]]}, Tests("f", (Call(([1], 2), [3]),))),
+        ({"entry": "f", "tests": [[[[1], 2], [3]]]}, Tests("f", (TestCall(([1], 2), [3]),))),
         # A text has what JSON lacks.
-        ({"entry": "f", "tests": "[((1, {2}), (3,)), ([], None)]"}, Tests("f", (Call((1, {2}), (3,)), Call((), None)))),
+        (
+            {"entry": "f", "tests": "[((1, {2}), (3,)), ([], None)]"},
+            Tests("f", (TestCall((1, {2}), (3,)), TestCall((), None))),
+        ),
         ({"tests": ["assert g(1) == abs(-2)"]}, asserted("g", "assert g(1) == abs(-2)")),
         ({"tests": ["assert p(h(1))"], "entry": "", "reference": "def h(x): pass"}, asserted("h", "assert p(h(1))")),
         ({"tests": ["assert g(pi) < 4"], "setup": PI}, asserted("g", "assert g(pi) < 4", preamble=PI)),

@@ -10,7 +10,7 @@ from grail_lightning.answers import Boxed, LastNumber, Marker, Pattern, Verdict,
 from grail_lightning.engines.base import build_batch
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import load_policy
-from grail_lightning.step.report import Tally, add_rollouts
+from grail_lightning.step.figures import Tally, add_rollouts
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.rewards import RewardSpec, boxed_format, correctness, overlong

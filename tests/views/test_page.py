@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from grail_lightning.environments.episode import Call, Episode, Turn
+from grail_lightning.environments.episode import Episode, ToolCall, Turn
 from grail_lightning.views import show_credit, write_page
-from grail_lightning.views.pictures import LARGEST, colour_of
+from grail_lightning.views.heatmap import LARGEST, colour_of
 from tests.views.made import in_turns, rollout, write
 
 HOSTILE = [
@@ -62,7 +62,7 @@ def _page(tmp_path, rows, compared=(), **options):
 
 def _played(text="sea", **columns):
     """Two turns, with text of a tool that may be hostile."""
-    calls = (Call(name=text, result=text), Call(name="", result="No.", status="invalid"))
+    calls = (ToolCall(name=text, result=text), ToolCall(name="", result="No.", status="invalid"))
     turns = Turn(text="a", calls=calls, score=0.5), Turn(text="bc")
     episode = Episode(turns=turns, end="answered", opening=" Look!")
     return in_turns([["a"], [text, "!"], ["b", "c"]], episode, advantage=-2.0, **columns)

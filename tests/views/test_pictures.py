@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grail_lightning.tasks.base import Step
-from grail_lightning.views.pictures import (
+from grail_lightning.views.heatmap import (
     COLUMNS,
     HEIGHT,
     LARGEST,

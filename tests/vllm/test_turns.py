@@ -7,7 +7,7 @@ from grail_lightning.batch import Sampling
 from grail_lightning.data import SearchData
 from grail_lightning.engines import HFEngine, VLLMEngine, VLLMServer
 from grail_lightning.policy import load_policy
-from grail_lightning.policy.options import resolve_policy
+from grail_lightning.policy.source import resolve_policy
 from grail_lightning.step.episodes import play
 from tests.vllm_servers import Served, python_with_vllm
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from grail_lightning.engines.vllm.requests import Completion, Request
+from grail_lightning.engines.requests import Completion, Request
 from grail_lightning.guard import said
 
 _T = TypeVar("_T")

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import RolloutEngine, TurnSampler
+from grail_lightning.engines.requests import Completion, Request, row_seeds, sample, sample_turns
 from grail_lightning.engines.vllm.probe import Bound, check_probe, dtype_name, probe_requests
-from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sample, sample_turns
 from grail_lightning.engines.vllm.weights import checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.policy import Policy
-from grail_lightning.policy.options import first_line
+from grail_lightning.policy.source import first_line
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, rank, world_size
 from grail_lightning.tasks.base import Prompt
@@ -60,7 +60,7 @@ class VLLMEngine(RolloutEngine):
         options: Further arguments of `vllm.LLM`, which replace those that the engine sets itself.
     """
 
-    own_weights = True
+    copies_weights = True
 
     def __init__(
         self,

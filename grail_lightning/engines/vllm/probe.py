@@ -15,7 +15,7 @@ from torch import Tensor
 
 from grail_lightning.batch import Sampling, pad_left
 from grail_lightning.engines.checks import check_reported
-from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sampling_parameters
+from grail_lightning.engines.requests import Completion, Request, row_seeds, sampling_parameters
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import padded_layout
 

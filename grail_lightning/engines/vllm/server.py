@@ -23,6 +23,7 @@ from torch import Tensor
 
 from grail_lightning.batch import SampledBatch, Sampling
 from grail_lightning.engines.base import RolloutEngine, TurnSampler
+from grail_lightning.engines.requests import Completion, Request, row_seeds, sample, sample_turns
 from grail_lightning.engines.vllm.client import (
     LOG,
     ServerClient,
@@ -34,11 +35,10 @@ from grail_lightning.engines.vllm.client import (
     all_of,
 )
 from grail_lightning.engines.vllm.probe import Bound, check_probe, probe_requests
-from grail_lightning.engines.vllm.requests import Completion, Request, row_seeds, sample, sample_turns
 from grail_lightning.engines.vllm.weights import WeightFile, checkpoint_weights, fingerprint, same_on_all_ranks
 from grail_lightning.environments.side_by_side import background_loop
 from grail_lightning.policy import Loading, Policy
-from grail_lightning.policy.options import PolicySource, resolve_policy
+from grail_lightning.policy.source import PolicySource, resolve_policy
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, on_first_rank, rank
 from grail_lightning.tasks.base import Prompt
@@ -75,7 +75,7 @@ class VLLMServer(RolloutEngine):
             default is the memory of this machine.
     """
 
-    own_weights = True
+    copies_weights = True
     samples_elsewhere = True
 
     def __init__(

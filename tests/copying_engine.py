@@ -16,7 +16,7 @@ class _Alone(HFEngine):
 class Elsewhere(RolloutEngine):
     """Copies the weights at each push, and samples with the copy, which has the architecture of `policy`."""
 
-    own_weights = samples_elsewhere = True
+    copies_weights = samples_elsewhere = True
 
     def __init__(self, policy: str = "arithmetic") -> None:
         self._copy = load_policy(policy, trainable=False)

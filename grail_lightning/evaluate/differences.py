@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from grail_lightning.evaluate.records import flat, read_samples, sample_frame, unequal
-from grail_lightning.evaluate.runs import Run, paired_seeds
+from grail_lightning.evaluate.runs import LoggedRun, paired_seeds
 from grail_lightning.evaluate.statistics import Share, difference, estimate, holm, seeds_difference, seeds_estimate
 from grail_lightning.evaluate.table import accuracies, by_problem, failures, label, parts_of
 
@@ -28,7 +28,7 @@ _TRAINING = re.compile(
 )
 
 
-def compare(runs: Sequence[Run], baseline: str, pass_at: Sequence[int]) -> pd.DataFrame:
+def compare(runs: Sequence[LoggedRun], baseline: str, pass_at: Sequence[int]) -> pd.DataFrame:
     """The figures of methods with intervals, and of acc@n and pass@k the differences from a baseline.
 
     A row has the columns ``part`` (dataset or average), ``dataset``, ``figure``, ``problems``, ``method``, ``seeds``,
@@ -63,7 +63,7 @@ def compare(runs: Sequence[Run], baseline: str, pass_at: Sequence[int]) -> pd.Da
     return _with_corrected(frame)
 
 
-def _other(runs: Sequence[Run], settings: Callable[[Run], Mapping[str, Any]]) -> str | None:
+def _other(runs: Sequence[LoggedRun], settings: Callable[[LoggedRun], Mapping[str, Any]]) -> str | None:
     """What differs between the settings of two runs; None if nothing does."""
     for run in runs[1:]:
         if differ := unequal(settings(runs[0]), settings(run)):
@@ -81,7 +81,7 @@ def _settings(facts: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _read(run: Run) -> pd.DataFrame:
+def _read(run: LoggedRun) -> pd.DataFrame:
     """The samples of a run, in an order that is the same for all runs of the same problems."""
     assert run.samples is not None
     samples = sample_frame(read_samples(run.samples), run.facts["num_samples"])
@@ -104,7 +104,7 @@ def _figures(samples: pd.DataFrame, pass_at: Sequence[int], limit: float) -> dic
 
 
 def _methods(
-    runs: Sequence[Run], tables: Sequence[Share], weights: Sequence[float], baseline: str | None
+    runs: Sequence[LoggedRun], tables: Sequence[Share], weights: Sequence[float], baseline: str | None
 ) -> list[dict[str, Any]]:
     """One row for each method: its figure, and its difference from the baseline if there is one.
 
@@ -190,7 +190,7 @@ def curve(row: Mapping[str, str], tag: str) -> dict[int, float]:
     return {int(step): value for step, value in json.loads(row.get(tag) or "{}").items()}
 
 
-def read_curves(runs: Sequence[Run]) -> tuple[pd.DataFrame, list[str]]:
+def read_curves(runs: Sequence[LoggedRun]) -> tuple[pd.DataFrame, list[str]]:
     """The curves as rows of ``method``, ``seed``, ``step`` and ``value``, and the runs that are left out.
 
     A run that was interrupted, or is not yet over, would cut the curves of its method's other runs short.
@@ -237,12 +237,12 @@ def compare_curves(curves: pd.DataFrame, baseline: str) -> pd.DataFrame:
     return _with_corrected(pd.DataFrame(rows)) if rows else pd.DataFrame()
 
 
-def other_validation(runs: Sequence[Run]) -> str | None:
+def other_validation(runs: Sequence[LoggedRun]) -> str | None:
     """What differs between the validations of two runs, as far as their configs tell; None if nothing does."""
     return _other([run for run in runs if run.events and run.config], _validation)
 
 
-def _validation(run: Run) -> dict[str, object]:
+def _validation(run: LoggedRun) -> dict[str, object]:
     """The options that decide on the problems and the sampling of a validation."""
     evaluation, data, model = (run.config.get(name) or {} for name in ("evaluation", "data", "model"))
     options = {

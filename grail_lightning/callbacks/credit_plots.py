@@ -20,8 +20,8 @@ from grail_lightning.callbacks.rollouts import answer_place, encodable, prompt_t
 from grail_lightning.environments.episode import transcript
 from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.runtime.checks import check_options
-from grail_lightning.step.report import StepOutput, effective_weights
-from grail_lightning.views.pictures import ShownRollout, heatmap
+from grail_lightning.step.figures import StepOutput, effective_weights
+from grail_lightning.views.heatmap import ShownRollout, heatmap
 
 
 class CreditPictures(Callback):
