@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from grail_lightning.answers.normalise import TEXT, string_key
 from grail_lightning.answers.parse import Node, Unreadable, letters, number, parse
+from grail_lightning.answers.quantity import agree
 from grail_lightning.answers.structure import Leaf
 from grail_lightning.answers.values import agree_everywhere, equal_by_math_verify, is_terminating, rational
 
@@ -72,15 +73,16 @@ class Formulas:
 
     def leaves(self, gold: Leaf, other: Leaf) -> bool:
         """Two formulas with what surrounds them."""
-        # Where both units are known and differ, equal numbers are no equal answers.
-        known = all(unit and "?" not in unit and "unit" not in unit for unit in (gold.unit, other.unit))
-        if gold.unit != other.unit and (known or not (self.conventions.missing_unit or _differ_in_words(gold, other))):
-            return False
-        if string_key(gold.text) == string_key(other.text) and gold[2:4] == other[2:4]:
-            return True
+        if not agree(gold.said, other.said, missing=self.conventions.missing_unit):
+            return self.with_letters(gold, other)
+        if string_key(gold.text) == string_key(other.text) and gold.percent == other.percent:
+            if gold.degrees == other.degrees or not (_in_radians(gold) or _in_radians(other)):
+                return True
         if _anagrams(gold.text, other.text):
             return False
         if gold.node is None or other.node is None:
+            if not gold.said.known:  # words, of which the grammar reads a part
+                raise Unparseable
             return self.unknown(gold.text, other.text, other.node is None)
         # The tolerance is for pairs of which exactly one is a decimal, of four or more digits.
         decimals = [_significant_digits(leaf.text) for leaf in (gold, other)]
@@ -91,9 +93,12 @@ class Formulas:
                 return False
         if any(self.nodes(ours, theirs, slack) for ours, theirs in _readings(gold, other, gold.node, other.node)):
             return True
-        # The letters of one answer may be the unit of the other.
-        quantity, formula = (gold, other.node) if gold.unit else (other, gold.node)
-        if bool(gold.unit) == bool(other.unit) or not letters(formula):
+        return self.with_letters(gold, other)
+
+    def with_letters(self, gold: Leaf, other: Leaf) -> bool:
+        r"""Whether the letters of one formula are the unit of the other: `25m^2` is `25\text{ m}^2`."""
+        quantity, formula = (gold, other.node) if gold.said.kind else (other, gold.node)
+        if bool(gold.said.kind) == bool(other.said.kind) or formula is None or not letters(formula):
             return False
         return any(self.nodes(whole, formula) for whole in _with_unit(quantity))
 
@@ -135,11 +140,6 @@ def _spelled(node: Node) -> bool:
     return node.kind == "number" or (node.kind in ("negate", "divide") and all(map(_spelled, node.args)))
 
 
-def _differ_in_words(one: Leaf, two: Leaf) -> bool:
-    """Whether two units differ only in the words of one that is not known."""
-    return re.sub(r"\?[a-z ]*", "?", one.unit) == re.sub(r"\?[a-z ]*", "?", two.unit)
-
-
 def _anagrams(one: str, two: str) -> bool:
     """Whether two texts are words of the same letters, which a letter that comes twice tells from products: `SAS`."""
     if one != two and all(re.fullmatch("[IVX]+", text) for text in (one, two)):  # Roman numerals.
@@ -170,7 +170,8 @@ def _readings(left: Leaf, right: Leaf, one: Node, two: Node) -> Iterator[tuple[N
 
 def _with_unit(leaf: Leaf) -> Iterator[Node]:
     r"""The formula with its unit as letters: `25m^2` is `25\text{ m}^2` and `25\text{ square meters}`."""
-    symbols = leaf.unit.upper() if leaf.unit in ("l", "v") else re.sub(r"(?<=\^)-?\d", r"{\g<0>}", leaf.unit)
+    kind = leaf.said.kind
+    symbols = kind.upper() if kind in ("l", "v") else re.sub(r"(?<=\^)-?\d", r"{\g<0>}", kind)
     for text in (TEXT.sub(r" \1 ", leaf.whole), f"{leaf.text} {symbols}"):
         with suppress(Unreadable):
             yield parse(text)
@@ -188,7 +189,7 @@ def _times(node: Node, factor: Node) -> Node:
 
 
 def _in_radians(leaf: Leaf) -> bool:
-    return not leaf.degrees and (leaf.unit == "rad" or r"\pi" in leaf.text)
+    return not leaf.degrees and (leaf.said.kind == "rad" or r"\pi" in leaf.text)
 
 
 def _significant_digits(text: str) -> int:

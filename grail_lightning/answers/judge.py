@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grail_lightning.answers.compare import LAYERS, Conventions, Formulas, Undecided, Unparseable, capped, same_form
+from grail_lightning.answers.named import by_axis, labelled, named_values, unnamed_items
 from grail_lightning.answers.normalise import CACHED_CHARACTERS, TEXT, normalise, string_key
-from grail_lightning.answers.parse import Node, letters, negated
+from grail_lightning.answers.parse import Node, letters, negated, number
+from grail_lightning.answers.quantity import NOTHING, Said
 from grail_lightning.answers.records import text_key
-from grail_lightning.answers.relations import is_number, named_sides, named_value, same_set
-from grail_lightning.answers.structure import Answer, Broken, Chain, Group, Leaf, Many, Words, read
-from grail_lightning.answers.values import TooLarge, Undefined, ratio_sign
+from grail_lightning.answers.relations import finite_set, is_number, named_sides, named_value, same_set
+from grail_lightning.answers.statements import as_named, same_statement
+from grail_lightning.answers.structure import Answer, Broken, Chain, Group, Leaf, Many, Words, digits_of, read
+from grail_lightning.answers.values import TooLarge, Undefined, ratio_sign, rational
 
 _MOST_ITEMS = 64
 _MOST_COMPARED = 64
@@ -32,7 +35,12 @@ _CHOICE = re.compile(
     r"(?:(?!.*\bor\b)(?:[0-9]|\\\$|\\frac|\\sqrt|\\text\{[a-z ]|(?<= )[a-z]|(?<=\))[a-z]{3})[^A-Z(,;=]*)?"
 )
 _LABEL = re.compile(r"^\([A-E]\)(?=[0-9]|\\(?:\$|frac|sqrt|text))")
-_REJECTED = re.compile(r"\b(?:incorrect|wrong)\b")
+# What a remark behind a choice says against it, or leaves open.
+_REJECTED = re.compile(
+    r"\b(?:incorrect|wrong|false|invalid|impossible|eliminated|excluded|rejected|discarded|ruled|crossed|refuted|cannot|not|never|maybe|perhaps"
+    r"|possibly|probably|unlikely|unless|except|doubtful|contradict\w*|fails?|out|neither|nor|isn't|doesn't|can't)\b"
+    r"|(?<=[)}:.] )\w{4,}ed\}?$|(?<=text\{)\s?\w{4,}ed\}?$|\b(?:is|are|was|seems|looks|has)\b(?! (?:correct|right|true|the (?:correct |right |best |final )?(?:answer|choice|option|one)))"
+)
 _FRACTION = re.compile(r"\\frac\{([0-9]+)\}\{(0*[1-9][0-9]*)\}", re.ASCII)
 # A whole number to the power of one half that is nobody's script or argument: behind `_`, `^`, `}`, a letter or a digit
 # it could be one, unless that ends a complete factor.
@@ -122,6 +130,10 @@ class _Comparison(Formulas):
             return Outcome("right", "number")
         if _same_wording(gold, prediction):
             return Outcome("right", "structure")
+        prediction = as_named(gold, prediction)
+        same = same_statement(gold, prediction)
+        if same is not None:
+            return Outcome("right" if same else "wrong", "structure")
         gold_answer, answer = read(gold), read(prediction)
         if isinstance(answer, Broken):
             return Outcome("unparseable", "none")
@@ -134,13 +146,18 @@ class _Comparison(Formulas):
     def answers(self, gold: Answer, other: Answer, *, same_unit: bool = False) -> bool:
         if isinstance(gold, Leaf) != isinstance(other, Leaf):
             gold, other = _quotient(gold), _quotient(other)
+        if (by_name := self.by_name(gold, other)) is not None:
+            return by_name
+        gold, other = finite_set(gold), finite_set(other)
         match gold, other:
-            case Leaf(), Leaf() if same_unit and gold.unit != other.unit:
+            case Leaf(), Leaf() if same_unit and gold.said.kind != other.said.kind:
                 return False
             case Leaf(), Leaf():
                 return self.leaves(gold, other)
             case Words(), Words():
                 return gold == other
+            case (Words(digits), Leaf(text)) | (Leaf(text), Words(digits)) if text[:2] in ("0x", "0b", "0o"):
+                return isinstance(written := read(digits_of(text)), Words) and written.text == digits
             case (Words(words), Leaf(text)) | (Leaf(text), Words(words)):  # `odd` is no product here
                 return words == text.lower()
             case (Words("none"), Many(())) | (Many(()), Words("none")):
@@ -149,15 +166,37 @@ class _Comparison(Formulas):
                 if {gold.brackets, other.brackets} == {"()", "matrix"}:
                     gold, other = _as_vector(gold), _as_vector(other)
                 return gold.brackets == other.brackets and self.in_order(gold.items, other.items)
-            case Group(brackets="()"), Many(braced=False) if other.joint == "," or _named_by_and(other):
-                return self.in_order(gold.items, _by_axis(other))
+            case Group(brackets="()"), Many(braced=False, joint=","):
+                return self.in_order(gold.items, other.items)
+            case (Leaf(), Many(braced=False, joint="and")) | (Many(braced=False, joint="and"), Leaf()):
+                whole = _mixed(other if isinstance(other, Many) else gold)
+                return whole is not None and self.answers(
+                    *((gold, whole) if isinstance(gold, Leaf) else (whole, other))
+                )
             case (Chain(is_relation=True), _) | (_, Chain(is_relation=True)):
                 return self.relations(gold, other)
-            case Many(), Group(brackets="()") if _distinct_names(gold):  # `(1,2)` for `x=1, y=2`
-                return self.in_order(_by_axis(gold), other.items)
             case Many(), Many() if _joined_alike(gold, other) and self.one_to_one(gold, other):
                 return True
         return same_set(gold, other, self.nodes)
+
+    def by_name(self, gold: Answer, other: Answer) -> bool | None:
+        """Values with names: by name where both sides have names, by order where one has none; None without names."""
+        ours, theirs = named_values(gold), named_values(other)
+        if ours is not None and theirs is not None:
+            return ours.keys() == theirs.keys() and all(self.answers(ours[name], theirs[name]) for name in ours)
+        if ours is not None and (items := unnamed_items(other)) is not None:
+            return self.in_order(by_axis(ours), items)
+        if theirs is not None and (items := unnamed_items(gold)) is not None:
+            return self.in_order(items, by_axis(theirs))
+        if isinstance(gold, Group | Leaf | Chain) and isinstance(other, Group | Leaf | Chain):
+            point, twin = labelled(gold), labelled(other)
+            if point is not None and twin is not None:
+                return point[0] == twin[0] and self.answers(point[1], twin[1])
+            if point is not None and isinstance(other, Group):
+                return self.answers(point[1], other)
+            if twin is not None and isinstance(gold, Group):
+                return self.answers(gold, twin[1])
+        return None
 
     def in_order(self, gold: Sequence[Answer], other: Sequence[Answer]) -> bool:
         return len(gold) == len(other) and all(map(self.answers, gold, other))
@@ -166,14 +205,15 @@ class _Comparison(Formulas):
         """Lists and sets in any order, each member as often in one as in the other."""
         if max(len(gold.items), len(other.items)) > _MOST_ITEMS:
             raise TooLarge("a collection of very many members")
-        if _distinct_names(gold) and not any(isinstance(item, Chain) for item in other.items):
-            return self.in_order(gold.items, other.items)  # `1, 2` for `x=1, y=2`
         if len(gold.items) != len(other.items):
             return False
         left = list(other.items)
-        things = [[item.unit for item in many.items if isinstance(item, Leaf)] for many in (gold, other)]
-        # Both lists count the same things: then each number belongs to its thing.
-        counted = len(set(things[0])) > 1 and "" not in things[0] and sorted(things[0]) == sorted(things[1])
+        # Where a list counts different things, each number belongs to its thing, and a bare list keeps the order.
+        things = [{item.said for item in many.items if isinstance(item, Leaf)} for many in (gold, other)]
+        counts = [len(said) > 1 and NOTHING not in said for said in things]
+        if counts[0] != counts[1] and NOTHING in things[counts[0]] and len(things[counts[0]]) == 1:
+            return self.in_order(gold.items, other.items)
+        counted = all(counts)
         for item in gold.items:
             twin = next((k for k, one in enumerate(left) if self.answers(item, one, same_unit=counted)), None)
             if twin is None:
@@ -242,7 +282,7 @@ class _Comparison(Formulas):
             left, right = relation.items
             if not isinstance(left, Leaf) or not isinstance(right, Leaf) or left.node is None or right.node is None:
                 return 0
-            if any(left[1:4] + right[1:4]):  # a unit
+            if left.said.kind or right.said.kind:  # a unit
                 return 0
             differences.append(Node("add", "", (left.node, negated(right.node))))
         self.reach("symbolic")
@@ -252,7 +292,9 @@ class _Comparison(Formulas):
 def _quotient(answer: Answer) -> Answer:
     """`3/4` for `3:4`, and any other answer as it is."""
     match answer:
-        case Group(":", (Leaf(one, "", node=Node() as over), Leaf(two, "", node=Node() as under))):
+        case Group(":", (Leaf(one, said, node=Node() as over), Leaf(two, other, node=Node() as under))) if (
+            said == other == NOTHING
+        ):
             return Leaf(f"{one}/{two}", node=Node("divide", "", (over, under)))
     return answer
 
@@ -271,22 +313,23 @@ def _joined_alike(one: Many, two: Many) -> bool:
     return not bounds or {one.joint, two.joint} != {"and", "or"}
 
 
-def _distinct_names(answer: Many) -> bool:
-    """Whether every member is a relation about a name of its own, so that a bare list must keep the order."""
-    relations = [item for item in answer.items if isinstance(item, Chain) and item.is_relation and named_sides(item)[0]]
-    return len({string_key(item.sources[0]) for item in relations}) == len(answer.items) > 1
-
-
-def _named_by_and(answer: Many) -> bool:
-    return answer.joint == "and" and _distinct_names(answer)
-
-
-def _by_axis(answer: Many) -> Sequence[Answer]:
-    """The members of a list. Equations of coordinates are sorted by these: `y=2, x=1` is the point `(1,2)`."""
-    sources = [string_key(item.sources[0]) if isinstance(item, Chain) else "" for item in answer.items]
-    if not {*sources} <= {*"xyz"}:
-        return answer.items
-    return [item for _, item in sorted(zip(sources, answer.items, strict=True), key=lambda pair: pair[0])]
+def _mixed(answer: Answer) -> Leaf | None:
+    """`7 and 1/2` as one number."""
+    match answer:
+        case Many(
+            (Leaf(said=Said(kind=""), node=Node("number", whole)), Leaf(text, said, Node() as part)), joint="and"
+        ):
+            value = rational(part)
+            if (
+                isinstance(whole, Fraction)
+                and whole.denominator == 1
+                and value is not None
+                and 0 < value < 1
+                and "." not in text
+            ):
+                total = whole + value
+                return Leaf(f"{total.numerator}/{total.denominator}", said, number(total))
+    return None
 
 
 def _letters_of(*answers: Answer) -> set[str]:

@@ -2,23 +2,28 @@ r"""What relations say: which sides only name what the others are, and the set o
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
 from functools import reduce
-from operator import and_, or_, sub
+from operator import and_, eq, ge, gt, le, lt, ne, or_, sub
 
 from grail_lightning.answers.normalise import ELEMENTARY, GREEK, TRIGONOMETRIC
 from grail_lightning.answers.parse import DERIVATIVE, DIFFERENTIABLE, Node, letters, negated, number
 from grail_lightning.answers.structure import Answer, Chain, Group, Leaf, Many
-from grail_lightning.answers.values import approximate
+from grail_lightning.answers.values import approximate, rational
 
 # What a name is applied to: `(2)`, `(A\mid B)`, `(X\ge 2)`, `[X]`, `(g(2))`.
 _ARGUMENT = r"(?:[A-Za-z0-9_^,;.|'\s\\{}=<>+-]|\([A-Za-z0-9]\))*"
-_VECTOR = r"\\(?:bar|hat|vec|overline|overrightarrow|mathbf)\{(?:[A-Za-z]|[A-Z]{2,3})\}"
+_VECTOR = (
+    r"\\(?:bar|hat|vec|tilde|overline|overrightarrow|mathbf)(?:\{(?:[A-Za-z]|[A-Z]{2,3})\}|\s[A-Za-z](?![A-Za-z]))"
+)
 _COMPLEX = r"[zw](?:_[0-9])?"
-_SIZE = rf"\|(?:[A-Z]{{1,2}}|{_COMPLEX}(?:\s?[+-]?\s?{_COMPLEX})*|{_VECTOR})\|"
+_SETS = r"[A-Z](?:'|_[0-9])?(?:\s?\\(?:cap|cup|setminus|times)\s?[A-Z](?:'|_[0-9])?)+"
+_SIZE = rf"\\\|[^|=<>]+\\\||\|(?:[A-Z]{{1,2}}|{_SETS}|{_COMPLEX}(?:\s?[+-]?\s?{_COMPLEX})*|{_VECTOR})\|"
 _ANGULAR = "|".join(TRIGONOMETRIC)
 _COMMAND = rf"\\(?!frac|sqrt|pi|infty|{_ANGULAR}|l[no]|exp|int|sum|text)[a-zA-Z]+"
 _NAME = re.compile(
-    rf"""(?:m?\\(?:angle|triangle)\s?)?
+    rf"""(?:m?\\(?:angle|triangle)\s?|\\(?:det|dim|max|min|sup|inf|deg|ker|arg|Re|Im|lim)(?:_\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|_[A-Za-z0-9])?\s?
+      |\\text\{{[A-Za-z ]+\}}\s?(?=[A-Z]|\\triangle)(?:\\triangle\s?)?)?
     (?P<head>\\text\{{[A-Za-z][^{{}}]*\}}|\\mathbb\{{[A-Z]\}}|{_VECTOR}|{_SIZE}|{DERIVATIVE}|\[[A-Z]{{3,6}}\]|[A-Z]{{2,5}}
       |[A-Za-z]{{3,}}(?:\s(?:of|[A-Za-z]{{3,}}))*|[A-Za-z]|{_COMMAND})
     (?:'|_\{{[^{{}}]*\}}|_\\text\{{[^{{}}]*\}}|_[A-Za-z0-9]|(?<![xyzt])\^\{{-1\}}(?=\s?[(\[]|$)|(?<=[{DIFFERENTIABLE}])\^\{{\([0-9n]\)\}})*
@@ -41,9 +46,7 @@ _OF_ANGLE = re.compile(
 # In small letters: `NO` is a segment.
 _NO_NAME = re.compile(rf"\b(?:{'|'.join(ELEMENTARY)}|sqrt|[Nn]ot?|[Nn]ever|[Nn]either|nor|isn't|cannot|false|wrong)\b")
 # A letter without a value of its own (`e_1` has none, e and i have), or a segment; possessive, so linear on any text.
-_SYMBOL = (
-    rf"(?:[A-Z]++|(?![ei](?![_']))[a-z]|\\(?:{'|'.join(GREEK)})(?![a-zA-Z]))(?:_\{{[A-Za-z0-9]++\}}|_[A-Za-z0-9]|')*+"
-)
+_SYMBOL = rf"(?:m?\\angle\s?[A-Z]{{1,3}}|\\overline\{{[A-Z]{{2}}\}}|[A-Z]++|(?![ei](?![_']))[a-z]|\\(?:{'|'.join(GREEK)})(?![a-zA-Z]))(?:_\{{[A-Za-z0-9]++\}}|_[A-Za-z0-9]|')*+"
 _SUM_OR_PRODUCT = re.compile(rf"{_SYMBOL}(?:(?:\s?[+-]\s?{_SYMBOL})++|(?:\s?\*?\s?{_SYMBOL})++)")
 
 
@@ -57,7 +60,15 @@ def _is_name(source: str) -> bool:
     return all(map(_is_one_name, source.split(":")))
 
 
+# A limit of anything is a name, as is the extremum of a set.
+_LIMIT = re.compile(
+    r"\\lim_\{(?:[^{}]|\{[^{}]*\})*\}(?=.*[A-Za-z]).+|\\(?:max|min|sup|inf)\s?\\\{[^{}]*[A-Za-z][^{}]*\\\}"
+)
+
+
 def _is_one_name(part: str) -> bool:
+    if _LIMIT.fullmatch(part.strip()):
+        return True
     name = _NAME.fullmatch(part.strip())
     if name is None or _NO_NAME.search(part):
         return False
@@ -114,7 +125,61 @@ def is_number(answer: Answer) -> bool:
     return isinstance(answer, Leaf) and answer.node is not None and not letters(answer.node)
 
 
-_FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
+_MOST_WHOLE = 200
+_COMPARED: dict[str, Callable[[Fraction, Fraction], bool]] = {
+    "<": lt,
+    ">": gt,
+    r"\le": le,
+    r"\ge": ge,
+    r"\ne": ne,
+    "=": eq,
+}
+
+
+def finite_set(answer: Answer) -> Answer:
+    r"""`\{1,2,3\}` for `\{x\in\mathbb{Z} : 0<x<4\}`, if its numbers are few and small; any other answer as it is."""
+    match answer:
+        case Group(
+            ":", (Chain(items=(Leaf(node=Node("symbol") as name), Leaf(text=kind)), signs=(r"\in",)), condition)
+        ):
+            conditions = condition.items if isinstance(condition, Many) else (condition,)
+        case Group(":", (Leaf(node=Node("symbol") as name), Many(items=items))):
+            kinds = [item.items[1] for item in items if isinstance(item, Chain) and item.signs == (r"\in",)]
+            conditions = tuple(item for item in items if not (isinstance(item, Chain) and item.signs == (r"\in",)))
+            if len(kinds) != 1 or not isinstance(kinds[0], Leaf):
+                return answer
+            kind = kinds[0].text
+        case _:
+            return answer
+    lowest = {r"\mathbb{Z}": -_MOST_WHOLE, r"\mathbb{Z}^{+}": 1, r"\mathbb{Z}^+": 1, r"\mathbb{N}": 0}.get(kind)
+    relations = [item for item in conditions if isinstance(item, Chain) and _COMPARED.keys() >= {*item.signs}]
+    if lowest is None or len(relations) != len(conditions) or not relations:
+        return answer
+    members = [n for n in range(lowest, _MOST_WHOLE + 1) if all(_holds(relation, name, n) for relation in relations)]
+    if (
+        not members
+        or members[0] == -_MOST_WHOLE
+        or members[-1] == _MOST_WHOLE
+        or (kind == r"\mathbb{N}" and 0 in members)
+    ):
+        return answer
+    return Many(tuple(Leaf(str(n), node=number(n)) for n in members), braced=True)
+
+
+def _holds(relation: Chain, name: Node, value: int) -> bool:
+    sides = [
+        rational(_put(side.node, name, value)) if isinstance(side, Leaf) and side.node else None
+        for side in relation.items
+    ]
+    pairs = zip(sides, relation.signs, sides[1:], strict=False)
+    return all(left is not None and right is not None and _COMPARED[sign](left, right) for left, sign, right in pairs)
+
+
+def _put(node: Node, name: Node, value: int) -> Node:
+    return number(value) if node == name else node._replace(args=tuple(_put(part, name, value) for part in node.args))
+
+
+_FLIPPED = {"=": "=", "<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
 _OPERATORS = {r"\cup": or_, r"\cap": and_, r"\setminus": sub}
 _INFINITY = Node("constant", "inf")
 _Places = frozenset[int]
@@ -206,6 +271,8 @@ class _Line:
 
     def _half(self, sign: str, end: int) -> _Places:
         match sign:
+            case "=":
+                return frozenset({end} & self.whole)
             case "<":
                 return frozenset(place for place in self.whole if place < end)
             case ">":

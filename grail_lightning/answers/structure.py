@@ -5,140 +5,45 @@ r"""From a normalised answer to its kind and its parts.
 """
 
 import re
-from collections import Counter
 from functools import lru_cache
 from typing import NamedTuple
 
+from grail_lightning.answers.lexicon import unit_name
 from grail_lightning.answers.normalise import (
     CACHED_CHARACTERS,
     CLOSING,
-    ELEMENTARY,
     TEXT,
-    TRIGONOMETRIC,
-    TYPED_UNITS,
-    UNITS,
     balanced,
     pieces,
     split,
 )
-from grail_lightning.answers.parse import Node, Unreadable, parse, signed, subtrees
+from grail_lightning.answers.numerals import scaled, spelled
+from grail_lightning.answers.parse import Node, Unreadable, number, parse, signed, subtrees
+from grail_lightning.answers.quantity import FUNCTION_WORDS, NOTHING, Said, split_words, unwrapped
 
-# Words that make another statement of a number than its bare value.
-_STOP_WORDS = (
-    "or and not no none never if when where is are was only but either neither minus plus times over more less than "
-    "least most about approximately nearly almost around between through except without to so then unless some any "
-    "all many few several with from by mod modulo base choose squared cubed half double twice hundred thousand "
-    "million billion trillion quadrillion lakh crore tens hundreds thousands millions billions trillions tenth tenths "
-    "dozen dozens halves thirds root pi octal binary hexadecimal incorrect "
-    "cannot impossible excluded rejected ruled factorial remainder fourths fifths sixths eighths below above "
-    "hundredth hundredths thousandth thousandths millionth millionths "
-    "wrong false true unknown undefined repeating recurring percent pct"
-)
-_STOP = frozenset(_STOP_WORDS.split())
-_FUNCTION_WORDS = frozenset([*ELEMENTARY, *"sqrt pi max gcd lcm lim det arg mod inf infty".split()])  # noqa: SIM905
-
-_UNIT = re.compile(r"\s*\\text\{([A-Za-z\s./^0-9²³*\\-]*)\}(?:\s*\^\{?\s*(-?[1-9])\s*\}?)?\s*$")
-_NUMBER_IN_UNIT = re.compile(r"(?<!\^)(?<!\^-)(?:[0-9](?!\s*[A-Za-z])|(?<=\s)[0-9])")
-_FACTOR = re.compile(r"([a-z]+)\.?(?:\^\{?(-?[1-9])\}?)?")
-_POWER_WORD = re.compile(r"\s*(square|sq|cubic)\.?\s")
-# What may stand beside another unit without a sign between them: `kg m`, but `miles north` is no product.
-_SYMBOLS = frozenset("m cm km mm ft s min h g kg mg l ml j n w v hz pa rad".split())  # noqa: SIM905
-# What else is a product of other units.
-_DERIVED = {
-    **{"j": "kg*m^2*s^-2", "n": "kg*m*s^-2", "w": "kg*m^2*s^-3", "pa": "kg*m^-1*s^-2"},
-    **{"hz": "s^-1", "mph": "mi*h^-1"},
-}
-# `\text{ft}/s`: a single letter loses its `\mathrm` when it is normalised.
-_PER = re.compile(r"(?<=\})\s*/\s*([a-zA-Z]{1,3})(?=(?:\^\{?[0-9]\}?)?$)")
-_BARE_UNIT = re.compile(r"(?<=[0-9}\)])(?:\s*([A-Za-z]{2,})| ([A-Za-z]{4,}|[A-Za-z]{3,}(?: [A-Za-z]{3,})+))$")
-# `5 km/h`, `6 sq ft` and `16 cm^2` without a type. Of single letters `m/s` alone is a unit, for `2 h/g` is a formula.
-_BARE_DERIVED = re.compile(
-    r"(?:(?<=[0-9}\)])|(?<=\\pi)) (?:m/s|[A-Za-z]+(?:\^[23])?/[A-Za-z]{2,}|[A-Za-z]{2,}(?:\^[23])?/[A-Za-z]"
-    r"|sq\.? [a-z]+|(?:[ckm]m|ft|in|yd)(?=\^))(?:\^[23])?$"
-)
-_DEGREES = re.compile(r"\s*\^\{?\s*\\circ\s*\}?\s*(?:\\text\{([CF])\}|([CF]))?\s*$|\s*\\text\{\s*deg(?:rees?)?\s*\}$")
-_PERCENT = re.compile(r"\s*(?:%|\\text\{\s*(?:percent|pct)\.?\s*\}|(?<![A-Za-z])(?:percent|pct)\.?)\s*$")
 _WORD = re.compile(r"[A-Za-z]+")
-# The angle in `\sin 30^\circ` has the degrees, not the answer.
-_OF_ANGLE = re.compile(rf"\\(?:{'|'.join(TRIGONOMETRIC)})")
 
 
 class Leaf(NamedTuple):
-    """One formula (`text`) without what surrounds it; `node` is None if the grammar does not cover it.
+    """One formula (`text`) and what the words around it say; `node` is None if the grammar does not cover it.
 
-    The unit is such as `cm^2` and `m*s^-1`, or `?apples` for one that is not known; `whole` has it as it was typed.
+    `whole` has the formula with its words as it was typed.
     """
 
     text: str
-    unit: str = ""
-    percent: bool = False
-    degrees: bool = False
+    said: Said = NOTHING
     node: Node | None = None
     whole: str = ""
 
+    @property
+    def percent(self) -> bool:
+        """Whether it is a number of hundredths."""
+        return self.said.kind == "%"
 
-def _quantity(text: str) -> Leaf:
-    r"""Take units, currency, percent and degrees off a normalised formula."""
-    money = re.match(r"([+-]?)\s*\\\$\s*", text)
-    bare = re.sub(r"\s*\\\$$", "", money[1] + text[money.end() :] if money else text)
-    if r"\text" in bare:
-        bare = _PER.sub(lambda per: rf"/\text{{{per[1]}}}" if per[1] in TYPED_UNITS else per[0], bare)
-    elif (words := _BARE_UNIT.search(bare)) and _FUNCTION_WORDS.isdisjoint(words[0].split()):
-        alone = words[1] and words[1].lower() not in UNITS and not (words[0][0] == " " and len(words[1]) > 3)
-        bare = bare if alone else rf"{bare[: words.start()]}\text{{{words[0]}}}"
-    elif (unit := _BARE_DERIVED.search(bare)) and {*_WORD.findall(unit[0].lower())} - {"sq"} <= UNITS.keys():
-        bare = rf"{bare[: unit.start()]}\text{{{unit[0]}}}"
-    quantity = Leaf(bare, unit="dollar" if money else "")
-    for _ in range(6):
-        shorter = _without_suffix(quantity)
-        if shorter is None or not shorter.text or shorter.text[-1] in "+-*^=<>(":
-            break
-        quantity = shorter
-    return quantity._replace(unit=_in_order(quantity.unit), whole=bare)
-
-
-def _without_suffix(quantity: Leaf) -> Leaf | None:
-    text = quantity.text
-    if percent := _PERCENT.search(text):
-        return quantity._replace(text=text[: percent.start()], percent=True)
-    if (degrees := _DEGREES.search(text)) and not _OF_ANGLE.search(text):
-        scale = degrees[1] or degrees[2] or ""
-        return quantity._replace(text=text[: degrees.start()], degrees=True, unit=f"{scale}*{quantity.unit}")
-    suffix = _UNIT.search(text)
-    words = [word.lower() for word in _WORD.findall(suffix[1])] if suffix else []
-    if suffix is None or len(words) > 5 or not _STOP.isdisjoint(words) or _NUMBER_IN_UNIT.search(suffix[1]):
-        return None
-    rest, source = text[: suffix.start()].rstrip(), suffix[1].strip() + (f"^{suffix[2]}" if suffix[2] else "")
-    if rest.endswith("/"):
-        rest, source = rest[:-1].rstrip(), f"/{source}"
-    return quantity._replace(text=rest, unit=f"{_canonical(source.lower())}*{quantity.unit}")
-
-
-def _canonical(source: str) -> str:
-    """The factors of a unit, such as `cm^3*s^-1`; `?` and its words if it is not known, as of `miles north`."""
-    factors, words = [], _WORD.findall(source)
-    for place, part in enumerate(source.split("/") if words else ()):
-        in_words = _POWER_WORD.match(part)
-        pieces = re.split(r"[\s*]+", part[in_words.end() if in_words else 0 :].strip())
-        for piece in pieces:
-            factor = _FACTOR.fullmatch(piece)
-            side_by_side = len(pieces) > 1 and "*" not in part
-            if factor is None or factor[1] not in (_SYMBOLS if side_by_side else TYPED_UNITS):
-                return f"?{' '.join(words)}"
-            power = factor[2] or ("1" if not in_words else "3" if in_words[1] == "cubic" else "2")
-            factors.append(f"{TYPED_UNITS[factor[1]]}^{int(power) * (-1 if place else 1)}")
-    return "*".join(factors)
-
-
-def _in_order(unit: str) -> str:
-    """A unit with each factor once, in the order of their names."""
-    powers = Counter[str]()
-    for factor in filter(None, unit.split("*")):
-        name, _, power = factor.partition("^")
-        for part in _DERIVED.get(name, name).split("*"):
-            base, _, own = part.partition("^")
-            powers[base] += int(power or 1) * int(own or 1)
-    return "*".join(name if power == 1 else f"{name}^{power}" for name, power in sorted(powers.items()) if power)
+    @property
+    def degrees(self) -> bool:
+        """Whether it is an angle in degrees, or a temperature."""
+        return self.said.kind.startswith("deg")
 
 
 class Group(NamedTuple):
@@ -189,7 +94,11 @@ _CONNECTIVE = re.compile(
     r",?\s*(?:\{?\\text\{\s*,?\s*(and|or)\s*,?\s*\}\}?|(?<![A-Za-z\\])(?<!\\text\{)(and|or)(?![A-Za-z}]))\s*,?",
     re.IGNORECASE,
 )
-_BASE = re.compile(r"[{(]?([0-9A-F]+(?:\.[0-9A-F]+)?)[})]?_(?:\{?\(?([0-9]{1,2})\)?\}?)", re.ASCII)
+_BASE = re.compile(
+    r"[{(]?([0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)[})]?\s*(?:_\s*\{?\s*\(?\s*(?:\\text)?\{?\s*(?:base)?\s*\}?\s*([0-9]{1,2}|[a-z]+)\s*\)?\s*\}{0,2}"
+    r"|(?:\\text\{\s*)?(?:in )?\(?\s?base\s*\}?\s*([0-9]{1,2}|[a-z]+)\s*\)?\}?)"
+)
+_PREFIXED = re.compile(r"0(?:[xX]([0-9A-Fa-f]{1,16})|b([01]{1,60})|o([0-7]{1,20}))", re.ASCII)
 # The first digits of a number that goes on.
 _CUT_OFF = re.compile(r"(?<=[0-9])\\ldots$")
 _ARRAY = r"(?:matrix|array|smallmatrix)\}"
@@ -198,17 +107,22 @@ _MATRIX = re.compile(
     rf"(?P<factor>[^&]*?)\\begin\{{(?P<kind>[pbBvV]?){_ARRAY}(?:\{{[lcr|]*\}})?(?P<body>.*?)\\end\{{[pbBvV]?{_ARRAY}",
     re.DOTALL,
 )
-_BRACKETED_ARRAY = re.compile(r"[\[(](\\begin\{array\}(?:(?!\\begin).)*?\\end\{array\})[\])]", re.DOTALL)
+_BRACKETED_ARRAY = re.compile(
+    r"[\[(]\s*(\\begin\{((?:small)?matrix|array)\}(?:(?!\\begin).)*?\\end\{\2\})\s*[\])]", re.DOTALL
+)
+_TRANSPOSED = re.compile(
+    r"\^\s*(?:T|\{\s*(?:\\text\{)?\s*(?:T|t|\\top|\\intercal)\s*\}{1,2}|\\top|\\intercal|\\text\{T\})$"
+)
 _PROSE = re.compile(r"(?:(?<![\\A-Za-z])[A-Za-z]{2,}\s+){2,}[A-Za-z]{2,}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'\- ]*[A-Za-z.]", re.ASCII)
 _SYNONYMS = {
     **dict.fromkeys(["no solution", "no solutions", "no real solution", "no real solutions", "empty set"], "none"),
     **dict.fromkeys(["no roots", "no real roots"], "none"),
     **dict.fromkeys(["dne", "undefined"], "does not exist"),
+    **{"equilateral triangle": "equilateral", "scalene triangle": "scalene"},
     **dict.fromkeys(["infinitely many solutions", "infinite solutions"], "infinitely many"),
 }
 _SHORT_WORDS = ("yes", "no", "dne")
-_NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()  # noqa: SIM905
 _ANY_REAL = re.compile(r"[A-Za-z](?:\s*\\in\s*\\mathbb\{?R\}?)?")
 
 
@@ -226,11 +140,77 @@ def _read(text: str) -> Answer:
     text = text.strip()
     if not text:
         return Broken("nothing")
-    for reader in (_words, _list, _chain, _bracketed, _matrix, _ratio, _base):
+    for reader in (
+        _spelled_number,
+        _words,
+        _between,
+        _compound,
+        _list,
+        _chain,
+        _bracketed,
+        _vectors,
+        _matrix,
+        _ratio,
+        _base,
+    ):
         answer = reader(text)
         if answer is not None:
             return answer
     return _leaf(text)
+
+
+_FIRST_LETTER = re.compile(r"\s*(?:\\text\{\s*)?[A-Za-z]{3,}|\s*(?:\\text\{\s*)?[Aa]n? ")
+_SIMPLE = r"(-?[0-9.]+|[a-z]|-?\\frac\{[^{}]*\}\{[^{}]*\})"
+_BETWEEN = re.compile(rf"{_SIMPLE} ?(in|out of|over|to) ?{_SIMPLE}")
+# With a number in words these are a statement about an equation: `two roots` is more than 2.
+_STATED = ("root", "solution", "zero", "intersection")
+_COMPOUND = re.compile(r"[0-9.]+ ?[A-Za-z]+\.?(?:,? ?(?:and )?[0-9.]+ ?[A-Za-z]+\.?)+")
+
+
+def _spelled_number(text: str) -> Answer | None:
+    """A number in words. With a noun it is more than the bare number: `two roots`."""
+    if not _FIRST_LETTER.match(text):
+        return None
+    plain = unwrapped(text).rstrip(".!")
+    found = spelled(plain) if plain.isascii() and "\\" not in plain and not re.search("[0-9=<>]", plain) else None
+    if found is None:
+        return None
+    number, rest = found
+    if rest.startswith(("in ", "out of ", "over ", "to ")) and (
+        second := spelled(rest.removeprefix("out ").split(" ", 1)[1])
+    ):
+        return _between(f"{number} {'to' if rest.startswith('to') else 'over'} {second[0]}") if not second[1] else None
+    if rest.startswith(("and ", "or ", "to ")):
+        return None
+    leaf = _leaf(rf"{number}\text{{ {rest}}}" if rest else number)
+    counted = isinstance(leaf, Leaf) and leaf.said.kind.endswith(_STATED)
+    return leaf._replace(said=leaf.said._replace(known=False)) if isinstance(leaf, Leaf) and counted else leaf
+
+
+_AND_PART = re.compile(r"([0-9]+) (and (?:an?|one|two|three|[0-9]+) [a-z]+.*)")
+
+
+def _between(text: str) -> Answer | None:
+    """`1 in 6` and `7 over 2` are quotients, `1 to 2` is a ratio."""
+    if "and" in text and (mixed := _AND_PART.fullmatch(unwrapped(text))) and (found := scaled(mixed[1], mixed[2])):
+        return _leaf(rf"{found[0]}\text{{ {found[1]}}}" if found[1] else found[0])
+    found = _BETWEEN.fullmatch(unwrapped(text)) if re.search("in|o", text) else None
+    if found is None:
+        return None
+    return _ratio(f"{found[1]}:{found[3]}") if found[2] == "to" else _leaf(rf"\frac{{{found[1]}}}{{{found[3]}}}")
+
+
+def _compound(text: str) -> Answer | None:
+    """`5 hours 3 minutes`: a list of its parts."""
+    if not text[:1].isdigit() or (" " not in text.strip() and "text" not in text):
+        return None
+    plain = unwrapped(text).rstrip(".")
+    if not _COMPOUND.fullmatch(plain):
+        return None
+    parts = re.findall(r"([0-9.]+) ?([A-Za-z]+)", plain)
+    if len(parts) < 2 or not all(unit_name(word.lower()) for _, word in parts):
+        return None
+    return Many(tuple(_leaf(rf"{number}\text{{ {word}}}") for number, word in parts), joint="and")
 
 
 def _words(text: str) -> Answer | None:
@@ -239,15 +219,15 @@ def _words(text: str) -> Answer | None:
     plain = re.sub(r"\s+", " ", written).strip().strip('"').rstrip(".!")
     if not _WORDS.fullmatch(plain) or re.search(r"\b(?:and|or)\b", plain):
         return None
-    if plain.lower() in _NUMBER_WORDS:
-        return _leaf(str(_NUMBER_WORDS.index(plain.lower())))
     runs = _WORD.findall(plain)
     longest = max(map(len, runs))
     short = longest < 2 or (longest < 4 and not wrapped and not (longest == 3 and len(runs) > 1))
-    formula = plain.lower() in ("infinity", "infty") or not (wrapped or _FUNCTION_WORDS.isdisjoint(runs))
+    formula = plain.lower() in ("infinity", "infty") or not (wrapped or FUNCTION_WORDS.isdisjoint(runs))
     if (short or formula) and plain.lower() not in _SHORT_WORDS:
         return None
     lower = re.sub(r"^(?:the|an?) ", "", plain.lower())
+    if len(runs) == 2 and sorted(map(len, runs))[0] == 1:  # `odd n` and `n odd`
+        lower = " ".join(sorted(lower.split(), key=len))
     return Words(_SYNONYMS.get(lower, lower))
 
 
@@ -268,10 +248,58 @@ def _list(text: str) -> Answer | None:
         return None
     if marked.startswith("\x01") or marked.endswith("\x01"):
         return Broken("a list that begins or ends with its connective")
-    items = [item for part in parts if part.strip() for item in _members(_read(part))]
+    named = [_as_equation(part) for part in parts if part.strip()]
+    parts = named if None not in named else parts
+    items = [item for part in parts if part and part.strip() for item in _members(_read(part))]
+    if isinstance(first := items[0], Chain) and first.signs == ("=",) and isinstance(names := first.items[0], Group):
+        # `(m,n)=(3,5),(5,3)`: the names hold for all tuples
+        items[1:] = [
+            Chain((names, item), ("=",), (first.sources[0], ""))
+            if isinstance(item, Group) and len(item.items) == len(names.items)
+            else item
+            for item in items[1:]
+        ]
     if len(items) < 2:
         return items[0] if items else Broken("an empty list")
     return Many(tuple(items), joint=joint)
+
+
+_NAMED = re.compile(
+    r"\s*(?:\\text\{\s*([A-Za-z][A-Za-z ]+?)\s*:?\s*\}|([A-Za-z]{3,}(?: [A-Za-z]{3,})*)(?: |: ?))\s*(\\?\$?[+-]?[0-9.].*)"
+)
+
+
+_PROSE_WORDS = FUNCTION_WORDS | {
+    *[
+        "between",
+        "from",
+        "not",
+        "neither",
+        "either",
+        "both",
+        "are",
+        "is",
+        "was",
+        "only",
+        "or",
+        "and",
+        "to",
+        "than",
+        "at",
+        "by",
+        "nor",
+        "but",
+    ]
+}
+
+
+def _as_equation(part: str) -> str | None:
+    """`mean=3` for `mean 3`, a name with its value in a list; None for anything else."""
+    found = _NAMED.fullmatch(part)
+    words = (found[1] or found[2]).lower().split() if found else []
+    if found is None or not _PROSE_WORDS.isdisjoint(words) or spelled(" ".join(words)):
+        return None
+    return rf"\text{{{found[1] or found[2]}}}={found[3]}"
 
 
 def _chain(text: str) -> Answer | None:
@@ -298,6 +326,8 @@ def _bracketed(text: str) -> Answer | None:
         return None
     closing = next((place for place, _, depth in pieces(text) if place and depth == 0), len(text))
     inner, closed = text[opening.end() : closing], text[closing:]
+    if opening[0] in "([" and _TRANSPOSED.fullmatch(closed[1:]) and split(inner, [","])[1]:
+        closed = closed[:1]  # `(1,2)^T`: a column is a tuple here
     if closed not in CLOSING:
         return None
     if opening[0] == "{" and closed == "}":
@@ -324,8 +354,64 @@ def _braces(inner: str) -> Answer:
     return Many(_members(_read(inner)), braced=True)
 
 
+def _vectors(text: str) -> Answer | None:
+    """A sum of tuples or matrices with factors, `(1,2)+t(3,4)`, as one."""
+    if "+" not in text and "-" not in text[1:]:
+        return None
+    parts, signs = split(text, ["+", "-"])
+    if not parts[0].strip():
+        parts, signs = parts[1:], signs
+    else:
+        signs = ["+", *signs]
+    if len(parts) < 2 or len(parts) > 8 or not all(re.search(r",.*[)\]]|matrix", part) for part in parts):
+        return None
+    terms = [_vector(part, sign) for part, sign in zip(parts, signs, strict=True)]
+    first = terms[0]
+    if first is None or any(term is None or term.brackets != first.brackets for term in terms):
+        return None
+    return _summed([term for term in terms if term is not None])
+
+
+def _vector(part: str, sign: str) -> Group | None:
+    r"""A factor and a tuple, `2t(3,4)`, as a tuple; a matrix reads its factor itself."""
+    part = part.strip()
+    found = re.fullmatch(r"(?P<factor>[^()\[\],]*?)\*?(?P<tuple>\(.*\))", part)
+    if found is None:
+        answer = _matrix(f"-{part}" if sign == "-" else part)
+        return answer if isinstance(answer, Group) and answer.brackets == "matrix" else None
+    answer = _bracketed(found["tuple"])
+    if not isinstance(answer, Group) or answer.brackets != "()":
+        return None
+    factor = sign.replace("+", "") + (found["factor"].strip() or "1")
+    items = [_leaf(f"{factor}*({item.whole})") if isinstance(item, Leaf) else item for item in answer.items]
+    return Group("()", tuple(items))
+
+
+def _summed(groups: list[Group]) -> Group | None:
+    """The sum of tuples, or of matrices, of one shape."""
+    if len({len(group.items) for group in groups}) != 1:
+        return None
+    items: list[Answer] = []
+    for column in zip(*(group.items for group in groups), strict=True):
+        rows = [item for item in column if isinstance(item, Group)]
+        if rows:
+            row = _summed(rows) if len(rows) == len(column) else None
+            if row is None:
+                return None
+            items.append(row)
+            continue
+        leaves = [item for item in column if isinstance(item, Leaf)]
+        nodes = [leaf.node for leaf in leaves if leaf.node is not None and leaf.said == NOTHING]
+        if len(nodes) < len(column):
+            return None
+        items.append(Leaf("+".join(leaf.text for leaf in leaves), node=Node("add", "", tuple(nodes))))
+    return Group(groups[0].brackets, tuple(items))
+
+
 def _matrix(text: str) -> Answer | None:
-    matrix = _MATRIX.fullmatch(_BRACKETED_ARRAY.sub(r"\1", text))
+    plain = _BRACKETED_ARRAY.sub(r"\1", text)
+    transposed = _TRANSPOSED.search(plain)
+    matrix = _MATRIX.fullmatch(plain[: transposed.start()].rstrip() if transposed else plain)
     if matrix is None:
         return None
     rows = [row.strip() for row in re.split(r"\\\\|\\cr", matrix["body"]) if row.strip() not in ("", r"\hline")]
@@ -333,17 +419,35 @@ def _matrix(text: str) -> Answer | None:
     cells = [[f"{factor}({cell.strip()})" if factor else cell for cell in row.split("&")] for row in rows]
     if not rows or len({len(row) for row in cells}) != 1:
         return Broken("a matrix with rows of different lengths")
+    cells = [list(column) for column in zip(*cells, strict=True)] if transposed else cells
     kind = "determinant" if matrix["kind"] in ("v", "V") else "matrix"
     return Group(kind, tuple(Group("&", tuple(map(_read, row))) for row in cells))
 
 
-def _base(text: str) -> Words | None:
-    digits = _BASE.fullmatch(re.sub(r"(?<=[0-9])\s+(?=[0-9])", "", text))
-    return Words(f"{digits[1].lstrip('0') or '0'}_{digits[2].lstrip('0')}") if digits else None
+def _base(text: str) -> Answer | None:
+    if text[:1] == "0" and (literal := _PREFIXED.fullmatch(text)):  # `0xFF`: a number as programs write it
+        base = 16 if literal[1] else 2 if literal[2] else 8
+        return Leaf(text, node=number(int(literal[1] or literal[2] or literal[3], base)), whole=text)
+    digits = _BASE.fullmatch(re.sub(r"(?<=[0-9])\s+(?=[0-9])|\\text\{([A-Fa-f])\}", r"\1", text))
+    if digits is None or not re.search("[0-9A-F]", digits[1]):
+        return None
+    base_text = digits[2] or digits[3]
+    spelled_base = None if base_text.isdigit() else spelled(base_text)
+    if spelled_base is not None and not spelled_base[1]:
+        base_text = spelled_base[0]
+    if not base_text.isdigit():
+        return None
+    return Words(f"{digits[1].lstrip('0').lower() or '0'}_{base_text.lstrip('0')}")
+
+
+def digits_of(literal: str) -> str:
+    """`FF_{16}` for `0xFF`."""
+    return f"{literal[2:].upper()}_{{{ {'x': 16, 'b': 2, 'o': 8}[literal[1].lower()] }}}"
 
 
 def _leaf(text: str) -> Answer:
-    leaf = _quantity(text)
+    core, said = split_words(text)
+    leaf = Leaf(core, said, whole=text)
     if _PROSE.search(leaf.text):  # a sentence, not a product of its letters
         return leaf
     try:

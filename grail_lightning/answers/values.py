@@ -18,7 +18,7 @@ from grail_lightning.answers.parse import Node, letters, mentions
 
 # 2^17 bits are 39,000 digits: more than any reference answer, and a power of that size takes microseconds.
 _MAX_BITS = 1 << 17
-_MAX_FACTORIAL = 2000
+_MAX_FACTORIAL = 5000
 
 
 class TooLarge(ValueError):  # noqa: N818 (it is caught, not reported)
@@ -104,6 +104,13 @@ class _Rationals(_Evaluator):
                 return root if root * root == values[0] else None
             case "abs":
                 return abs(values[0])
+            case "max" | "min":
+                return (max if name == "max" else min)(values)
+            case "mod" | "gcd" | "lcm":
+                if any(value.denominator != 1 for value in values) or (name == "mod" and values[1] <= 0):
+                    raise Undefined(f"{name} of something other than whole numbers")
+                whole = [value.numerator for value in values]
+                return Fraction(whole[0] % whole[1] if name == "mod" else getattr(math, name)(*whole))
             case "factorial" | "double factorial" | "binomial":
                 if any(value.denominator != 1 or value < 0 for value in values):
                     raise Undefined("a factorial of something other than a whole number")
@@ -128,6 +135,8 @@ _DIGITS = (60, 120)
 # Magnitudes beyond 2^(10^6) are towers of powers; no reference answer is near.
 _MAX_LOG2 = 10**6
 _MAX_FACTORIAL_AT_POINT = 10**6
+# 120 digits tell numbers of 20 apart, and roots of such numbers; beyond that as many are computed as are needed.
+_MOST_DIGITS_BEFORE, _MOST_DIGITS = 20, 3000
 # Our names of functions, and mpmath's.
 _FUNCTIONS = {
     **{name: name for name in (*TRIGONOMETRIC, *HYPERBOLIC, "exp", "factorial", "binomial")},
@@ -203,6 +212,12 @@ class _AtPoint(_Evaluator):
             return self.root(*values)
         if name == "degrees":
             return first * self.context.pi / 180
+        if name == "conjugate":
+            return self.context.conj(first)
+        if name in ("max", "min"):
+            if any(map(_is_imaginary, map(self.context.mpc, values))):
+                raise Undefined(f"{name} of complex numbers")
+            return (max if name == "max" else min)(values, key=self.context.re)
         if name.endswith(("factorial", "binomial")) and max(abs(value) for value in values) > _MAX_FACTORIAL_AT_POINT:
             raise TooLarge("a factorial beyond the caps")
         if name in ("exp", *HYPERBOLIC, *TRIGONOMETRIC) and abs(first) > _MAX_LOG2:
@@ -279,7 +294,39 @@ def _agree(left: Node, right: Node, point: dict[str, Fraction], tolerance: float
         if differences[-1] > size * 1e-15 and size > 1e-30:
             return False
     coarse, fine = differences
-    return bool(fine <= size * 1e-100 or fine <= coarse * 1e-45 or (not coarse and fine <= 1e-100))
+    equal = bool(fine <= size * 1e-100 or fine <= coarse * 1e-45 or (not coarse and fine <= 1e-100))
+    return equal and (bool(point) or _equal_with_digits(left, right))
+
+
+class _Measured(_AtPoint):
+    """Notes how many digits the numbers on the way to a value have, before the point or of zeros behind it."""
+
+    digits = 0.0
+
+    def value(self, node: Node) -> Any:
+        value = super().value(node)
+        if value is not None and value and self.context.isfinite(value):
+            self.digits = max(self.digits, abs(float(self.context.mag(value))) / 3)
+        return value
+
+
+def _equal_with_digits(left: Node, right: Node) -> bool:
+    """Whether two numbers that 120 digits do not tell apart agree in four times the digits of the numbers on the way."""
+    import mpmath
+
+    digits = 0.0
+    for node in (left, right):
+        measured = _Measured({}, _contexts()[0])
+        measured.value(node)
+        digits = max(digits, measured.digits)
+    if digits <= _MOST_DIGITS_BEFORE:
+        return True
+    if digits > _MOST_DIGITS:
+        raise TooLarge("numbers of too many digits to be told apart")
+    context = mpmath.MPContext()
+    context.dps = 120 + int(4 * digits)
+    one, two = _value_at(left, {}, context), _value_at(right, {}, context)
+    return bool(abs(one - two) <= abs(one) * context.mpf(10) ** (-100 - int(3 * digits)))
 
 
 # math-verify, for what our grammar leaves out. It works on SymPy trees, walked and never printed, so no text of a model

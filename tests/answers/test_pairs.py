@@ -30,4 +30,4 @@ def test_answers_that_are_equal_are_right_and_near_misses_are_not(subject):
 
 def test_what_is_known_to_be_missed_is_little():
     assert len(PAIRS) >= 1600
-    assert sum("known_miss" in pair for pair in PAIRS) <= 7
+    assert sum("known_miss" in pair for pair in PAIRS) <= 1

@@ -1,0 +1,150 @@
+r"""What stands around an answer and is no part of it: introductions, remarks, marks at its end, environments.
+
+An introduction goes only if it names what follows, as `The area is`, and denies or changes nothing of it.
+"""
+
+import re
+
+_RESULT = (
+    r"(?:so\s+|thus,?\s+|hence,?\s+|therefore,?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|solution|result)s?"
+)
+_LEAD = re.compile(
+    rf"^\s*(?:#+\s*)?(?:(?:{_RESULT}(?:\s+(?:is|are))?\s*[:=]?|\\approx|=|:)(?=[\s\\(\[\d.+\-$a-zA-Z\x60*])"
+    r"|(?:\\text\{\s*)?(?:approximately|about|roughly)\s*\}?\s*(?=[\d.\\$-]))",
+    re.IGNORECASE,
+)
+_HEADING = re.compile(r"^\s*#+\s*(?=\S)")
+# Up to a verb that ends the upright type or, for the phrase that all use, that stands inside of it.
+_INTRODUCTION = re.compile(
+    rf"\\text\{{\s*(?:(?P<inside>{_RESULT}\s+(?:is|are)\s*[:,]?\s(?=[^\s}}]))"
+    r"|(?:(?:so|thus|hence|therefore)\s*,?|[A-Za-z][A-Za-z ,']*?(?:\s(?:is|are|equals|equal to)|\s*:))"
+    r"\s*:?\s*\}\s*(?=\S))",
+    re.IGNORECASE,
+)
+# A sentence about a thing that ends with its value: `The number of residents is 73`, `The sequence is convergent`.
+_SENTENCE = re.compile(
+    r"(?P<type>\\text\{\s*)?(?:(?:so|thus|hence|therefore)\s*,?\s+)?(?:the|this|it|its|there|our|their|his|her)\b[A-Za-z ,']*?"
+    r"\s(?:is|are|equals|equal to)\s+(?:equal to\s+|an?\s+|exactly\s+)?(?P<rest>\S(?:[^,;=.]|\.(?=[0-9]))*[.!]?\}?[.!]?)",
+    re.IGNORECASE | re.DOTALL,
+)
+# A denial, a comparison or a calculation, or at the beginning a bound or a part of what follows.
+_DENIAL = re.compile(
+    r"\b(?:not?|never|nor|neither|cannot|false|wrong|incorrect|unless|if|whether|than|opposite|negative|minus|plus|reciprocal)\b"
+    r"|n't|\bof (?:the |my )?(?:\w+ )?(?:answer|result|solution)s?\b"
+    r"|^(?:\\text\{)?\s*(?:at (?:least|most)|(?:less|more|fewer|greater) than|half|twice|double|(?:everything )?except)\b",
+    re.IGNORECASE,
+)
+_REMARK = re.compile(
+    r"\s*(?:\\text\{\s*\((?:by|since|because|as)\s(?P<typed>[^{}()]*)\)\s*\}|(?<=[\s}])\((?:by|since|because|as)\s(?P<plain>[^()]*)\))\s*\.?$"
+)
+_REFUSAL = re.compile(r"\b(?:not?|never|wrong|incorrect|false|impossible|extraneous|rejected)\b|n't", re.IGNORECASE)
+
+_ALIGNED = r"(?:align(?:ed|at)?|gather(?:ed)?|equation|split|eqnarray|multline|flalign)\*?"
+_ENVIRONMENT = re.compile(
+    rf"\\begin\{{{_ALIGNED}\}}(?:\{{[0-9a-z]*\}})?((?:(?!\\begin|\\end).)*)\\end\{{{_ALIGNED}\}}", re.DOTALL
+)
+_CASES = re.compile(
+    r"(?:\\left)?(?:\\\{)?\s*\\begin\{(?:cases|array)\}(?:\{[lcr|]*\})?((?:(?!\\begin|\\end|&).)*=(?:(?!\\begin|\\end).)*)\\end\{(?:cases|array)\}(?:\\right\.)?",
+    re.DOTALL,
+)
+
+
+def without_environment(text: str) -> str:
+    r"""The lines of `align` and its like as a list, or as one chain where a line begins with its sign; `cases` of equations, too."""
+    if r"\begin" not in text:
+        return text
+    text = _ENVIRONMENT.sub(lambda found: _lines(found[1].replace("&", "")), text)
+    if r"\begin{cases}" in text or (r"\begin{array}" in text and re.match(r"(?:\\left)?\\\{", text)):
+        text = _CASES.sub(_system, text)
+    return text
+
+
+def _lines(body: str) -> str:
+    lines = [line.strip(" ,;\n") for line in re.split(r"\\\\(?:\[[^\]]*\])?", body)]
+    joined = ""
+    for line in filter(None, lines):
+        joined += (
+            f"{', ' if joined and not line.startswith(('=', '<', '>', chr(92) + 'le', chr(92) + 'ge')) else ''}{line}"
+        )
+    return joined
+
+
+def _system(found: re.Match[str]) -> str:
+    rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", found[1]) if row.strip()]
+    each = all(row.count("=") == 1 and not re.search(r"[<>]|\\[lg]e|\\text|\bif\b", row) for row in rows)
+    one_sided = all(not row.partition("&")[0].strip().endswith(",") for row in rows)
+    if not (each and one_sided) or any("&" in row and "=" not in row.replace("&", "").strip() for row in rows):
+        return found[0]
+    return _lines(found[1].replace("&", ""))
+
+
+def without_phrases(text: str) -> str:
+    """A text in one spelling without what introduces it, and without a remark that explains it."""
+    if (remark := _REMARK.search(text)) is not None and not _REFUSAL.search(remark["typed"] or remark["plain"] or ""):
+        text = text[: remark.start()]
+    if (phrase := _INTRODUCTION.match(text)) is not None and not _DENIAL.search(phrase[0]):
+        text = rf"\text{{{text[phrase.end() :]}" if phrase["inside"] else text[phrase.end() :]
+    text = _LEAD.sub("", _HEADING.sub("", text))
+    sentence = _SENTENCE.fullmatch(text)
+    if sentence is not None and not _DENIAL.search(text[: sentence.start("rest")]):
+        rest = sentence["rest"]
+        if rest[:1].isdigit() or rest[:1] in "\\-{" or (sentence["type"] and rest.count("}") == rest.count("{") + 1):
+            text = (sentence["type"] or "") + rest
+    return text
+
+
+# Sets and symbols with several spellings -------------------------------------------------------------------------------
+_REALS = re.compile(
+    r"\\mathbb\s*\{?R\}?\s*(?:\^\s*\{?\s*([+-])\s*\}?|_\s*\{?\s*(\+|-|>\s*0|<\s*0|\\ge\s*0|\\le\s*0)\s*\}?)"
+)
+_HALF_LINES = {"+": r"(0,\infty)", ">0": r"(0,\infty)", "-": r"(-\infty,0)", "<0": r"(-\infty,0)"}
+_HALF_LINES |= {r"\ge0": r"[0,\infty)", r"\le0": r"(-\infty,0]"}
+_CHOOSE = re.compile(
+    r"(?:\{\})?(?:_\{?(?P<n>[0-9a-z]+)\}?|\^\{?(?P<m>[0-9a-z]+)\}?)\s*(?:\\text\{)?(?P<what>[CP])\}?\s*_\{?(?P<k>[0-9a-z]+)\}?"
+)
+_INTEGER = re.compile(
+    r",?\s*(?:\\text\{)?[\s,]*(?:where|for|with)?\s*(?:some|any|all|every|each|an|the)?\s*(?:integers?|(?P<first>[a-z])(?:\s*\}\s*|\s+)?(?:\\text\{\s*)?(?:is|are|being)\s(?:an?|any|some)\s(?:arbitrary )?integer)"
+    r"\s*\}?\s*(?P<last>(?<!\w)[a-z](?![A-Za-z]))?\s*(?P<end>(?:\\text\{\s*(?:is|are)\s(?:an?|any)?\s?integer\s*\})?)$"
+)
+
+
+def with_one_spelling(text: str) -> str:
+    r"""Half lines, binomial coefficients and statements that a letter is an integer in one spelling."""
+    if r"\mathbb" in text:
+        text = _REALS.sub(lambda found: _HALF_LINES[(found[1] or found[2]).replace(" ", "")], text)
+    if "C_" in text or "P_" in text:
+        text = _CHOOSE.sub(_chosen, text)
+    if "integer" in text and (found := _INTEGER.search(text)) and found.start():
+        letter = found["first"] or found["last"]
+        if letter:
+            text = rf"{text[: found.start()]},{letter}\in\mathbb{{Z}}"
+    return text
+
+
+def _chosen(found: re.Match[str]) -> str:
+    n, k = found["n"] or found["m"], found["k"]
+    if found["what"] == "C":
+        return rf"\binom{{{n}}}{{{k}}}"
+    return rf"\frac{{{n}!}}{{({n}-{k})!}}"
+
+
+_SPACED = re.compile(
+    r"(?<![0-9.,_^A-Za-z\\}])([+-]?)([1-9][0-9]{0,2}(?: [0-9]{3})+)(?![0-9])(?! [0-9])(?=(?:\.[0-9]+)?(?:$|[\s\\%]))",
+    re.ASCII,
+)
+_QUOTED = re.compile(r"(?<![0-9A-Za-z.,'])[1-9][0-9]{0,2}(?:'[0-9]{3})+(?![0-9'])", re.ASCII)
+_INDIAN = re.compile(r"(?<![0-9.,_^A-Za-z\\({\[])[1-9][0-9]?(?:,[0-9]{2})+,[0-9]{3}(?![0-9,)\]])", re.ASCII)
+_DOTTED = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}(?![0-9.])", re.ASCII)
+
+
+def without_separators(text: str) -> str:
+    """Digits in groups of three run together: those between spaces only if they begin the answer."""
+    if " " in text and (found := _SPACED.match(text)) is not None:
+        text = found[0].replace(" ", "") + text[found.end() :]
+    if "'" in text:
+        text = _QUOTED.sub(lambda run: run[0].replace("'", ""), text)
+    if text.count(",") > 1:
+        text = _INDIAN.sub(lambda run: run[0].replace(",", ""), text)
+    if text.count(".") > 1:
+        text = _DOTTED.sub(lambda run: run[0].replace(".", ""), text)
+    return text
