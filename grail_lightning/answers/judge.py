@@ -31,8 +31,9 @@ _MOST_COMPARED = 64
 _TURNS = {"<": ("<", 1), ">": ("<", -1), r"\le": (r"\le", 1), r"\ge": (r"\le", -1), r"\ne": (r"\ne", 0)}
 # `(B)24` or `\text{Option B}`: a choice, and behind it what is chosen, in which there is no second answer.
 _CHOICE = re.compile(
-    r"(?:\\text\{)?(?:(?:[Oo]ption|[Cc]hoice) )?\(?([A-E])(?:[).:]|\}|$)\s*\}?"
-    r"(?:(?!.*\bor\b)(?:[0-9]|\\\$|\\frac|\\sqrt|\\text\{[a-z ]|(?<= )[a-z]|(?<=\))[a-z]{3})[^A-Z(,;=]*)?"
+    r"(?:\\text\{)?(?:(?:[Tt]he )?(?:[Cc]orrect |[Ff]inal )?(?:[Oo]ption|[Cc]hoice|[Aa]nswer):? ?(?:is:? )?)?\(?([A-E])(?:[).:]|\}|(?= is )|$)\s*\}?"
+    r"(?:(?:\\text\{)?\s*is (?:correct|right|true|the (?:correct |right |best )?(?:answer|choice|option))\}?|"
+    r"(?:(?!.*\bor\b)(?:[0-9]|\\\$|\\frac|\\sqrt|\\text\{[a-z ]|(?<= )[a-z]|(?<=\))[a-z]{3})[^A-Z(,;=]*)?)"
 )
 _LABEL = re.compile(r"^\([A-E]\)(?=[0-9]|\\(?:\$|frac|sqrt|text))")
 # What a remark behind a choice says against it, or leaves open.
@@ -101,7 +102,9 @@ def _lowest_terms(text: str) -> str:
         value = Fraction(int(found[1]), int(found[2]))
         return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
-    return string_key(_HALF_POWER.sub(r"\1\\sqrt{\2\3}", _FRACTION.sub(reduced, text)))
+    if r"\frac" in text:
+        text = _FRACTION.sub(reduced, text)
+    return string_key(_HALF_POWER.sub(r"\1\\sqrt{\2\3}", text) if "^" in text else text)
 
 
 def _same_wording(one: str, two: str) -> bool:

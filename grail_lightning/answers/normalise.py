@@ -146,6 +146,7 @@ _BEFORE = [
     ("\\", r"\\[()\[]|(?<!\\)\\\]", " "),
     ("$", r"(?<!\\)\$", " "),  # a delimiter
     ("`", "`", ""),
+    ("**", r"^\s*\*\*([^*]+)\*\*(?=\w)", r"\1"),
     ("**", r"(?<=[\w)}])\*\*(?=[\w({\\-])", "^"),  # a power in a programming language
     ("*", r"^\s*\*+(?=[^*])|\*\*|(?<=[^*])\*+\s*$", ""),  # bold type of Markdown
     ("__", r"(?<![\w}])__(?=\S)|(?<=[^\s_])__(?![\w{])", ""),
@@ -333,17 +334,27 @@ def _grouped(text: str) -> str:
     )
 
 
+_NEEDLESS = re.compile(r"(?<![A-Za-z0-9.}])\s|\s(?![A-Za-z0-9.\\{(])")
+_NEEDLESS_BEHIND = re.compile(r"(?<=\d)\s(?=\\(?!text|frac))|(?<=\})\s(?=[\\{(])")
+
+
 def _trimmed(text: str) -> str:
-    text = re.sub(r"\s+", " ", text).strip()
+    text = " ".join(text.split())
     # A space stays where it keeps a command from its letter, a word from its neighbour and a number from the next.
-    text = re.sub(r"(?<![A-Za-z0-9.}])\s|\s(?![A-Za-z0-9.\\{(])", "", text)
-    text = re.sub(r"(?<=\d)\s(?=\\(?!text|frac))|(?<=\})\s(?=[\\{(])", "", text)
+    if " " in text:
+        text = _NEEDLESS.sub("", text)
+        text = _NEEDLESS_BEHIND.sub("", text)
     while text.endswith((".", ",", ";", r"\\")) and not text.endswith(r"\,"):
         text = text[: -2 if text.endswith(r"\\") else -1].rstrip()
     return text
 
 
+_SINGLE = re.compile(r"\{([A-Za-z0-9])\}")
+_SPACE = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")
+
+
 def string_key(text: str) -> str:
     r"""For string equality: `{x}` is `x`, and only the space between two digits tells anything."""
-    text = re.sub(r"\{([A-Za-z0-9])\}", r"\1", text)
-    return re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text)
+    if "{" in text:
+        text = _SINGLE.sub(r"\1", text)
+    return _SPACE.sub("", text) if " " in text or not text.isprintable() else text

@@ -21,6 +21,11 @@ _INTRODUCTION = re.compile(
     r"\s*:?\s*\}\s*(?=\S))",
     re.IGNORECASE,
 )
+# `\text{The value of } x \text{ is } 8`.
+_SEVERAL_TYPES = re.compile(
+    r"^\\text\{\s*(?:(?:so|thus|hence|therefore),?\s)?(?:the|our)\b[^{}:]*\}[^{}\\=]{1,20}\\text\{\s*(?:is|equals|is equal to)\s*:?\s*\}\s*(?=\S)",
+    re.IGNORECASE,
+)
 # A sentence about a thing that ends with its value: `The number of residents is 73`, `The sequence is convergent`.
 _SENTENCE = re.compile(
     r"(?P<type>\\text\{\s*)?(?:(?:so|thus|hence|therefore)\s*,?\s+)?(?:the|this|it|its|there|our|their|his|her)\b[A-Za-z ,']*?"
@@ -35,7 +40,7 @@ _DENIAL = re.compile(
     re.IGNORECASE,
 )
 _REMARK = re.compile(
-    r"\s*(?:\\text\{\s*\((?:by|since|because|as)\s(?P<typed>[^{}()]*)\)\s*\}|(?<=[\s}])\((?:by|since|because|as)\s(?P<plain>[^()]*)\))\s*\.?$"
+    r"\s*(?:\\text\{\s*\((?:by|since|because|as)\b[^{}()]*\}[^{}()]*\)|\\text\{\s*\((?:by|since|because|as)\s(?P<typed>[^{}()]*)\)\s*\}|(?<=[\s}])\((?:by|since|because|as)\s(?P<plain>[^()]*)\))\s*\.?$"
 )
 _REFUSAL = re.compile(r"\b(?:not?|never|wrong|incorrect|false|impossible|extraneous|rejected)\b|n't", re.IGNORECASE)
 
@@ -80,9 +85,12 @@ def _system(found: re.Match[str]) -> str:
 
 def without_phrases(text: str) -> str:
     """A text in one spelling without what introduces it, and without a remark that explains it."""
-    if (remark := _REMARK.search(text)) is not None and not _REFUSAL.search(remark["typed"] or remark["plain"] or ""):
+    if (remark := _REMARK.search(text)) is not None and not _REFUSAL.search(remark[0]):
         text = text[: remark.start()]
-    if (phrase := _INTRODUCTION.match(text)) is not None and not _DENIAL.search(phrase[0]):
+    text = _SEVERAL_TYPES.sub(lambda phrase: phrase[0] if _DENIAL.search(phrase[0]) else "", text)
+    phrase = _INTRODUCTION.match(text)
+    listed = phrase is not None and ":" in phrase[0] and ":" in text[phrase.end() :]  # `\text{Tom: }4, \text{Ann: }6`
+    if phrase is not None and not listed and not _DENIAL.search(phrase[0]):
         text = rf"\text{{{text[phrase.end() :]}" if phrase["inside"] else text[phrase.end() :]
     text = _LEAD.sub("", _HEADING.sub("", text))
     sentence = _SENTENCE.fullmatch(text)
@@ -103,8 +111,9 @@ _CHOOSE = re.compile(
     r"(?:\{\})?(?:_\{?(?P<n>[0-9a-z]+)\}?|\^\{?(?P<m>[0-9a-z]+)\}?)\s*(?:\\text\{)?(?P<what>[CP])\}?\s*_\{?(?P<k>[0-9a-z]+)\}?"
 )
 _INTEGER = re.compile(
-    r",?\s*(?:\\text\{)?[\s,]*(?:where|for|with)?\s*(?:some|any|all|every|each|an|the)?\s*(?:integers?|(?P<first>[a-z])(?:\s*\}\s*|\s+)?(?:\\text\{\s*)?(?:is|are|being)\s(?:an?|any|some)\s(?:arbitrary )?integer)"
-    r"\s*\}?\s*(?P<last>(?<!\w)[a-z](?![A-Za-z]))?\s*(?P<end>(?:\\text\{\s*(?:is|are)\s(?:an?|any)?\s?integer\s*\})?)$"
+    r"(?P<head>.*?[^\s,])[\s,]*(?:\b(?:where|for|with)\s+)?(?:(?:some|any|all|every|each|an|the)\s+)?"
+    r"(?:integers?\s+(?P<last>[a-z])|(?P<first>[a-z])\s+(?:is|are|being)\s+(?:an?|any|some)\s+(?:arbitrary\s+)?integer)",
+    re.DOTALL,
 )
 
 
@@ -114,10 +123,10 @@ def with_one_spelling(text: str) -> str:
         text = _REALS.sub(lambda found: _HALF_LINES[(found[1] or found[2]).replace(" ", "")], text)
     if "C_" in text or "P_" in text:
         text = _CHOOSE.sub(_chosen, text)
-    if "integer" in text and (found := _INTEGER.search(text)) and found.start():
-        letter = found["first"] or found["last"]
-        if letter:
-            text = rf"{text[: found.start()]},{letter}\in\mathbb{{Z}}"
+    if "integer" in text[-60:] and "=" in text:
+        found = _INTEGER.fullmatch(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).rstrip(" ."))
+        if found is not None:
+            text = rf"{found['head']},{found['first'] or found['last']}\in\mathbb{{Z}}"
     return text
 
 
@@ -129,7 +138,7 @@ def _chosen(found: re.Match[str]) -> str:
 
 
 _SPACED = re.compile(
-    r"(?<![0-9.,_^A-Za-z\\}])([+-]?)([1-9][0-9]{0,2}(?: [0-9]{3})+)(?![0-9])(?! [0-9])(?=(?:\.[0-9]+)?(?:$|[\s\\%]))",
+    r"(?<![0-9.,_^A-Za-z\\}])([+-]?(?:\\\$|[£€¥])?)([1-9][0-9]{0,2}(?: [0-9]{3})+)(?![0-9])(?! [0-9])(?=(?:\.[0-9]+)?(?:$|[\s\\%]))",
     re.ASCII,
 )
 _QUOTED = re.compile(r"(?<![0-9A-Za-z.,'])[1-9][0-9]{0,2}(?:'[0-9]{3})+(?![0-9'])", re.ASCII)

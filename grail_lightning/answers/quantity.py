@@ -22,7 +22,7 @@ from grail_lightning.answers.lexicon import (
     unit_name,
 )
 from grail_lightning.answers.normalise import CACHED_CHARACTERS, ELEMENTARY, TEXT, TRIGONOMETRIC
-from grail_lightning.answers.numerals import scaled
+from grail_lightning.answers.numerals import multiple_of, scaled
 
 FUNCTION_WORDS = frozenset([*ELEMENTARY, *"sqrt pi max gcd lcm lim det arg mod inf infty".split()])  # noqa: SIM905
 
@@ -221,7 +221,7 @@ _UNTYPED = re.compile(
 )
 _NUMBER_AHEAD = r"[+-]?(?:[0-9.]|\\(?:frac|sqrt|pi|\$)|[£€¥])"
 _BEFORE = re.compile(
-    rf"(?:\\text\{{([^{{}}]*)\}}\s*(?={_NUMBER_AHEAD}|[a-zA-Z](?![A-Za-z]))|((?:[A-Za-z]{{3,}}\.? )+)\s*(?={_NUMBER_AHEAD}))"
+    rf"(?:\\text\{{([^{{}}]*)\}}\s*(?={_NUMBER_AHEAD}|[a-zA-Z](?![A-Za-z]))|((?:[A-Za-z]{{3,}}|an? [A-Za-z]{{3,}})\.? (?:[A-Za-z]{{2,}}\.? )*)\s*(?={_NUMBER_AHEAD}))"
 )
 # The angle in `\sin 30^\circ` has the degrees, not the answer.
 _OF_ANGLE = re.compile(rf"\\(?:{'|'.join(TRIGONOMETRIC)})")
@@ -253,7 +253,7 @@ def _split(text: str) -> tuple[str, Said]:
             break
         core = rest
         words.insert(0, piece)
-    said = " ".join(words).replace(" /", "/").replace("° c", "°c").replace("° f", "°f")
+    said = re.sub(r"° ([CcFf])\b", r"°\1", " ".join(words).replace(" /", "/"))
     if (number := scaled(core.strip(), said)) is not None:
         core, said = number
     if (before := _BEFORE.match(core)) and FUNCTION_WORDS.isdisjoint((before[1] or before[2]).split()):
@@ -270,7 +270,8 @@ _split_short = lru_cache(maxsize=1 << 12)(_split)
 def _with_first(first: str, said: str) -> str:
     """The words behind a number with those before it, which are kept apart unless they are a unit (`USD 5`)."""
     known = classify(first)
-    return f"{first} {said}" if known.known or not said else f"{said} {first}"
+    money = known == NOTHING or (known.kind in _MONEY and not known.qualifier)
+    return f"{first} {said}" if money else f"{said} {first} …"
 
 
 def _last_words(core: str) -> tuple[str, str] | None:
@@ -301,6 +302,8 @@ def _are_words(text: str, *, gap: bool) -> bool:
     if not FUNCTION_WORDS.isdisjoint(words) or {"and", "or"} & {*words}:
         return False
     first = words[0].lower()
+    if gap and multiple_of(first):
+        return True
     if len(words) == 1 and "^" not in text:
         if unit_name(first, typed=False) and len(first) > 1:
             return True

@@ -4,6 +4,7 @@ r"""Statements that are compared as a whole: clock times, dates, congruences, an
 """
 
 import re
+from functools import lru_cache
 
 from grail_lightning.answers.normalise import TEXT, string_key
 
@@ -34,27 +35,41 @@ _SYMMETRIC = re.compile(
 _SEGMENT = re.compile(r"\\overline\{([A-Z])([A-Z])\}|([A-Z])([A-Z])")
 
 
+_ANY = re.compile(
+    rf":|[0-9]\}}?\s?[ap]m|mod|\\(?:parallel|perp|cong|sim)|\|\||[0-9]-|{'|'.join(m[:3] for m in _MONTHS)}",
+    re.IGNORECASE,
+)
+Statement = tuple[str, tuple[object, ...]]
+
+
+@lru_cache(maxsize=1 << 12)
+def _statement(text: str) -> Statement | None:
+    """The kind of a normalised answer's statement, and what it says; None if it is none of these."""
+    if not _ANY.search(text):
+        return None
+    if (time := _clock(text)) is not None:
+        return "time", time
+    if (date := _date(text)) is not None:
+        return "date", date
+    if "mod" in text and (found := _CONGRUENCE.fullmatch(text)) is not None and int(found["modulus"]):
+        modulus = int(found["modulus"])
+        return "congruence", (string_key(found["left"]), int(found["residue"]) % modulus, modulus)
+    sides = _symmetric(text)
+    return None if sides is None else ("relation", sides)
+
+
 def same_statement(gold: str, other: str) -> bool | None:
-    """Whether two normalised answers that are times, dates or the like say the same; None if they are something else."""
-    if ":" in gold + other or ("m" in gold.lower() and "m" in other.lower()):
-        times = [_clock(text) for text in (gold, other)]
-        if None not in times and ":" in gold + other:
-            return _same_time(*times)
-    dates = [_date(text) for text in (gold, other)]
-    if None not in dates:
-        return dates[0] == dates[1]
-    if "mod" in gold and "mod" in other:
-        found = [_CONGRUENCE.fullmatch(text) for text in (gold, other)]
-        if found[0] is not None and found[1] is not None:
-            one, two = found[0], found[1]
-            modulus = int(one["modulus"])
-            same = string_key(one["left"]) == string_key(two["left"]) and modulus == int(two["modulus"]) > 0
-            return same and (int(one["residue"]) - int(two["residue"])) % modulus == 0
-    sides = [_symmetric(text) for text in (gold, other)]
-    return sides[0] == sides[1] if None not in sides else None
+    """Whether two answers that are times, dates or the like say the same; None if they are something else."""
+    one, two = _statement(gold), _statement(other)
+    if one is None or two is None or one[0] != two[0]:
+        return None
+    return _same_time(_clock(gold), _clock(other)) if one[0] == "time" else one[1] == two[1]
 
 
-def _clock(text: str) -> tuple[int, int, int, str] | None:
+_Time = tuple[int, int, int, str]
+
+
+def _clock(text: str) -> _Time | None:
     if not re.search("[0-9]", text[:16]) or len(text) > 60:
         return None
     found = _CLOCK.fullmatch(re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text)).strip().lower().rstrip("."))
@@ -67,8 +82,10 @@ def _clock(text: str) -> tuple[int, int, int, str] | None:
     return hour, int(found["minute"] or 0), int(found["second"] or 0), half
 
 
-def _same_time(one: tuple[int, int, int, str], two: tuple[int, int, int, str]) -> bool:
+def _same_time(one: _Time | None, two: _Time | None) -> bool:
     """Without `am` and `pm` a time is one of 24 hours, or the same time as it is written."""
+    assert one is not None
+    assert two is not None
     if one[:3] == two[:3] and (not one[3] or not two[3]):
         return True
     if one[3] != two[3] and "" in (one[3], two[3]):
@@ -78,7 +95,7 @@ def _same_time(one: tuple[int, int, int, str], two: tuple[int, int, int, str]) -
     return _seconds(one) == _seconds(two)
 
 
-def _seconds(time: tuple[int, int, int, str]) -> int:
+def _seconds(time: _Time) -> int:
     hour, minute, second, half = time
     if half:
         hour = hour % 12 + 12 * (half == "pm")
@@ -128,6 +145,9 @@ _LETTER = re.compile(r"\\text\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z]")
 
 def as_named(gold: str, other: str) -> str:
     """The answer with each letter that both sides declare in the same way called as in the reference."""
+    declared = r"\in" in gold and r"\in" in other
+    if not declared and not (")=" in gold and ")=" in other):
+        return other
     pairs = [*zip(_DECLARED.finditer(gold), _DECLARED.finditer(other), strict=False)]
     renames = {theirs[1]: ours[1] for ours, theirs in pairs if ours[2] == theirs[2]}
     ours, theirs = _FUNCTION.match(gold), _FUNCTION.match(other)

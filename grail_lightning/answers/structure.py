@@ -429,9 +429,11 @@ def _base(text: str) -> Answer | None:
         base = 16 if literal[1] else 2 if literal[2] else 8
         return Leaf(text, node=number(int(literal[1] or literal[2] or literal[3], base)), whole=text)
     digits = _BASE.fullmatch(re.sub(r"(?<=[0-9])\s+(?=[0-9])|\\text\{([A-Fa-f])\}", r"\1", text))
-    if digits is None or not re.search("[0-9A-F]", digits[1]):
+    if digits is None:
         return None
     base_text = digits[2] or digits[3]
+    if not re.search("[0-9A-F]", digits[1]) and base_text != "16":
+        return None
     spelled_base = None if base_text.isdigit() else spelled(base_text)
     if spelled_base is not None and not spelled_base[1]:
         base_text = spelled_base[0]
