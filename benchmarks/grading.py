@@ -176,6 +176,51 @@ def other_exponent(gold: str, draw: random.Random) -> str | None:
 NEAR = (other_sign, other_digit, other_bracket, other_base, other_exponent)
 
 
+UNIT_WORDS = "cm m km ft inches seconds minutes hours days kg g dollars cents euros degrees percent liters years".split()
+NUMBER_WORDS = "hundred thousand million lakh dozen half halves thirds sevenths tenths squared factorial theta pi".split()
+OTHER_WORDS = "apples oranges boys girls left right up north south clockwise profit loss more fewer wrong not".split()
+
+
+def changed_digit(text: str, draw: random.Random) -> str | None:
+    return other_digit(text, draw)
+
+
+def changed_sign(text: str, draw: random.Random) -> str | None:
+    return other_sign(text, draw)
+
+
+def changed_word(text: str, draw: random.Random) -> str | None:
+    words = [found for found in re.finditer(r"(?<![\\\\A-Za-z{])[A-Za-z]{3,}|(?<=text\{)[A-Za-z ]+", text)]
+    if not words:
+        return None
+    found = draw.choice(words)
+    return text[: found.start()] + draw.choice(UNIT_WORDS + NUMBER_WORDS + OTHER_WORDS) + text[found.end() :]
+
+
+def added_word(text: str, draw: random.Random) -> str:
+    word = draw.choice(NUMBER_WORDS + OTHER_WORDS)
+    return draw.choice((rf"{text} {word}", rf"{text}\text{{ {word}}}", rf"\text{{{word} }}{text}"))
+
+
+def swapped_names(text: str, draw: random.Random) -> str | None:
+    names = sorted({*re.findall(r"(?<![\\\\A-Za-z])[a-zA-Z](?![A-Za-z])", text)})
+    if len(names) < 2:
+        return None
+    one, two = draw.sample(names, 2)
+    return re.sub(rf"(?<![\\\\A-Za-z])[{one}{two}](?![A-Za-z])", lambda name: two if name[0] == one else one, text)
+
+
+def swapped_values(text: str, draw: random.Random) -> str | None:
+    numbers = list(re.finditer(r"\d+", text))
+    if len(numbers) < 2:
+        return None
+    one, two = sorted(draw.sample(numbers, 2), key=lambda found: found.start())
+    return f"{text[: one.start()]}{two[0]}{text[one.end() : two.start()]}{one[0]}{text[two.end() :]}"
+
+
+EDITS = (changed_digit, changed_sign, changed_word, added_word, swapped_names, swapped_values)
+
+
 def equal_after_all(pair: tuple[str, str]) -> bool:
     """Whether sympy finds the two equal, with another parser than the verifier's own."""
     import sympy
@@ -248,6 +293,24 @@ def near_table(names: dict[str, list[str]], verifier: Verifier) -> None:
               f"equal after all {len(accepted) - len(doubtful)}, to look at {len(doubtful)}")  # fmt: skip
         for (rule, gold, text), verdict in doubtful:
             print(f"    look ({rule}): {gold!r} | {text!r} | {verdict.layer}")
+
+
+def edits_table(pairs: list[tuple[str, str]], number: int, verifier: Verifier) -> None:
+    """Random edits of right answers: each that is still accepted is listed, unless SymPy or the text says it is equal."""
+    draw, made = random.Random(0), []
+    while len(made) < number:
+        gold, answer = draw.choice(pairs)
+        edit = draw.choice(EDITS)
+        text = edit(answer, draw)
+        if text is not None and text.strip() not in (answer.strip(), gold.strip()):
+            made.append((edit.__name__, gold, answer, text))
+    verdicts = verifier.grade([(gold, text) for _, gold, _, text in made])
+    accepted = [row for row, verdict in zip(made, verdicts, strict=True) if verdict.correct]
+    doubtful = [row for row in accepted if not equal_after_all((row[1], row[3]))]
+    print(f"\nedits: {len(made)} pairs {dict(Counter(name for name, *_ in made))}")
+    print(f"  accepted {len(accepted)}, to look at {len(doubtful)}")
+    for name, gold, answer, text in doubtful:
+        print(f"    look ({name}): {gold!r} | {text!r} | from {answer!r}")
 
 
 def main() -> None:

@@ -172,7 +172,11 @@ def _with_unit(leaf: Leaf) -> Iterator[Node]:
     r"""The formula with its unit as letters: `25m^2` is `25\text{ m}^2` and `25\text{ square meters}`."""
     kind = leaf.said.kind
     symbols = kind.upper() if kind in ("l", "v") else re.sub(r"(?<=\^)-?\d", r"{\g<0>}", kind)
-    for text in (TEXT.sub(r" \1 ", leaf.whole), f"{leaf.text} {symbols}"):
+    texts = [
+        TEXT.sub(r" \1 ", leaf.whole),
+        *([f"{leaf.text} {symbols}"] if leaf.said.bare and not leaf.said.qualifier else []),
+    ]
+    for text in texts:
         with suppress(Unreadable):
             yield parse(text)
 

@@ -33,7 +33,7 @@ _TURNS = {"<": ("<", 1), ">": ("<", -1), r"\le": (r"\le", 1), r"\ge": (r"\le", -
 _CHOICE = re.compile(
     r"(?:\\text\{)?(?:(?:[Tt]he )?(?:[Cc]orrect |[Ff]inal )?(?:[Oo]ption|[Cc]hoice|[Aa]nswer):? ?(?:is:? )?)?\(?([A-E])(?:[).:]|\}|(?= is )|$)\s*\}?"
     r"(?:(?:\\text\{)?\s*is (?:correct|right|true|the (?:correct |right |best )?(?:answer|choice|option))\}?|"
-    r"(?:(?!.*\bor\b)(?:[0-9]|\\\$|\\frac|\\sqrt|\\text\{[a-z ]|(?<= )[a-z]|(?<=\))[a-z]{3})[^A-Z(,;=]*)?)"
+    r"(?:(?!.*\bor\b|is\b)(?:[0-9]|\\\$|\\frac|\\sqrt|\\text\{[a-z ]|(?<= )[a-z]|(?<=\))[a-z]{3})[^A-Z(,;=]*)?)"
 )
 _LABEL = re.compile(r"^\([A-E]\)(?=[0-9]|\\(?:\$|frac|sqrt|text))")
 # What a remark behind a choice says against it, or leaves open.
@@ -159,10 +159,10 @@ class _Comparison(Formulas):
                 return self.leaves(gold, other)
             case Words(), Words():
                 return gold == other
-            case (Words(digits), Leaf(text)) | (Leaf(text), Words(digits)) if text[:2] in ("0x", "0b", "0o"):
+            case (Words(digits), Leaf(text, said)) | (Leaf(text, said), Words(digits)) if said == NOTHING and text[:2] in ("0x", "0b", "0o"):
                 return isinstance(written := read(digits_of(text)), Words) and written.text == digits
-            case (Words(words), Leaf(text)) | (Leaf(text), Words(words)):  # `odd` is no product here
-                return words == text.lower()
+            case (Words(words), Leaf(text, said)) | (Leaf(text, said), Words(words)):  # `odd` is no product here
+                return words == text.lower() and said == NOTHING
             case (Words("none"), Many(())) | (Many(()), Words("none")):
                 return True
             case Group(), Group():
@@ -269,7 +269,8 @@ class _Comparison(Formulas):
         return ratio != 0 and (sign == r"\ne" or ratio == turn * other_turn)
 
     def equations(self, gold: Chain, other: Chain) -> bool:
-        nodes = [side.node for side in gold.items + other.items if isinstance(side, Leaf) and side.node is not None]
+        sides = [side for side in gold.items + other.items if isinstance(side, Leaf) and side.said == NOTHING]
+        nodes = [side.node for side in sides if side.node is not None]
         if len(nodes) == 4 and not any(map(letters, nodes)):  # `2^3=8` is about its form: `8=8` says nothing
             return same_form(nodes[0], nodes[2]) and same_form(nodes[1], nodes[3])
         ours, theirs = ([string_key(source) for source in relation.sources] for relation in (gold, other))
@@ -285,7 +286,7 @@ class _Comparison(Formulas):
             left, right = relation.items
             if not isinstance(left, Leaf) or not isinstance(right, Leaf) or left.node is None or right.node is None:
                 return 0
-            if left.said.kind or right.said.kind:  # a unit
+            if left.said != NOTHING or right.said != NOTHING:  # a unit
                 return 0
             differences.append(Node("add", "", (left.node, negated(right.node))))
         self.reach("symbolic")

@@ -9,7 +9,7 @@ _RESULT = (
     r"(?:so\s+|thus,?\s+|hence,?\s+|therefore,?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|solution|result)s?"
 )
 _LEAD = re.compile(
-    rf"^\s*(?:#+\s*)?(?:(?:{_RESULT}(?:\s+(?:is|are))?\s*[:=]?|\\approx|=|:)(?=[\s\\(\[\d.+\-$a-zA-Z\x60*])"
+    rf"^\s*(?:#+\s*)?(?:(?:{_RESULT}(?:\s+(?:is|are))?\s*[:=]?|\\approx|=|:)(?=[\s\\(\[|\d.+\-$a-zA-Z\x60*])"
     r"|(?:\\text\{\s*)?(?:approximately|about|roughly)\s*\}?\s*(?=[\d.\\$-]))",
     re.IGNORECASE,
 )
@@ -34,7 +34,7 @@ _SENTENCE = re.compile(
 )
 # A denial, a comparison or a calculation, or at the beginning a bound or a part of what follows.
 _DENIAL = re.compile(
-    r"\b(?:not?|never|nor|neither|cannot|false|wrong|incorrect|unless|if|whether|than|opposite|negative|minus|plus|reciprocal)\b"
+    r"\b(?:not?|never|nor|neither|cannot|false|wrong|incorrect|unless|if|whether|than|opposite|negative|minus|plus|reciprocal|half|twice|double|triple)\b"
     r"|n't|\bof (?:the |my )?(?:\w+ )?(?:answer|result|solution)s?\b"
     r"|^(?:\\text\{)?\s*(?:at (?:least|most)|(?:less|more|fewer|greater) than|half|twice|double|(?:everything )?except)\b",
     re.IGNORECASE,
@@ -92,7 +92,11 @@ def without_phrases(text: str) -> str:
     listed = phrase is not None and ":" in phrase[0] and ":" in text[phrase.end() :]  # `\text{Tom: }4, \text{Ann: }6`
     if phrase is not None and not listed and not _DENIAL.search(phrase[0]):
         text = rf"\text{{{text[phrase.end() :]}" if phrase["inside"] else text[phrase.end() :]
-    text = _LEAD.sub("", _HEADING.sub("", text))
+    text = _HEADING.sub("", text)
+    for _ in range(3):  # `The answer is \\approx 3`
+        text, times = _LEAD.subn("", text)
+        if not times:
+            break
     sentence = _SENTENCE.fullmatch(text)
     if sentence is not None and not _DENIAL.search(text[: sentence.start("rest")]):
         rest = sentence["rest"]

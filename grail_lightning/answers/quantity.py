@@ -108,6 +108,8 @@ def _unit_key(text: str) -> str | None:
             for derived in _DERIVED.get(name, name).split("*"):
                 base, _, own = derived.partition("^")
                 powers[base] += sign * power * int(own or 1)
+    if any(abs(power) > 4 or (abs(power) > 1 and (name in _MONEY or name[0] == "?")) for name, power in powers.items()):
+        return None
     return "*".join(name if power == 1 else f"{name}^{power}" for name, power in sorted(powers.items()) if power)
 
 
@@ -143,10 +145,10 @@ def _factors(part: str) -> list[tuple[str, int]] | None:
 
 def _noun_key(text: str) -> str | None:
     """A counted noun and what describes it, in the singular: `red apple`."""
-    words = [singular(word) for word in _ARTICLE.sub("", text).split()]
-    if not words or words[-1] not in COUNTED:
+    *before, last = _ARTICLE.sub("", text).split() or [""]
+    if singular(last) not in COUNTED or not all(word in DESCRIBING or word in COUNTED for word in before):
         return None
-    return " ".join(words) if all(word in DESCRIBING or word in COUNTED for word in words[:-1]) else None
+    return " ".join([*before, singular(last)])
 
 
 # phrases ----------------------------------------------------------------------------------------------------------------
@@ -176,7 +178,7 @@ def classify(tail: str) -> Said:
         if kind is not None:
             qualifier = " ".join(_ARTICLE.sub("", " ".join(tokens[count:])).split())
             return Said(kind, True, qualifier, _is_mild(qualifier, kind))
-    if _is_mild(plain, "?"):
+    if _is_mild(plain, ""):
         return Said("", True, plain, True)
     return Said("?" + " ".join(map(singular, _ARTICLE.sub("", plain).split())), False)
 

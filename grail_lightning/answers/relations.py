@@ -8,6 +8,7 @@ from operator import and_, eq, ge, gt, le, lt, ne, or_, sub
 
 from grail_lightning.answers.normalise import ELEMENTARY, GREEK, TRIGONOMETRIC
 from grail_lightning.answers.parse import DERIVATIVE, DIFFERENTIABLE, Node, letters, negated, number
+from grail_lightning.answers.quantity import Said
 from grail_lightning.answers.structure import Answer, Chain, Group, Leaf, Many
 from grail_lightning.answers.values import approximate, rational
 
@@ -23,7 +24,7 @@ _ANGULAR = "|".join(TRIGONOMETRIC)
 _COMMAND = rf"\\(?!frac|sqrt|pi|infty|{_ANGULAR}|l[no]|exp|int|sum|text)[a-zA-Z]+"
 _NAME = re.compile(
     rf"""(?:m?\\(?:angle|triangle)\s?|\\(?:det|dim|max|min|sup|inf|deg|ker|arg|Re|Im|lim)(?:_\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|_[A-Za-z0-9])?\s?(?:\\(?:ker|dim|det)\s?)?
-      |\\text\{{[A-Za-z ]+\}}\s?(?=[A-Z]|\\triangle)(?:\\triangle\s?)?)?
+      |\\text\{{(?:[A-Za-z ]+\sof|[Aa]rea|[Vv]olume|[Pp]erimeter|[Ll]ength|[Aa]ngle|[Mm]ax|[Mm]in|[Rr]ank|[Tt]race|[Dd]im|tr)\s?\}}\s?(?=[A-Z]|\\triangle)(?:\\triangle\s?)?)?
     (?P<head>\\text\{{[A-Za-z][^{{}}]*\}}|\\mathbb\{{[A-Z]\}}|{_VECTOR}|{_SIZE}|{DERIVATIVE}|\[[A-Z]{{3,6}}\]|[A-Z]{{2,5}}
       |[A-Za-z]{{3,}}(?:\s(?:of|[A-Za-z]{{3,}}))*|[A-Za-z]|{_COMMAND})
     (?:'|_\{{[^{{}}]*\}}|_\\text\{{[^{{}}]*\}}|_[A-Za-z0-9]|(?<![xyzt])\^\{{-1\}}(?=\s?[(\[]|$)|(?<=[{DIFFERENTIABLE}])\^\{{\([0-9n]\)\}})*
@@ -44,7 +45,9 @@ _OF_ANGLE = re.compile(
     rf"(?:\(?{_ANGLE}(?:\s?[+-]\s?{_ANGLE})*\)?|\(?\\frac\{{{_ANGLE}\}}\{{[2-9]\}}\)?)"
 )
 # In small letters: `NO` is a segment.
-_NO_NAME = re.compile(rf"\b(?:{'|'.join(ELEMENTARY)}|sqrt|[Nn]ot?|[Nn]ever|[Nn]either|nor|isn't|cannot|false|wrong)\b")
+_NO_NAME = re.compile(
+    rf"\b(?:{'|'.join(ELEMENTARY)}|sqrt|[Nn]ot?|[Nn]ever|[Nn]either|nor|isn't|cannot|false|wrong|[Hh]alf|[Tt]wice|[Dd]ouble)\b"
+)
 # A letter without a value of its own (`e_1` has none, e and i have), or a segment; possessive, so linear on any text.
 _SYMBOL = rf"(?:m?\\angle\s?[A-Z]{{1,3}}|\\overline\{{[A-Z]{{2}}\}}|[A-Z]++|(?![ei](?![_']))[a-z]|\\(?:{'|'.join(GREEK)})(?![a-zA-Z]))(?:_\{{[A-Za-z0-9]++\}}|_[A-Za-z0-9]|')*+"
 _SUM_OR_PRODUCT = re.compile(rf"{_SYMBOL}(?:(?:\s?[+-]\s?{_SYMBOL})++|(?:\s?\*?\s?{_SYMBOL})++)")
@@ -246,13 +249,15 @@ class _Line:
             case Many(braced=True, items=items):
                 return frozenset(map(self._place, items))
             case Many(items=items, joint=joint) if all(isinstance(item, Chain) for item in items):
+                if joint != "or" and any("=" in item.signs for item in items if isinstance(item, Chain)):
+                    raise KeyError  # a list of values, not what is all of them at once
                 if len({name for item in items if isinstance(item, Chain) for name in _names(item)}) > 1:
                     raise KeyError  # `x>1, y>2` is a part of the plane
                 return reduce(or_ if joint == "or" else and_, map(self.places, items))
         raise KeyError
 
     def _place(self, item: Answer) -> int:
-        if isinstance(item, Leaf) and item.node is not None and not (item.percent or item.degrees):
+        if isinstance(item, Leaf) and item.node is not None and item.said.bare and not (item.percent or item.degrees):
             return self.place_of[item.node]
         raise KeyError
 
@@ -262,9 +267,12 @@ class _Line:
             left, sign, right = right, _FLIPPED[sign], left
         end = self._place(right)
         match left, right:
-            case Leaf(node=Node(kind="symbol") as name), _:
+            case Leaf(said=Said("", True, ""), node=Node(kind="symbol") as name), _:
                 return name, self._half(sign, end)
-            case Leaf(node=Node(value="abs", args=(Node(kind="symbol") as name,))), Leaf(node=Node() as node):
+            case (
+                Leaf(said=Said("", True, ""), node=Node(value="abs", args=(Node(kind="symbol") as name,))),
+                Leaf(node=Node() as node),
+            ):
                 operator = or_ if sign in (">", r"\ge") else and_
                 return name, operator(self._half(sign, end), self._half(_FLIPPED[sign], self.place_of[_opposite(node)]))
         raise KeyError
