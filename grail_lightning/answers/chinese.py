@@ -12,7 +12,7 @@ _WORDS = {
     "公斤": r"\text{ kg}", "克": r"\text{ g}", "吨": r"\text{ tonnes}", "毫升": r"\text{ ml}", "升": r"\text{ l}",
     "小时": r"\text{ hours}", "分钟": r"\text{ minutes}", "秒": r"\text{ seconds}", "天": r"\text{ days}", "年": r"\text{ years}",
     "美元": r"\text{ dollars}", "欧元": r"\text{ euros}", "人民币": r"\text{ yuan}", "元": r"\text{ yuan}", "平方单位": r"\text{ square units}", "单位": r"\text{ units}",
-    "个人": r"\text{ people}", "人": r"\text{ people}", "个": r"", "只": "", "本": "", "条": "", "张": "", "支": "", "种": "", "次": r"\text{ times}", "岁": r"\text{ years old}", "度": r"^\circ ",
+    "是的": r"\text{yes}", "共": "", "项": "", "个人": r"\text{ people}", "人": r"\text{ people}", "个": r"", "只": "", "本": "", "条": "", "张": "", "支": "", "种": "", "次": r"\text{ times}", "岁": r"\text{ years old}", "度": r"^\circ ",
     "无解": r"\text{no solution}", "不存在": r"\text{does not exist}", "不是": r"\text{no}", "是": r"\text{yes}", "否": r"\text{no}", "正确": r"\text{true}", "错误": r"\text{false}",
     "或者": r"\text{ or }", "或": r"\text{ or }", "和": r"\text{ and }", "且": r"\text{ and }",
 }  # fmt: skip

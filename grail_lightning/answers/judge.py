@@ -20,7 +20,15 @@ from grail_lightning.answers.normalise import CACHED_CHARACTERS, TEXT, normalise
 from grail_lightning.answers.parse import Node, letters, negated, number
 from grail_lightning.answers.quantity import NOTHING, Said
 from grail_lightning.answers.records import text_key
-from grail_lightning.answers.relations import finite_set, is_number, named_sides, named_value, same_set
+from grail_lightning.answers.relations import (
+    determinant,
+    equal_by_cases,
+    finite_set,
+    is_number,
+    named_sides,
+    named_value,
+    same_set,
+)
 from grail_lightning.answers.statements import as_named, same_statement
 from grail_lightning.answers.structure import Answer, Broken, Chain, Group, Leaf, Many, Words, digits_of, read
 from grail_lightning.answers.values import TooLarge, Undefined, ratio_sign, rational
@@ -35,6 +43,7 @@ _CHOICE = re.compile(
     r"(?:(?:\\text\{)?\s*is (?:correct|right|true|the (?:correct |right |best )?(?:answer|choice|option))\}?|"
     r"(?:(?!.*\bor\b|is\b)(?:[0-9]|\\\$|\\frac|\\sqrt|\\text\{[a-z ]|(?<= )[a-z]|(?<=\))[a-z]{3})[^A-Z(,;=]*)?)"
 )
+_CHOICES = re.compile(r"[A-E](?:,? ?[A-E]){1,4}")
 _LABEL = re.compile(r"^\([A-E]\)(?=[0-9]|\\(?:\$|frac|sqrt|text))")
 # What a remark behind a choice says against it, or leaves open.
 _REJECTED = re.compile(
@@ -127,6 +136,9 @@ class _Comparison(Formulas):
         choice = None if _REJECTED.search(prediction) else _CHOICE.fullmatch(prediction)
         if choice is not None and re.fullmatch(r"\(?[A-E]\)?", gold):
             return Outcome("right" if choice[1] == gold.strip("()") else "wrong", "string")
+        if _CHOICES.fullmatch(gold) and "," in gold and (several := _CHOICES.fullmatch(prediction)):
+            listed = re.findall("[A-E]", several[0])
+            return Outcome("right" if sorted(listed) == sorted(re.findall("[A-E]", gold)) else "wrong", "string")
         if choice is not None and choice[1] not in gold:  # `(B)24` for 24
             prediction = _LABEL.sub("", prediction)
         if _lowest_terms(gold) == _lowest_terms(prediction):
@@ -159,12 +171,24 @@ class _Comparison(Formulas):
                 return self.leaves(gold, other)
             case Words(), Words():
                 return gold == other
-            case (Words(digits), Leaf(text, said)) | (Leaf(text, said), Words(digits)) if said == NOTHING and text[:2] in ("0x", "0b", "0o"):
+            case (Words(digits), Leaf(text, said)) | (Leaf(text, said), Words(digits)) if said == NOTHING and text[
+                :2
+            ] in ("0x", "0b", "0o"):
                 return isinstance(written := read(digits_of(text)), Words) and written.text == digits
             case (Words(words), Leaf(text, said)) | (Leaf(text, said), Words(words)):  # `odd` is no product here
                 return words == text.lower() and said == NOTHING
             case (Words("none"), Many(())) | (Many(()), Words("none")):
                 return True
+            case Group("cases"), Group("cases") if len(gold.items) == len(other.items):
+                return self.one_to_one(Many(gold.items), Many(other.items)) or equal_by_cases(gold, other)
+            case (Group("cases"), _) | (_, Group("cases")):
+                return equal_by_cases(gold, other)
+            case (Group("determinant") as rows, Leaf(node=Node() as value)) | (
+                Leaf(node=Node() as value),
+                Group("determinant") as rows,
+            ):
+                number_of_rows = determinant(rows)
+                return number_of_rows is not None and self.nodes(number_of_rows, value)
             case Group(), Group():
                 if {gold.brackets, other.brackets} == {"()", "matrix"}:
                     gold, other = _as_vector(gold), _as_vector(other)

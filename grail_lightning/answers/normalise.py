@@ -15,6 +15,7 @@ from grail_lightning.answers.chinese import translated
 from grail_lightning.answers.find import last_box
 from grail_lightning.answers.lexicon import unit_name
 from grail_lightning.answers.phrases import (
+    number_in_bold,
     with_one_spelling,
     without_environment,
     without_phrases,
@@ -59,6 +60,10 @@ _SYMBOLS = str.maketrans(
         "‰": r"\text{permille}",
         "。": ".",
         "、": ",",
+        "∛": r"\sqrt[3]",
+        "∜": r"\sqrt[4]",
+        "【": "",
+        "】": "",
         "￡": "£",
         "￥": "¥",
         **dict.fromkeys("✓✔☑✅∎∴∵■□\u200b\u200c\u200d\u2060\ufeff"),
@@ -85,7 +90,12 @@ _SPELLINGS = {
     **{"£": "pounds", "€": "euro", "¥": "yen", r"\sqrt ": "surd", r"\log_{10} ": "lg", r"\sim ": "thicksim"},
     **{"": "therefore because checkmark blacksquare square Box qed qedsymbol qedhere smiley bigstar"},
     **{r"\epsilon ": "varepsilon", r"\theta ": "vartheta", r"\phi ": "varphi", r"\ldots ": "dots"},
-    **{"(": "langle", ")": "rangle", " ": ", ; : > quad qquad \n"},
+    **{
+        "(": "langle",
+        ")": "rangle",
+        " ": ", ; : > quad qquad hfill thinspace enspace medspace thickspace nobreakspace \n",
+        r"\setminus ": "backslash",
+    },
 }
 _COMMANDS = {name: spelling for spelling, names in _SPELLINGS.items() for name in names.split(" ")} | {" ": " "}
 # Commands that change how something looks, not what it is.
@@ -97,9 +107,9 @@ _LOOKS = frozenset(_LOOKS_NAMES.split())
 # Wrappers of upright or bold type: a number, a symbol or a formula inside stands for itself, a word is a word.
 _PLAIN = ("text", "textrm", "textnormal", "mathrm", "mbox", "hbox")
 _UPRIGHT = (*_PLAIN, "textbf", "textit", "textsf", "mathbf", "mathit", "mathsf", "operatorname", "emph", "textsc")
-_TRANSPARENT = ("underline", "boxed", "fbox")
-_UNREAD = ("color", "textcolor", "phantom", "hspace", "tag", "label")
-_WRAPPED_FUNCTIONS = FUNCTIONS | {"max", "min", "gcd", "lcm", "det"}
+_TRANSPARENT = ("underline", "boxed", "fbox", "framebox", "ensuremath", "underbrace", "overbrace")
+_UNREAD = ("color", "textcolor", "colorbox", "phantom", "hspace", "tag", "label")
+_WRAPPED_FUNCTIONS = FUNCTIONS | {"max", "min", "gcd", "lcm", "det", "Re", "Im", "cis"}
 _WRAPPER = regex.compile(
     rf"\\(?P<name>{'|'.join((*_UPRIGHT, *_TRANSPARENT, *_UNREAD))})(?![A-Za-z])\*?\s*"
     r"(?P<group>\{(?:[^{}\\]++|\\.|(?&group))*+\})",
@@ -219,7 +229,7 @@ def _normalised(text: str) -> str:
     text = text.strip()
     while (box := last_box(text)) is not None and box.start == 0 and box.stop == len(text):
         text = text[box.content_start : box.content_stop].strip()
-    text = _replaced(without_environment(_unicode(text)), _RULES_BEFORE)
+    text = _replaced(number_in_bold(without_environment(_unicode(text))), _RULES_BEFORE)
     text = _grouped(_commands(text))
     text = _trimmed(_replaced(text, _RULES_AFTER) if "." in text or "," in text else text)
     text = without_separators(_trimmed(without_phrases(text)))

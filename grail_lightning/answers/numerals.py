@@ -71,7 +71,7 @@ def _written(value: Fraction) -> str:
 @lru_cache(maxsize=1 << 12)
 def spelled(plain: str) -> tuple[str, str] | None:
     """Of words that begin with a number in words, that number and the rest; None if they do not."""
-    if not _SPELLED.search(plain):
+    if not _SPELLED.search(plain) or re.search(", *[a-z]", plain):
         return None
     words = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", plain.lower()).replace(",", " ").split()
     sign = "-" if words[0] in ("minus", "negative") else ""

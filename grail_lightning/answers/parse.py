@@ -91,6 +91,7 @@ _TIMES = r"(?:\^\s*\{?\s*[2-9]\s*\}?\s*)?"
 _OF = r"(?:\\[a-z]+|[a-zA-Z])\s*"
 _UPPER, _LOWER = rf"d\s*{_TIMES}{_OF}", rf"d\s*{_OF}{_TIMES}"
 DERIVATIVE = rf"(?:\\frac\s*\{{\s*{_UPPER}\}}\s*\{{\s*{_LOWER}\}}|{_UPPER}/\s*{_LOWER}(?![a-zA-Z]))"
+_CHOSEN = re.compile(r"([CP])\(\s*([0-9]{1,4})\s*,\s*([0-9]{1,4})\s*\)")
 _LEIBNIZ = re.compile(DERIVATIVE)
 _SUBSCRIPT = re.compile(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 SEVERAL = ("max", "min", "gcd", "lcm")
@@ -212,6 +213,12 @@ class _Parser:
     def atom(self) -> Node:
         if self.kind == "number":
             return self.numeral()
+        if chosen := self.match(_CHOSEN):
+            n, k = number(int(chosen[2])), number(int(chosen[3]))
+            binomial = Node("function", "binomial", (n, k))
+            return (
+                binomial if chosen[1] == "C" else Node("multiply", "", (binomial, Node("function", "factorial", (k,))))
+            )
         if derivative := self.match(_LEIBNIZ):
             return Node("symbol", re.sub(r"\\frac|[^a-zA-Z2-9]", "", derivative[0]))
         if self.kind == "letter":
@@ -348,6 +355,10 @@ _COMMANDS: dict[str, Callable[[_Parser, str], Node]] = {
     **dict.fromkeys(["pi", "infty"], lambda _, name: Node("constant", BARE_WORDS[name])),
     **dict.fromkeys(["hat", "vec"], _Parser.accented),
     **dict.fromkeys(["bar", "overline"], _Parser.conjugate),
+    **dict.fromkeys(["Re", "Im"], _Parser.function),
+    "cis": lambda parser, _: Node(
+        "function", "exp", (Node("multiply", "", (Node("constant", "i"), parser.function_argument())),)
+    ),
     **dict.fromkeys(SEVERAL, _Parser.several),
     "sqrt": _Parser.root,
     "frac": lambda parser, _: Node("divide", "", (parser.argument(), parser.argument())),

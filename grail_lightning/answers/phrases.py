@@ -13,7 +13,14 @@ _LEAD = re.compile(
     r"|(?:\\text\{\s*)?(?:approximately|about|roughly)\s*\}?\s*(?=[\d.\\$-]))",
     re.IGNORECASE,
 )
-_HEADING = re.compile(r"^\s*#+\s*(?=\S)")
+_HEADING = re.compile(r"^\s*(?:#+\s*|\\(?:implies|[Rr]ightarrow|[Ll]ongrightarrow|to)(?![a-z])\s*)(?=\S)")
+_QUOTED_ALL = re.compile(r"([\"'])([^\"']+)\1")
+# A sentence around a number in bold type.
+_BOLD = re.compile(r"\s*(?P<before>[A-Za-z][A-Za-z ,']*)\s\*\*(?P<bold>[^*]*[0-9][^*]*)\*\*(?P<after>[^*0-9]*)")
+_CHANGED = re.compile(
+    r"\b(?:more|less|fewer|greater|times|third|quarter|part|question|step|case|option|or|and|exercise|problem|between|around|nearly|almost)\b",
+    re.IGNORECASE,
+)
 # Up to a verb that ends the upright type or, for the phrase that all use, that stands inside of it.
 _INTRODUCTION = re.compile(
     rf"\\text\{{\s*(?:(?P<inside>{_RESULT}\s+(?:is|are)\s*[:,]?\s(?=[^\s}}]))"
@@ -32,6 +39,7 @@ _SENTENCE = re.compile(
     r"\s(?:is|are|equals|equal to)\s+(?:equal to\s+|an?\s+|exactly\s+)?(?P<rest>\S(?:[^,;=.]|\.(?=[0-9]))*[.!]?\}?[.!]?)",
     re.IGNORECASE | re.DOTALL,
 )
+_VERB = re.compile(r"(?:\\text\{)?\s*(?:the|this|it)\s(?:[a-z]+\s){0,3}?(converges|diverges)\.?\s*\}?", re.IGNORECASE)
 # A denial, a comparison or a calculation, or at the beginning a bound or a part of what follows.
 _DENIAL = re.compile(
     r"\b(?:not?|never|nor|neither|cannot|false|wrong|incorrect|unless|if|whether|than|opposite|negative|minus|plus|reciprocal|half|twice|double|triple)\b"
@@ -39,6 +47,7 @@ _DENIAL = re.compile(
     r"|^(?:\\text\{)?\s*(?:at (?:least|most)|(?:less|more|fewer|greater) than|half|twice|double|(?:everything )?except)\b",
     re.IGNORECASE,
 )
+_NUMBER_IN_TYPE = re.compile(r"^\\text\{\s*([+-]?[0-9][0-9.,]*)(\s+[A-Za-z][^0-9{}]*)\}$")
 _REMARK = re.compile(
     r"\s*(?:\\text\{\s*\((?:by|since|because|as)\b[^{}()]*\}[^{}()]*\)|\\text\{\s*\((?:by|since|because|as)\s(?P<typed>[^{}()]*)\)\s*\}|(?<=[\s}])\((?:by|since|because|as)\s(?P<plain>[^()]*)\))\s*\.?$"
 )
@@ -83,6 +92,14 @@ def _system(found: re.Match[str]) -> str:
     return _lines(found[1].replace("&", ""))
 
 
+def number_in_bold(text: str) -> str:
+    """The number in bold type and what follows, of a sentence around it that neither denies nor changes it."""
+    found = _BOLD.fullmatch(text)
+    if found is None or _DENIAL.search(found["before"]) or _CHANGED.search(found["before"]):
+        return text
+    return f"{found['bold']}{found['after']}"
+
+
 def without_phrases(text: str) -> str:
     """A text in one spelling without what introduces it, and without a remark that explains it."""
     if (remark := _REMARK.search(text)) is not None and not _REFUSAL.search(remark[0]):
@@ -92,17 +109,19 @@ def without_phrases(text: str) -> str:
     listed = phrase is not None and ":" in phrase[0] and ":" in text[phrase.end() :]  # `\text{Tom: }4, \text{Ann: }6`
     if phrase is not None and not listed and not _DENIAL.search(phrase[0]):
         text = rf"\text{{{text[phrase.end() :]}" if phrase["inside"] else text[phrase.end() :]
-    text = _HEADING.sub("", text)
+    text = _QUOTED_ALL.sub(r"\2", text) if text[:1] in "\"'" and _QUOTED_ALL.fullmatch(text) else _HEADING.sub("", text)
     for _ in range(3):  # `The answer is \\approx 3`
         text, times = _LEAD.subn("", text)
         if not times:
             break
+    if (verb := _VERB.fullmatch(text)) is not None and not _DENIAL.search(text):
+        return rf"\text{{{verb[1]}}}"
     sentence = _SENTENCE.fullmatch(text)
     if sentence is not None and not _DENIAL.search(text[: sentence.start("rest")]):
         rest = sentence["rest"]
         if rest[:1].isdigit() or rest[:1] in "\\-{" or (sentence["type"] and rest.count("}") == rest.count("{") + 1):
             text = (sentence["type"] or "") + rest
-    return text
+    return _NUMBER_IN_TYPE.sub(r"\1\\text{\2}", text) if text.startswith(r"\text") else text
 
 
 # Sets and symbols with several spellings -------------------------------------------------------------------------------
@@ -121,10 +140,48 @@ _INTEGER = re.compile(
 )
 
 
+_DECLARED = re.compile(
+    r"[\s,]*(?:\\text\{[\s,]*(?:where|for|with)?(?: some| any| all| every)?\s*\}|\b(?:where|for)\b)?\s*\(?([a-z]\s*\\in\s*\\mathbb\{[A-Z]\})\)?$"
+)
+_WITHOUT = re.compile(r"(\\mathbb\{[A-Z]\})\s*-\s*\\\{")
+_ENDS = re.compile(r"\\angle\s?([A-Z])([A-Z])([A-Z])(?![A-Za-z])|(?<![0-9.])\\overline\{([A-Z])([A-Z])\}")
+_REVERSED = re.compile(r"([\[\]])([^\[\]()]+,[^\[\]()]+)([\[\]])")
+_CHOOSE_RAISED = re.compile(r"(?<![A-Za-z\\])([CA])_\{?([0-9]+)\}?\^\{?([0-9]+)\}?")
+_UNIT_VECTOR = re.compile(r"\\(?:hat|vec)\s*\{?\s*(?:\\([ij])math|([ijk])(?![A-Za-z]))\s*\}?")
+
+
+def _by_ends(found: re.Match[str]) -> str:
+    """An angle, or a segment, with its ends in the order of the alphabet."""
+    if found[4]:
+        return rf"\overline{{{''.join(sorted(found[4] + found[5]))}}}"
+    first, last = sorted(found[1] + found[3])
+    return rf"\angle {first}{found[2]}{last}"
+
+
+def _raised(found: re.Match[str]) -> str:
+    if len(found[2] + found[3]) > 8 or int(found[3]) >= int(found[2]):
+        return found[0]
+    return (
+        rf"\binom{{{found[2]}}}{{{found[3]}}}"
+        if found[1] == "C"
+        else rf"\frac{{{found[2]}!}}{{({found[2]}-{found[3]})!}}"
+    )
+
+
 def with_one_spelling(text: str) -> str:
     r"""Half lines, binomial coefficients and statements that a letter is an integer in one spelling."""
     if r"\mathbb" in text:
+        text = _DECLARED.sub(r",\1", text)
+        text = _WITHOUT.sub(r"\1\\setminus \\{", text).replace(r"\mathbb{Z}_{>0}", r"\mathbb{Z}^+")
         text = _REALS.sub(lambda found: _HALF_LINES[(found[1] or found[2]).replace(" ", "")], text)
+    if r"\angle" in text or r"\overline" in text:
+        text = _ENDS.sub(_by_ends, text)
+    if r"\hat" in text or r"\vec" in text:
+        text = _UNIT_VECTOR.sub(r"\1\2", text)
+    if (text[:1] == "]" or text[-1:] == "[") and (found := _REVERSED.fullmatch(text)):
+        text = f"{'(' if found[1] == ']' else '['}{found[2]}{')' if found[3] == '[' else ']'}"
+    if "C_" in text or "A_" in text:
+        text = _CHOOSE_RAISED.sub(_raised, text)
     if "C_" in text or "P_" in text:
         text = _CHOOSE.sub(_chosen, text)
     if "integer" in text[-60:] and "=" in text:
@@ -147,6 +204,7 @@ _SPACED = re.compile(
 )
 _QUOTED = re.compile(r"(?<![0-9A-Za-z.,'])[1-9][0-9]{0,2}(?:'[0-9]{3})+(?![0-9'])", re.ASCII)
 _INDIAN = re.compile(r"(?<![0-9.,_^A-Za-z\\({\[])[1-9][0-9]?(?:,[0-9]{2})+,[0-9]{3}(?![0-9,)\]])", re.ASCII)
+_UNDERLINED = re.compile(r"(?<![\w.])[1-9][0-9]{0,2}(?:_[0-9]{3}){2,}(?!\w)", re.ASCII)
 _DOTTED = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}(?![0-9.])", re.ASCII)
 
 
@@ -158,6 +216,8 @@ def without_separators(text: str) -> str:
         text = _QUOTED.sub(lambda run: run[0].replace("'", ""), text)
     if text.count(",") > 1:
         text = _INDIAN.sub(lambda run: run[0].replace(",", ""), text)
+    if text.count("_") > 1:
+        text = _UNDERLINED.sub(lambda run: run[0].replace("_", ""), text)
     if text.count(".") > 1:
         text = _DOTTED.sub(lambda run: run[0].replace(".", ""), text)
     return text

@@ -226,7 +226,7 @@ _BEFORE = re.compile(
     rf"(?:\\text\{{([^{{}}]*)\}}\s*(?={_NUMBER_AHEAD}|[a-zA-Z](?![A-Za-z]))|((?:[A-Za-z]{{3,}}|an? [A-Za-z]{{3,}})\.? (?:[A-Za-z]{{2,}}\.? )*)\s*(?={_NUMBER_AHEAD}))"
 )
 # The angle in `\sin 30^\circ` has the degrees, not the answer.
-_OF_ANGLE = re.compile(rf"\\(?:{'|'.join(TRIGONOMETRIC)})")
+_OF_ANGLE = re.compile(rf"\\(?:cis|{'|'.join(TRIGONOMETRIC)})")
 # `\text{ft}/s`: a single letter loses its `\mathrm` when it is normalised.
 _PER_LETTER = re.compile(r"(?<=\})\s*/\s*([a-zA-Z]{1,3})(?=(?:\^\{?[0-9]\}?)?$)")
 _OPERATORS = ("+", "-", "*", "^", "=", "<", ">", "(", "/", ",", "_", ":", "&", "|")

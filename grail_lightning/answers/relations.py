@@ -8,8 +8,8 @@ from operator import and_, eq, ge, gt, le, lt, ne, or_, sub
 
 from grail_lightning.answers.normalise import ELEMENTARY, GREEK, TRIGONOMETRIC
 from grail_lightning.answers.parse import DERIVATIVE, DIFFERENTIABLE, Node, letters, negated, number
-from grail_lightning.answers.quantity import Said
-from grail_lightning.answers.structure import Answer, Chain, Group, Leaf, Many
+from grail_lightning.answers.quantity import NOTHING, Said
+from grail_lightning.answers.structure import Answer, Chain, Group, Leaf, Many, Words
 from grail_lightning.answers.values import approximate, rational
 
 # What a name is applied to: `(2)`, `(A\mid B)`, `(X\ge 2)`, `[X]`, `(g(2))`.
@@ -19,15 +19,15 @@ _VECTOR = (
 )
 _COMPLEX = r"[zw](?:_[0-9])?"
 _SETS = r"[A-Z](?:'|_[0-9])?(?:\s?\\(?:cap|cup|setminus|times)\s?[A-Z](?:'|_[0-9])?)+"
-_SIZE = rf"\\\|[^|=<>]+\\\||\|(?:[A-Z]{{1,2}}|{_SETS}|{_COMPLEX}(?:\s?[+-]?\s?{_COMPLEX})*|{_VECTOR})\|"
+_SIZE = rf"\\\|[^|=<>]+\\\||\|(?:[A-Z]{{1,2}}|{_SETS}|{_VECTOR}(?:\s?[+-]\s?{_VECTOR})+|{_COMPLEX}(?:\s?[+-]?\s?{_COMPLEX})*|{_VECTOR})\|"
 _ANGULAR = "|".join(TRIGONOMETRIC)
 _COMMAND = rf"\\(?!frac|sqrt|pi|infty|{_ANGULAR}|l[no]|exp|int|sum|text)[a-zA-Z]+"
 _NAME = re.compile(
     rf"""(?:m?\\(?:angle|triangle)\s?|\\(?:det|dim|max|min|sup|inf|deg|ker|arg|Re|Im|lim)(?:_\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|_[A-Za-z0-9])?\s?(?:\\(?:ker|dim|det)\s?)?
       |\\text\{{(?:[A-Za-z ]+\sof|[Aa]rea|[Vv]olume|[Pp]erimeter|[Ll]ength|[Aa]ngle|[Mm]ax|[Mm]in|[Rr]ank|[Tt]race|[Dd]im|tr)\s?\}}\s?(?=[A-Z]|\\triangle)(?:\\triangle\s?)?)?
-    (?P<head>\\text\{{[A-Za-z][^{{}}]*\}}|\\mathbb\{{[A-Z]\}}|{_VECTOR}|{_SIZE}|{DERIVATIVE}|\[[A-Z]{{3,6}}\]|[A-Z]{{2,5}}
+    (?P<head>\\\#\s?[A-Z]|\\text\{{[A-Za-z][^{{}}]*\}}|\\mathbb\{{[A-Z]\}}|{_VECTOR}|{_SIZE}|{DERIVATIVE}|\[[A-Z]{{3,6}}\]|[A-Z]{{2,5}}
       |[A-Za-z]{{3,}}(?:\s(?:of|[A-Za-z]{{3,}}))*|[A-Za-z]|{_COMMAND})
-    (?:'|_\{{[^{{}}]*\}}|_\\text\{{[^{{}}]*\}}|_[A-Za-z0-9]|(?<![xyzt])\^\{{-1\}}(?=\s?[(\[]|$)|(?<=[{DIFFERENTIABLE}])\^\{{\([0-9n]\)\}})*
+    (?:'|\^\*|\^\{{\*\}}|_\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|_\\text\{{[^{{}}]*\}}|_[A-Za-z0-9]|(?<![xyzt])\^\{{-1\}}(?=\s?[(\[]|$)|(?<=[{DIFFERENTIABLE}])\^\{{\([0-9n]\)\}})*
     (?P<argument>\s?\({_ARGUMENT}\)|\[{_ARGUMENT}\])?""",
     re.VERBOSE,
 )
@@ -49,7 +49,7 @@ _NO_NAME = re.compile(
     rf"\b(?:{'|'.join(ELEMENTARY)}|sqrt|[Nn]ot?|[Nn]ever|[Nn]either|nor|isn't|cannot|false|wrong|[Hh]alf|[Tt]wice|[Dd]ouble)\b"
 )
 # A letter without a value of its own (`e_1` has none, e and i have), or a segment; possessive, so linear on any text.
-_SYMBOL = rf"(?:m?\\angle\s?[A-Z]{{1,3}}|\\overline\{{[A-Z]{{2}}\}}|[A-Z]++|(?![ei](?![_']))[a-z]|\\(?:{'|'.join(GREEK)})(?![a-zA-Z]))(?:_\{{[A-Za-z0-9]++\}}|_[A-Za-z0-9]|')*+"
+_SYMBOL = rf"(?:{_VECTOR}|m?\\angle\s?[A-Z]{{1,3}}|\\overline\{{[A-Z]{{2}}\}}|[A-Z]++|(?![ei](?![_']))[a-z]|\\(?:{'|'.join(GREEK)})(?![a-zA-Z]))(?:_\{{[A-Za-z0-9]++\}}|_[A-Za-z0-9]|')*+"
 _SUM_OR_PRODUCT = re.compile(rf"{_SYMBOL}(?:(?:\s?[+-]\s?{_SYMBOL})++|(?:\s?\*?\s?{_SYMBOL})++)")
 
 
@@ -64,8 +64,10 @@ def _is_name(source: str) -> bool:
 
 
 # A limit of anything is a name, as is the extremum of a set.
+_SCRIPTS = r"(?:[_^]\{(?:[^{}]|\{[^{}]*\})*\}|[_^][A-Za-z0-9]|[_^]\\[a-z]+ ?)*"
 _LIMIT = re.compile(
-    r"\\lim_\{(?:[^{}]|\{[^{}]*\})*\}(?=.*[A-Za-z]).+|\\(?:max|min|sup|inf)\s?\\\{[^{}]*[A-Za-z][^{}]*\\\}"
+    rf"\\lim{_SCRIPTS}(?=.*[A-Za-z]).+|\\(?:max|min|sup|inf)\s?\\\{{[^{{}}]*[A-Za-z][^{{}}]*\\\}}"
+    rf"|\\i*int{_SCRIPTS}\s?[fghFG]\([a-z]\)\s?d[a-z]|\\(?:sum|prod){_SCRIPTS}\s?[A-Za-z]_\{{?[a-z]\}}?"
 )
 
 
@@ -169,7 +171,7 @@ def finite_set(answer: Answer) -> Answer:
     return Many(tuple(Leaf(str(n), node=number(n)) for n in members), braced=True)
 
 
-def _holds(relation: Chain, name: Node, value: int) -> bool:
+def _holds(relation: Chain, name: Node, value: Fraction | int) -> bool:
     sides = [
         rational(_put(side.node, name, value)) if isinstance(side, Leaf) and side.node else None
         for side in relation.items
@@ -178,8 +180,69 @@ def _holds(relation: Chain, name: Node, value: int) -> bool:
     return all(left is not None and right is not None and _COMPARED[sign](left, right) for left, sign, right in pairs)
 
 
-def _put(node: Node, name: Node, value: int) -> Node:
+def _put(node: Node, name: Node, value: Fraction | int) -> Node:
     return number(value) if node == name else node._replace(args=tuple(_put(part, name, value) for part in node.args))
+
+
+def determinant(rows: Group) -> Node | None:
+    """The value of a determinant of at most four rows, as a formula; None if it is none."""
+    cells = [
+        [cell.node for cell in row.items if isinstance(cell, Leaf)] for row in rows.items if isinstance(row, Group)
+    ]
+    whole = [[node for node in row if node is not None] for row in cells]
+    if not 1 <= len(whole) <= 4 or any(len(row) != len(whole) for row in whole):
+        return None
+    return _expanded(whole)
+
+
+def _expanded(rows: list[list[Node]]) -> Node:
+    if len(rows) == 1:
+        return rows[0][0]
+    terms = []
+    for place, factor in enumerate(rows[0]):
+        minor = _expanded([[*row[:place], *row[place + 1 :]] for row in rows[1:]])
+        term = Node("multiply", "", (factor, minor))
+        terms.append(negated(term) if place % 2 else term)
+    return Node("add", "", tuple(terms))
+
+
+_TRIED = [Fraction(n, 6) for n in (-60, -25, -13, -7, -3, -1, 1, 2, 5, 9, 14, 31, 66)]
+
+
+def equal_by_cases(one: Answer, two: Answer) -> bool:
+    """Whether functions of one letter, of which one goes by cases, have the same rational values where they are tried."""
+    cases = [answer for answer in (one, two) if isinstance(answer, Group)]
+    names = {name for answer in cases for row in answer.items if isinstance(row, Group) for name in _conditioned(row)}
+    if len(names) != 1:
+        return False
+    name = Node("symbol", names.pop())
+    ends = {rational(node) for answer in cases for node in _numbers(answer)} - {None}
+    tried = [*_TRIED, *(end for end in ends if end is not None)]
+    values = [(_value_of(one, name, point), _value_of(two, name, point)) for point in tried]
+    known = [pair for pair in values if pair != (None, None)]
+    return len(known) > len(tried) // 2 and all(left is not None and left == right for left, right in known)
+
+
+def _conditioned(row: Group) -> set[str]:
+    return _names(row.items[1]) if isinstance(row.items[1], Chain) else set()
+
+
+def _value_of(answer: Answer, name: Node, point: Fraction) -> Fraction | None:
+    """The value at a point; None where there is none, or none that is rational."""
+    if isinstance(answer, Leaf) and answer.node is not None and answer.said == NOTHING:
+        return rational(_put(answer.node, name, point))
+    if isinstance(answer, Group) and answer.brackets == "cases":
+        for row in answer.items:
+            value, condition = row.items if isinstance(row, Group) else (row, row)
+            if isinstance(condition, Words) and condition.text in ("otherwise", "else"):
+                return _value_of(value, name, point)
+            if (
+                isinstance(condition, Chain)
+                and _COMPARED.keys() >= {*condition.signs}
+                and _holds(condition, name, point)
+            ):
+                return _value_of(value, name, point)
+    return None
 
 
 _FLIPPED = {"=": "=", "<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}

@@ -26,7 +26,7 @@ _DATES = [
     )
 ]
 _CONGRUENCE = re.compile(
-    r"(?P<left>.+?)\\equiv\s*(?P<residue>-?[0-9]+)\s*,?\s*\(?\s*\\?(?:text\{\s*\(?)?\s*\\?p?mod\s*\}?\s*\{?\s*(?P<modulus>[0-9]+)\s*\}?\s*\)?\}?",
+    r"(?:(?P<left>.+?)\\equiv)?\s*(?P<residue>-?[0-9]+)\s*,?\s*\(?\s*\\?(?:text\{\s*\(?)?\s*\\?p?mod\s*\}?\s*\{?\s*(?P<modulus>[0-9]+)\s*\}?\s*\)?\}?",
     re.ASCII,
 )
 _SYMMETRIC = re.compile(
@@ -36,7 +36,7 @@ _SEGMENT = re.compile(r"\\overline\{([A-Z])([A-Z])\}|([A-Z])([A-Z])")
 
 
 _ANY = re.compile(
-    rf":|[0-9]\}}?\s?[ap]m|mod|\\(?:parallel|perp|cong|sim)|\|\||[0-9]-|{'|'.join(m[:3] for m in _MONTHS)}",
+    rf":|noon|midnight|[0-9]\}}?\s?[ap]m|mod|\\(?:parallel|perp|cong|sim)|\|\||[0-9]-|{'|'.join(m[:3] for m in _MONTHS)}",
     re.IGNORECASE,
 )
 Statement = tuple[str, tuple[object, ...]]
@@ -53,7 +53,7 @@ def _statement(text: str) -> Statement | None:
         return "date", date
     if "mod" in text and (found := _CONGRUENCE.fullmatch(text)) is not None and int(found["modulus"]):
         modulus = int(found["modulus"])
-        return "congruence", (string_key(found["left"]), int(found["residue"]) % modulus, modulus)
+        return "congruence", (string_key(found["left"] or ""), int(found["residue"]) % modulus, modulus)
     sides = _symmetric(text)
     return None if sides is None else ("relation", sides)
 
@@ -70,9 +70,11 @@ _Time = tuple[int, int, int, str]
 
 
 def _clock(text: str) -> _Time | None:
-    if not re.search("[0-9]", text[:16]) or len(text) > 60:
+    if len(text) > 60:
         return None
     found = _CLOCK.fullmatch(re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text)).strip().lower().rstrip("."))
+    if found is None and (named := re.fullmatch(r"(?:\\text\{)?\s*(noon|midnight)\s*\}?", text.lower())):
+        return 12, 0, 0, "pm" if named[1] == "noon" else "am"
     if found is None or not (found["minute"] or found["half"]) or int(found["hour"]) > 24:
         return None
     hour, half = int(found["hour"]), found["half"] or ""
@@ -139,24 +141,28 @@ def _symmetric(text: str) -> tuple[str, frozenset[str]] | None:
 
 
 _DECLARED = re.compile(r"(?<![A-Za-z\\])([a-z])\s*\\in\s*(\\mathbb\{[A-Z]\}(?:[\^_]\{?[+*0-9]\}?)?|\\mathbb [A-Z])")
-_FUNCTION = re.compile(r"([A-Za-z]'?)\(([a-z])\)\s*=(?!.*=)")
+_FUNCTION = re.compile(r"([A-Za-z]'?)\(([a-z](?:,[a-z])*)\)\s*=(?!.*=)")
+_INDEX = re.compile(r"\\(?:sum|prod)_\{([a-z])=|\\\{\(?([a-z])(?:\\in[^:|]*?)?(?::|\\mid|\|)|d([a-z])$")
 _LETTER = re.compile(r"\\text\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z]")
 
 
 def as_named(gold: str, other: str) -> str:
     """The answer with each letter that both sides declare in the same way called as in the reference."""
-    declared = r"\in" in gold and r"\in" in other
+    declared = "\\" in gold and "\\" in other
     if not declared and not (")=" in gold and ")=" in other):
         return other
     pairs = [*zip(_DECLARED.finditer(gold), _DECLARED.finditer(other), strict=False)]
     renames = {theirs[1]: ours[1] for ours, theirs in pairs if ours[2] == theirs[2]}
     ours, theirs = _FUNCTION.match(gold), _FUNCTION.match(other)
-    if ours and theirs and ours[1] == theirs[1]:
-        renames[theirs[2]] = ours[2]
+    if ours and theirs and ours[1] == theirs[1] and len(ours[2]) == len(theirs[2]):
+        renames |= zip(theirs[2].split(","), ours[2].split(","), strict=True)
+    ours, theirs = _INDEX.search(gold), _INDEX.search(other)
+    if ours and theirs and ours.lastindex == theirs.lastindex:
+        renames[theirs[theirs.lastindex]] = ours[ours.lastindex]
     renames = {old: new for old, new in renames.items() if old != new}
     if not renames or len(set(renames.values())) < len(renames):
         return other
     used = {letter for letter in _LETTER.findall(other) if len(letter) == 1}
-    if used & {*renames.values()} - renames.keys() or {"e", "i"} & renames.keys():
+    if used & {*renames.values()} - renames.keys() or {"e", "d"} & {*renames, *renames.values()}:
         return other
     return _LETTER.sub(lambda letter: renames.get(letter[0], letter[0]), other)

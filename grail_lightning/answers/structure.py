@@ -148,6 +148,7 @@ def _read(text: str) -> Answer:
         _list,
         _chain,
         _bracketed,
+        _cases,
         _vectors,
         _matrix,
         _ratio,
@@ -226,6 +227,8 @@ def _words(text: str) -> Answer | None:
     if (short or formula) and plain.lower() not in _SHORT_WORDS:
         return None
     lower = re.sub(r"^(?:the|an?) ", "", plain.lower())
+    if lower in ("all real numbers", "all reals", "real numbers", "any real number", "every real number"):
+        return Leaf(r"\mathbb{R}", whole=text)
     if len(runs) == 2 and sorted(map(len, runs))[0] == 1:  # `odd n` and `n odd`
         lower = " ".join(sorted(lower.split(), key=len))
     return Words(_SYNONYMS.get(lower, lower))
@@ -327,7 +330,7 @@ def _bracketed(text: str) -> Answer | None:
     closing = next((place for place, _, depth in pieces(text) if place and depth == 0), len(text))
     inner, closed = text[opening.end() : closing], text[closing:]
     if opening[0] in "([" and _TRANSPOSED.fullmatch(closed[1:]) and split(inner, [","])[1]:
-        closed = closed[:1]  # `(1,2)^T`: a column is a tuple here
+        return _bracketed(f"({inner})")  # `(1,2)^T`: a column is a tuple here
     if closed not in CLOSING:
         return None
     if opening[0] == "{" and closed == "}":
@@ -354,10 +357,13 @@ def _braces(inner: str) -> Answer:
     return Many(_members(_read(inner)), braced=True)
 
 
+_MULTIPLE = re.compile(r"-?(?:[0-9./]+|\\frac\{[0-9]+\}\{[0-9]+\})\(")
+
+
 def _vectors(text: str) -> Answer | None:
     """A sum of tuples or matrices with factors, `(1,2)+t(3,4)`, as one."""
     if "+" not in text and "-" not in text[1:]:
-        return None
+        return _vector(text, "+") if _MULTIPLE.match(text) else None
     parts, signs = split(text, ["+", "-"])
     if not parts[0].strip():
         parts, signs = parts[1:], signs
@@ -408,7 +414,26 @@ def _summed(groups: list[Group]) -> Group | None:
     return Group(groups[0].brackets, tuple(items))
 
 
+_CASES = re.compile(r"\\begin\{cases\}(.*?)\\end\{cases\}", re.DOTALL)
+_IF = re.compile(r"^\s*(?:\\text\{\s*(?:,\s*)?(?:if|for|when|where)\s*\}|(?:if|for|when|where)\b)\s*")
+
+
+def _cases(text: str) -> Answer | None:
+    """A function by cases: pairs of a value and its condition."""
+    found = _CASES.fullmatch(text) if text.startswith(r"\begin{cases}") else None
+    if found is None:
+        return None
+    rows = [row.split("&") for row in re.split(r"\\\\", found[1]) if row.strip()]
+    if any(len(row) != 2 for row in rows):
+        return None
+    cells = [(value.strip(" ,;"), _IF.sub("", condition).strip(" ,;.")) for value, condition in rows]
+    return Group("cases", tuple(Group("&", (_read(value), _read(condition))) for value, condition in cells))
+
+
 def _matrix(text: str) -> Answer | None:
+    if text.startswith((r"\det\begin", r"\det(\begin")):
+        inner = _matrix(text[4:].removeprefix("(").removesuffix(")"))
+        return inner._replace(brackets="determinant") if isinstance(inner, Group) else None
     plain = _BRACKETED_ARRAY.sub(r"\1", text)
     transposed = _TRANSPOSED.search(plain)
     matrix = _MATRIX.fullmatch(plain[: transposed.start()].rstrip() if transposed else plain)
@@ -429,6 +454,8 @@ def _base(text: str) -> Answer | None:
         base = 16 if literal[1] else 2 if literal[2] else 8
         return Leaf(text, node=number(int(literal[1] or literal[2] or literal[3], base)), whole=text)
     digits = _BASE.fullmatch(re.sub(r"(?<=[0-9])\s+(?=[0-9])|\\text\{([A-Fa-f])\}", r"\1", text))
+    if digits is None and "base" in text:
+        digits = _BASE.fullmatch(unwrapped(text))
     if digits is None:
         return None
     base_text = digits[2] or digits[3]
@@ -439,6 +466,8 @@ def _base(text: str) -> Answer | None:
         base_text = spelled_base[0]
     if not base_text.isdigit():
         return None
+    if base_text == "10" and digits[1].isdigit():
+        return _leaf(digits[1])
     return Words(f"{digits[1].lstrip('0').lower() or '0'}_{base_text.lstrip('0')}")
 
 

@@ -212,8 +212,8 @@ class _AtPoint(_Evaluator):
             return self.root(*values)
         if name == "degrees":
             return first * self.context.pi / 180
-        if name == "conjugate":
-            return self.context.conj(first)
+        if name in ("conjugate", "Re", "Im"):
+            return {"conjugate": self.context.conj, "Re": self.context.re, "Im": self.context.im}[name](first)
         if name in ("max", "min"):
             if any(map(_is_imaginary, map(self.context.mpc, values))):
                 raise Undefined(f"{name} of complex numbers")
