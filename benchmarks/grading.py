@@ -176,8 +176,12 @@ def other_exponent(gold: str, draw: random.Random) -> str | None:
 NEAR = (other_sign, other_digit, other_bracket, other_base, other_exponent)
 
 
-UNIT_WORDS = "cm m km ft inches seconds minutes hours days kg g dollars cents euros degrees percent liters years".split()
-NUMBER_WORDS = "hundred thousand million lakh dozen half halves thirds sevenths tenths squared factorial theta pi".split()
+UNIT_WORDS = (
+    "cm m km ft inches seconds minutes hours days kg g dollars cents euros degrees percent liters years".split()
+)
+NUMBER_WORDS = (
+    "hundred thousand million lakh dozen half halves thirds sevenths tenths squared factorial theta pi".split()
+)
 OTHER_WORDS = "apples oranges boys girls left right up north south clockwise profit loss more fewer wrong not".split()
 
 

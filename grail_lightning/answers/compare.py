@@ -10,7 +10,7 @@ from itertools import accumulate
 from grail_lightning.answers.normalise import TEXT, string_key
 from grail_lightning.answers.parse import Node, Unreadable, letters, number, parse
 from grail_lightning.answers.quantity import agree
-from grail_lightning.answers.structure import Leaf
+from grail_lightning.answers.shapes import Leaf
 from grail_lightning.answers.values import agree_everywhere, equal_by_math_verify, is_terminating, rational
 
 LAYERS = ("string", "number", "structure", "symbolic", "math-verify")

@@ -14,6 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
+from grail_lightning.answers.choices import same_choice, without_label
 from grail_lightning.answers.compare import LAYERS, Conventions, Formulas, Undecided, Unparseable, capped, same_form
 from grail_lightning.answers.named import by_axis, labelled, named_values, unnamed_items
 from grail_lightning.answers.normalise import CACHED_CHARACTERS, TEXT, normalise, string_key
@@ -29,28 +30,15 @@ from grail_lightning.answers.relations import (
     named_value,
     same_set,
 )
+from grail_lightning.answers.shapes import Answer, Broken, Chain, Group, Leaf, Many, Words, digits_of
 from grail_lightning.answers.statements import as_named, same_statement
-from grail_lightning.answers.structure import Answer, Broken, Chain, Group, Leaf, Many, Words, digits_of, read
+from grail_lightning.answers.structure import read
 from grail_lightning.answers.values import TooLarge, Undefined, ratio_sign, rational
 
 _MOST_ITEMS = 64
 _MOST_COMPARED = 64
 # Of each sign the one that it is written with, and whether the sides are turned for that.
 _TURNS = {"<": ("<", 1), ">": ("<", -1), r"\le": (r"\le", 1), r"\ge": (r"\le", -1), r"\ne": (r"\ne", 0)}
-# `(B)24` or `\text{Option B}`: a choice, and behind it what is chosen, in which there is no second answer.
-_CHOICE = re.compile(
-    r"(?:\\text\{)?(?:(?:[Tt]he )?(?:[Cc]orrect |[Ff]inal )?(?:[Oo]ption|[Cc]hoice|[Aa]nswer):? ?(?:is:? )?)?\(?([A-E])(?:[).:]|\}|(?= is )|$)\s*\}?"
-    r"(?:(?:\\text\{)?\s*is (?:correct|right|true|the (?:correct |right |best )?(?:answer|choice|option))\}?|"
-    r"(?:(?!.*\bor\b|is\b)(?:[0-9]|\\\$|\\frac|\\sqrt|\\text\{[a-z ]|(?<= )[a-z]|(?<=\))[a-z]{3})[^A-Z(,;=]*)?)"
-)
-_CHOICES = re.compile(r"[A-E](?:,? ?[A-E]){1,4}")
-_LABEL = re.compile(r"^\([A-E]\)(?=[0-9]|\\(?:\$|frac|sqrt|text))")
-# What a remark behind a choice says against it, or leaves open.
-_REJECTED = re.compile(
-    r"\b(?:incorrect|wrong|false|invalid|impossible|eliminated|excluded|rejected|discarded|ruled|crossed|refuted|cannot|not|never|maybe|perhaps"
-    r"|possibly|probably|unlikely|unless|except|doubtful|contradict\w*|fails?|out|neither|nor|isn't|doesn't|can't)\b"
-    r"|(?<=[)}:.] )\w{4,}ed\}?$|(?<=text\{)\s?\w{4,}ed\}?$|\b(?:is|are|was|seems|looks|has)\b(?! (?:correct|right|true|the (?:correct |right |best |final )?(?:answer|choice|option|one)))"
-)
 _FRACTION = re.compile(r"\\frac\{([0-9]+)\}\{(0*[1-9][0-9]*)\}", re.ASCII)
 # A whole number to the power of one half that is nobody's script or argument: behind `_`, `^`, `}`, a letter or a digit
 # it could be one, unless that ends a complete factor.
@@ -133,14 +121,10 @@ class _Comparison(Formulas):
     def outcome(self, gold: str, prediction: str) -> Outcome:
         if string_key(gold) == string_key(prediction):
             return Outcome("right" if prediction else "unparseable", "string")
-        choice = None if _REJECTED.search(prediction) else _CHOICE.fullmatch(prediction)
-        if choice is not None and re.fullmatch(r"\(?[A-E]\)?", gold):
-            return Outcome("right" if choice[1] == gold.strip("()") else "wrong", "string")
-        if _CHOICES.fullmatch(gold) and "," in gold and (several := _CHOICES.fullmatch(prediction)):
-            listed = re.findall("[A-E]", several[0])
-            return Outcome("right" if sorted(listed) == sorted(re.findall("[A-E]", gold)) else "wrong", "string")
-        if choice is not None and choice[1] not in gold:  # `(B)24` for 24
-            prediction = _LABEL.sub("", prediction)
+        chosen = same_choice(gold, prediction)
+        if chosen is not None:
+            return Outcome("right" if chosen else "wrong", "string")
+        prediction = without_label(gold, prediction)
         if _lowest_terms(gold) == _lowest_terms(prediction):
             return Outcome("right", "number")
         if _same_wording(gold, prediction):

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from grail_lightning.answers.normalise import string_key
 from grail_lightning.answers.relations import named_sides
-from grail_lightning.answers.structure import Answer, Chain, Group, Leaf, Many, read
+from grail_lightning.answers.shapes import Answer, Chain, Group, Leaf, Many
+from grail_lightning.answers.structure import read
 
 _NAME_IN_TUPLE = re.compile(
     r"\\?[A-Za-z]+(?:_\{?[A-Za-z0-9]+\}?)?'?|\\text\{[A-Za-z ]+\}|\\(?:hat|bar|vec)\{?[A-Za-z]\}?"

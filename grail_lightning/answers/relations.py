@@ -9,7 +9,7 @@ from operator import and_, eq, ge, gt, le, lt, ne, or_, sub
 from grail_lightning.answers.normalise import ELEMENTARY, GREEK, TRIGONOMETRIC
 from grail_lightning.answers.parse import DERIVATIVE, DIFFERENTIABLE, Node, letters, negated, number
 from grail_lightning.answers.quantity import NOTHING, Said
-from grail_lightning.answers.structure import Answer, Chain, Group, Leaf, Many, Words
+from grail_lightning.answers.shapes import Answer, Chain, Group, Leaf, Many, Words
 from grail_lightning.answers.values import approximate, rational
 
 # What a name is applied to: `(2)`, `(A\mid B)`, `(X\ge 2)`, `[X]`, `(g(2))`.
