@@ -176,13 +176,9 @@ def other_exponent(gold: str, draw: random.Random) -> str | None:
 NEAR = (other_sign, other_digit, other_bracket, other_base, other_exponent)
 
 
-UNIT_WORDS = (
-    "cm m km ft inches seconds minutes hours days kg g dollars cents euros degrees percent liters years".split()
-)
-NUMBER_WORDS = (
-    "hundred thousand million lakh dozen half halves thirds sevenths tenths squared factorial theta pi".split()
-)
-OTHER_WORDS = "apples oranges boys girls left right up north south clockwise profit loss more fewer wrong not".split()
+UNIT_WORDS = ["cm", "m", "ft", "inches", "seconds", "hours", "days", "kg", "dollars", "cents", "percent", "years"]
+NUMBER_WORDS = ["hundred", "million", "lakh", "dozen", "half", "thirds", "sevenths", "tenths", "squared", "theta", "pi"]
+OTHER_WORDS = ["apples", "boys", "left", "up", "north", "clockwise", "profit", "loss", "more", "wrong", "not"]
 
 
 def changed_digit(text: str, draw: random.Random) -> str | None:
@@ -194,7 +190,7 @@ def changed_sign(text: str, draw: random.Random) -> str | None:
 
 
 def changed_word(text: str, draw: random.Random) -> str | None:
-    words = [found for found in re.finditer(r"(?<![\\\\A-Za-z{])[A-Za-z]{3,}|(?<=text\{)[A-Za-z ]+", text)]
+    words = list(re.finditer(r"(?<![\\A-Za-z{])[A-Za-z]{3,}|(?<=text\{)[A-Za-z ]+", text))
     if not words:
         return None
     found = draw.choice(words)
@@ -207,11 +203,11 @@ def added_word(text: str, draw: random.Random) -> str:
 
 
 def swapped_names(text: str, draw: random.Random) -> str | None:
-    names = sorted({*re.findall(r"(?<![\\\\A-Za-z])[a-zA-Z](?![A-Za-z])", text)})
+    names = sorted({*re.findall(r"(?<![\\A-Za-z])[a-zA-Z](?![A-Za-z])", text)})
     if len(names) < 2:
         return None
     one, two = draw.sample(names, 2)
-    return re.sub(rf"(?<![\\\\A-Za-z])[{one}{two}](?![A-Za-z])", lambda name: two if name[0] == one else one, text)
+    return re.sub(rf"(?<![\\A-Za-z])[{one}{two}](?![A-Za-z])", lambda name: two if name[0] == one else one, text)
 
 
 def swapped_values(text: str, draw: random.Random) -> str | None:
@@ -300,7 +296,7 @@ def near_table(names: dict[str, list[str]], verifier: Verifier) -> None:
 
 
 def edits_table(pairs: list[tuple[str, str]], number: int, verifier: Verifier) -> None:
-    """Random edits of right answers: each that is still accepted is listed, unless SymPy or the text says it is equal."""
+    """Random edits of right answers: those that are accepted are listed, unless SymPy finds the two equal."""
     draw, made = random.Random(0), []
     while len(made) < number:
         gold, answer = draw.choice(pairs)

@@ -4,18 +4,27 @@
 
 import re
 
-# Longest first, so that `平方厘米` is no `米`.
-_WORDS = {
-    **dict.fromkeys(["最终答案是", "最终答案为", "正确答案是", "正确答案为", "答案应为", "答案是", "答案为", "答案选", "答案", "因此", "所以", "故选", "应选", "选择", "选项", "选", "故", "答", "解"], ""),
-    **dict.fromkeys(["平方厘米"], r"\text{ cm^2}"), **dict.fromkeys(["平方米"], r"\text{ m^2}"), "立方厘米": r"\text{ cm^3}", "立方米": r"\text{ m^3}",
-    "千米": r"\text{ km}", "公里": r"\text{ km}", "厘米": r"\text{ cm}", "毫米": r"\text{ mm}", "米": r"\text{ m}", "千克": r"\text{ kg}",
-    "公斤": r"\text{ kg}", "克": r"\text{ g}", "吨": r"\text{ tonnes}", "毫升": r"\text{ ml}", "升": r"\text{ l}",
-    "小时": r"\text{ hours}", "分钟": r"\text{ minutes}", "秒": r"\text{ seconds}", "天": r"\text{ days}", "年": r"\text{ years}",
-    "美元": r"\text{ dollars}", "欧元": r"\text{ euros}", "人民币": r"\text{ yuan}", "元": r"\text{ yuan}", "平方单位": r"\text{ square units}", "单位": r"\text{ units}",
-    "是的": r"\text{yes}", "共": "", "项": "", "个人": r"\text{ people}", "人": r"\text{ people}", "个": r"", "只": "", "本": "", "条": "", "张": "", "支": "", "种": "", "次": r"\text{ times}", "岁": r"\text{ years old}", "度": r"^\circ ",
-    "无解": r"\text{no solution}", "不存在": r"\text{does not exist}", "不是": r"\text{no}", "是": r"\text{yes}", "否": r"\text{no}", "正确": r"\text{true}", "错误": r"\text{false}",
-    "或者": r"\text{ or }", "或": r"\text{ or }", "和": r"\text{ and }", "且": r"\text{ and }",
+# What is left out: phrases before an answer, and measure words.
+_LEFT_OUT = (
+    "最终答案是", "最终答案为", "正确答案是", "正确答案为", "答案应为", "答案是", "答案为", "答案选", "答案",
+    "因此", "所以", "故选", "应选", "选择", "选项", "选", "故", "答", "解", "共", "项", "个", "只", "本",
+    "条", "张", "支", "种",
+)  # fmt: skip
+_WORDS = dict.fromkeys(_LEFT_OUT, "") | {
+    "平方厘米": r"\text{ cm^2}", "平方米": r"\text{ m^2}", "立方厘米": r"\text{ cm^3}",
+    "立方米": r"\text{ m^3}", "千米": r"\text{ km}", "公里": r"\text{ km}", "厘米": r"\text{ cm}",
+    "毫米": r"\text{ mm}", "米": r"\text{ m}", "千克": r"\text{ kg}", "公斤": r"\text{ kg}",
+    "克": r"\text{ g}", "吨": r"\text{ tonnes}", "毫升": r"\text{ ml}", "升": r"\text{ l}",
+    "小时": r"\text{ hours}", "分钟": r"\text{ minutes}", "秒": r"\text{ seconds}", "天": r"\text{ days}",
+    "年": r"\text{ years}", "美元": r"\text{ dollars}", "欧元": r"\text{ euros}", "人民币": r"\text{ yuan}",
+    "元": r"\text{ yuan}", "平方单位": r"\text{ square units}", "单位": r"\text{ units}",
+    "是的": r"\text{yes}", "个人": r"\text{ people}", "人": r"\text{ people}", "次": r"\text{ times}",
+    "岁": r"\text{ years old}", "度": r"^\circ ", "无解": r"\text{no solution}",
+    "不存在": r"\text{does not exist}", "不是": r"\text{no}", "是": r"\text{yes}", "否": r"\text{no}",
+    "正确": r"\text{true}", "错误": r"\text{false}", "或者": r"\text{ or }", "或": r"\text{ or }",
+    "和": r"\text{ and }", "且": r"\text{ and }",
 }  # fmt: skip
+# The longest first, so that `平方厘米` is no `米`.
 _WORD = re.compile("|".join(sorted(_WORDS, key=len, reverse=True)))
 _DIGITS = {character: value for value, character in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2}
 _POWERS = {"十": 10, "百": 100, "千": 1000, "万": 10**4, "亿": 10**8}

@@ -1,4 +1,4 @@
-r"""Choices among options: `(B)`, `\text{Option B}`, `(B) 24`, `A and C`; and what a remark behind one says against it."""
+r"""Choices among options: `(B)`, `\text{Option B}`, `(B) 24`, `A and C`; and what a remark says against one."""
 
 import re
 

@@ -75,9 +75,9 @@ class Formulas:
         """Two formulas with what surrounds them."""
         if not agree(gold.said, other.said, missing=self.conventions.missing_unit):
             return self.with_letters(gold, other)
-        if string_key(gold.text) == string_key(other.text) and gold.percent == other.percent:
-            if gold.degrees == other.degrees or not (_in_radians(gold) or _in_radians(other)):
-                return True
+        same_measure = gold.degrees == other.degrees or not (_in_radians(gold) or _in_radians(other))
+        if same_measure and gold.percent == other.percent and string_key(gold.text) == string_key(other.text):
+            return True
         if _anagrams(gold.text, other.text):
             return False
         if gold.node is None or other.node is None:

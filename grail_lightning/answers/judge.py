@@ -155,24 +155,20 @@ class _Comparison(Formulas):
                 return self.leaves(gold, other)
             case Words(), Words():
                 return gold == other
-            case (Words(digits), Leaf(text, said)) | (Leaf(text, said), Words(digits)) if said == NOTHING and text[
-                :2
-            ] in ("0x", "0b", "0o"):
-                return isinstance(written := read(digits_of(text)), Words) and written.text == digits
             case (Words(words), Leaf(text, said)) | (Leaf(text, said), Words(words)):  # `odd` is no product here
-                return words == text.lower() and said == NOTHING
+                return said == NOTHING and words in (text.lower(), digits_of(text))
             case (Words("none"), Many(())) | (Many(()), Words("none")):
                 return True
             case Group("cases"), Group("cases") if len(gold.items) == len(other.items):
                 return self.one_to_one(Many(gold.items), Many(other.items)) or equal_by_cases(gold, other)
             case (Group("cases"), _) | (_, Group("cases")):
                 return equal_by_cases(gold, other)
-            case (Group("determinant") as rows, Leaf(node=Node() as value)) | (
+            case (Group("determinant"), Leaf(node=Node() as value)) | (
                 Leaf(node=Node() as value),
-                Group("determinant") as rows,
+                Group("determinant"),
             ):
-                number_of_rows = determinant(rows)
-                return number_of_rows is not None and self.nodes(number_of_rows, value)
+                expanded = determinant(gold if isinstance(gold, Group) else other)
+                return expanded is not None and self.nodes(expanded, value)
             case Group(), Group():
                 if {gold.brackets, other.brackets} == {"()", "matrix"}:
                     gold, other = _as_vector(gold), _as_vector(other)
@@ -180,10 +176,9 @@ class _Comparison(Formulas):
             case Group(brackets="()"), Many(braced=False, joint=","):
                 return self.in_order(gold.items, other.items)
             case (Leaf(), Many(braced=False, joint="and")) | (Many(braced=False, joint="and"), Leaf()):
-                whole = _mixed(other if isinstance(other, Many) else gold)
-                return whole is not None and self.answers(
-                    *((gold, whole) if isinstance(gold, Leaf) else (whole, other))
-                )
+                number_of, mixed = (gold, other) if isinstance(gold, Leaf) else (other, gold)
+                whole = _mixed(mixed)
+                return whole is not None and self.answers(number_of, whole)
             case (Chain(is_relation=True), _) | (_, Chain(is_relation=True)):
                 return self.relations(gold, other)
             case Many(), Many() if _joined_alike(gold, other) and self.one_to_one(gold, other):

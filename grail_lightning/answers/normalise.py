@@ -41,7 +41,10 @@ _GREEK_LETTERS = dict(zip("αβγδεζηθικλμνξπρστυφχψωΓΔΘ�
 GREEK = frozenset(_GREEK_LETTERS.values()) - {"pi"}  # those that are no number
 
 # Characters with the command of each.
-_NAMED = "∞infty √sqrt ≤le ⩽le ≦le ≥ge ⩾ge ≧ge ≠ne ±pm ∓mp ∪cup ∩cap ∖setminus ∅emptyset ∈in ≈approx ∠angle ∥parallel ⟂perp ⊥perp ≡equiv ⟨langle ⟩rangle ‖| …ldots"
+_NAMED = (
+    "∞infty √sqrt ≤le ⩽le ≦le ≥ge ⩾ge ≧ge ≠ne ±pm ∓mp ∪cup ∩cap ∖setminus ∅emptyset ∈in ≈approx ∠angle ∥parallel "
+    "⟂perp ⊥perp ≡equiv ⟨langle ⟩rangle ‖| …ldots"
+)
 _SYMBOLS = str.maketrans(
     {letter: rf"\{name} " for letter, name in _GREEK_LETTERS.items()}
     | {named[0]: rf"\{named[1:]} " for named in _NAMED.split()}

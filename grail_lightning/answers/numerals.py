@@ -29,9 +29,9 @@ def _cardinal(words: Sequence[str]) -> tuple[Fraction | None, int]:
             if not seen and place and words[0] not in ("a", "an"):
                 break
             if multiple == 100 and group < 100:
-                group = (group or 1) * 100
+                group = (group or Fraction(1)) * 100
             elif multiple < last or total == 0:
-                total, group, last = total + (group or 1) * multiple, Fraction(0), multiple
+                total, group, last = total + (group or Fraction(1)) * multiple, Fraction(0), multiple
             else:
                 break
         elif word in ("a", "an") and place == 0 and len(words) > 1 and multiple_of(words[1]):
@@ -96,8 +96,6 @@ def spelled(plain: str) -> tuple[str, str] | None:
         part = _part(rest, value)
         if part is not None:
             value, rest = value * part[0], rest[part[1] :]
-        elif rest[:2] == ["of", "a"] and value is None:
-            return None
         value, rest = _and_part(value, rest)
     if value is None:
         return None
@@ -121,7 +119,7 @@ _LITERAL = re.compile(r"([+-]?)([0-9]*\.?[0-9]+)", re.ASCII)
 
 
 def scaled(core: str, tail: str) -> tuple[str, str] | None:
-    """The number with the words behind it that multiply or divide it, as `million` and `sevenths`, and the other words."""
+    """The number times the words behind it, such as `million` and `sevenths`, and the other words; None without."""
     words = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", tail.lower()).split()
     literal = _LITERAL.fullmatch(core)
     if not words or not literal:

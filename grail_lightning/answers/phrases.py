@@ -30,13 +30,16 @@ _INTRODUCTION = re.compile(
 )
 # `\text{The value of } x \text{ is } 8`.
 _SEVERAL_TYPES = re.compile(
-    r"^\\text\{\s*(?:(?:so|thus|hence|therefore),?\s)?(?:the|our)\b[^{}:]*\}[^{}\\=]{1,20}\\text\{\s*(?:is|equals|is equal to)\s*:?\s*\}\s*(?=\S)",
+    r"^\\text\{\s*(?:(?:so|thus|hence|therefore),?\s)?(?:the|our)\b[^{}:]*\}"
+    r"[^{}\\=]{1,20}\\text\{\s*(?:is|equals|is equal to)\s*:?\s*\}\s*(?=\S)",
     re.IGNORECASE,
 )
 # A sentence about a thing that ends with its value: `The number of residents is 73`, `The sequence is convergent`.
 _SENTENCE = re.compile(
-    r"(?P<type>\\text\{\s*)?(?:(?:so|thus|hence|therefore)\s*,?\s+)?(?:the|this|it|its|there|our|their|his|her)\b[A-Za-z ,']*?"
-    r"\s(?:is|are|equals|equal to)\s+(?:equal to\s+|an?\s+|exactly\s+)?(?P<rest>\S(?:[^,;=.]|\.(?=[0-9]))*[.!]?\}?[.!]?)",
+    r"(?P<type>\\text\{\s*)?(?:(?:so|thus|hence|therefore)\s*,?\s+)?"
+    r"(?:the|this|it|its|there|our|their|his|her)\b[A-Za-z ,']*?"
+    r"\s(?:is|are|equals|equal to)\s+(?:equal to\s+|an?\s+|exactly\s+)?"
+    r"(?P<rest>\S(?:[^,;=.]|\.(?=[0-9]))*[.!]?\}?[.!]?)",
     re.IGNORECASE | re.DOTALL,
 )
 _VERB = re.compile(r"(?:\\text\{)?\s*(?:the|this|it)\s(?:[a-z]+\s){0,3}?(converges|diverges)\.?\s*\}?", re.IGNORECASE)
@@ -44,7 +47,7 @@ _VERB = re.compile(r"(?:\\text\{)?\s*(?:the|this|it)\s(?:[a-z]+\s){0,3}?(converg
 _DENIAL = re.compile(
     r"\b(?:not?|never|nor|neither|cannot|false|wrong|incorrect|unless|if|whether|than|opposite|negative|minus|plus|reciprocal|half|twice|double|triple)\b"
     r"|n't|\bof (?:the |my )?(?:\w+ )?(?:answer|result|solution)s?\b"
-    r"|^(?:\\text\{)?\s*(?:at (?:least|most)|(?:less|more|fewer|greater) than|half|twice|double|(?:everything )?except)\b",
+    r"|^(?:\\text\{)?\s*(?:at (?:least|most)|(?:less|more|fewer|greater) than|(?:everything )?except)\b",
     re.IGNORECASE,
 )
 _NUMBER_IN_TYPE = re.compile(r"^\\text\{\s*([+-]?[0-9][0-9.,]*)(\s+[A-Za-z][^0-9{}]*)\}$")
@@ -64,7 +67,7 @@ _CASES = re.compile(
 
 
 def without_environment(text: str) -> str:
-    r"""The lines of `align` and its like as a list, or as one chain where a line begins with its sign; `cases` of equations, too."""
+    r"""The lines of `align` and of `cases` of equations as a list, or as one chain where lines begin with a sign."""
     if r"\begin" not in text:
         return text
     text = _ENVIRONMENT.sub(lambda found: _lines(found[1].replace("&", "")), text)
@@ -124,7 +127,7 @@ def without_phrases(text: str) -> str:
     return _NUMBER_IN_TYPE.sub(r"\1\\text{\2}", text) if text.startswith(r"\text") else text
 
 
-# Sets and symbols with several spellings -------------------------------------------------------------------------------
+# Sets and symbols with several spellings
 _REALS = re.compile(
     r"\\mathbb\s*\{?R\}?\s*(?:\^\s*\{?\s*([+-])\s*\}?|_\s*\{?\s*(\+|-|>\s*0|<\s*0|\\ge\s*0|\\le\s*0)\s*\}?)"
 )
@@ -141,7 +144,8 @@ _INTEGER = re.compile(
 
 
 _DECLARED = re.compile(
-    r"[\s,]*(?:\\text\{[\s,]*(?:where|for|with)?(?: some| any| all| every)?\s*\}|\b(?:where|for)\b)?\s*\(?([a-z]\s*\\in\s*\\mathbb\{[A-Z]\})\)?$"
+    r"[\s,]*(?:\\text\{[\s,]*(?:where|for|with)?(?: some| any| all| every)?\s*\}|\b(?:where|for)\b)?\s*"
+    r"\(?([a-z]\s*\\in\s*\\mathbb\{[A-Z]\})\)?$"
 )
 _WITHOUT = re.compile(r"(\\mathbb\{[A-Z]\})\s*-\s*\\\{")
 _ENDS = re.compile(r"\\angle\s?([A-Z])([A-Z])([A-Z])(?![A-Za-z])|(?<![0-9.])\\overline\{([A-Z])([A-Z])\}")
@@ -199,7 +203,8 @@ def _chosen(found: re.Match[str]) -> str:
 
 
 _SPACED = re.compile(
-    r"(?<![0-9.,_^A-Za-z\\}])([+-]?(?:\\\$|[£€¥])?)([1-9][0-9]{0,2}(?: [0-9]{3})+)(?![0-9])(?! [0-9])(?=(?:\.[0-9]+)?(?:$|[\s\\%]))",
+    r"(?<![0-9.,_^A-Za-z\\}])([+-]?(?:\\\$|[£€¥])?)([1-9][0-9]{0,2}(?: [0-9]{3})+)"
+    r"(?![0-9])(?! [0-9])(?=(?:\.[0-9]+)?(?:$|[\s\\%]))",
     re.ASCII,
 )
 _QUOTED = re.compile(r"(?<![0-9A-Za-z.,'])[1-9][0-9]{0,2}(?:'[0-9]{3})+(?![0-9'])", re.ASCII)

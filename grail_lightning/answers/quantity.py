@@ -13,6 +13,7 @@ from grail_lightning.answers.lexicon import (
     AMBIGUOUS,
     COUNTED,
     DESCRIBING,
+    MONTHS,
     QUALIFIERS,
     SYMBOLS,
     TOTALS,
@@ -51,7 +52,7 @@ _MONEY = frozenset("dollar cent euro gbp yen rupee yuan pound".split())  # noqa:
 
 
 def agree(one: Said, two: Said, *, missing: bool = True) -> bool:
-    """Whether two numbers with these words may be equal. A bare number agrees with one of a kind if that may be missing."""
+    """Whether two numbers with these words may be equal; a bare number with one of a kind if that may be `missing`."""
     if one == two:
         return True
     for bare, other in ((one, two), (two, one)):
@@ -82,7 +83,7 @@ def _is_price(kind: str, money: str) -> bool:
     return money in factors and all(factor == money or factor.endswith("^-1") for factor in factors)
 
 
-# units ------------------------------------------------------------------------------------------------------------------
+# units
 _FACTOR = re.compile(r"([a-z$%°?]+)\.?(?:\^?\{?(-?[1-9])\}?)?")
 _POWER_WORDS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3, "cu": 3}
 # What else is a product of other units.
@@ -129,15 +130,9 @@ def _factors(part: str) -> list[tuple[str, int]] | None:
         if name is None or factor is None:
             noun = _noun_key(part)
             return [(f"?{noun}", 1)] if noun else None
-        if (
-            len(pieces) > 1
-            and factor[1] not in SYMBOLS
-            and "*" not in part
-            and "-" not in part
-            and found[-1:] != [(name, 1)]
-        ):
-            if (found and found[-1][0] != name) or (not found and unit_name(pieces[1].rstrip(".")) != name):
-                return None
+        twice = unit_name(pieces[0].rstrip(".")) == name and unit_name(pieces[1 % len(pieces)].rstrip(".")) == name
+        if len(pieces) > 1 and not twice and factor[1] not in SYMBOLS and not {"*", "-"} & {*part}:
+            return None
         if found[-1:] != [(name, 1)]:  # `dollars USD`
             found.append((name, int(factor[2] or 1) * power_of_all))
     return found or None
@@ -151,14 +146,13 @@ def _noun_key(text: str) -> str | None:
     return " ".join([*before, singular(last)])
 
 
-# phrases ----------------------------------------------------------------------------------------------------------------
+# phrases
 _ALL = "|".join(sorted(map(re.escape, TOTALS), key=len, reverse=True))
 _TOTALS = re.compile(rf"^(?:{_ALL})\b\s*|\s*,?\s*\b(?:{_ALL})$")
 _PLACE = re.compile(
     r"(of|in|on|at|for|from|with)\s+(?:(?:the|an?|each|every|his|her|their|its|this|these|those)\s+)?(.+)"
 )
-_MONTHS = frozenset(name for name, first in TYPED_UNITS.items() if len(name) > 2 and first in
-                    "january february march april may june july august september october november december".split())  # fmt: skip  # noqa: SIM905
+_MONTHS = frozenset(name for name, first in TYPED_UNITS.items() if first in MONTHS and len(name) > 2)
 _SIDES = frozenset(["left", "over"])  # what is left of counted things; of a length it would be a direction
 
 
@@ -210,7 +204,7 @@ def _is_mild(qualifier: str, kind: str) -> bool:
     ))  # fmt: skip
 
 
-# the words around a formula ---------------------------------------------------------------------------------------------
+# the words around a formula
 CURRENCIES = {r"\$": "dollar", "£": "gbp", "€": "euro", "¥": "yen", "₹": "rupee", "₽": "ruble", "₩": "won"}
 _SIGN = "|".join(map(re.escape, CURRENCIES))
 _MONEY_BEFORE = re.compile(rf"([+-]?)\s*(?:US|CA|A)?({_SIGN})\s*([+-]?)")
@@ -223,7 +217,8 @@ _UNTYPED = re.compile(
 )
 _NUMBER_AHEAD = r"[+-]?(?:[0-9.]|\\(?:frac|sqrt|pi|\$)|[£€¥])"
 _BEFORE = re.compile(
-    rf"(?:\\text\{{([^{{}}]*)\}}\s*(?={_NUMBER_AHEAD}|[a-zA-Z](?![A-Za-z]))|((?:[A-Za-z]{{3,}}|an? [A-Za-z]{{3,}})\.? (?:[A-Za-z]{{2,}}\.? )*)\s*(?={_NUMBER_AHEAD}))"
+    rf"(?:\\text\{{([^{{}}]*)\}}\s*(?={_NUMBER_AHEAD}|[a-zA-Z](?![A-Za-z]))"
+    rf"|((?:[A-Za-z]{{3,}}|an? [A-Za-z]{{3,}})\.? (?:[A-Za-z]{{2,}}\.? )*)\s*(?={_NUMBER_AHEAD}))"
 )
 # The angle in `\sin 30^\circ` has the degrees, not the answer.
 _OF_ANGLE = re.compile(rf"\\(?:cis|{'|'.join(TRIGONOMETRIC)})")

@@ -2,6 +2,7 @@ r"""What relations say: which sides only name what the others are, and the set o
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from fractions import Fraction
 from functools import reduce
 from operator import and_, eq, ge, gt, le, lt, ne, or_, sub
@@ -10,7 +11,7 @@ from grail_lightning.answers.normalise import ELEMENTARY, GREEK, TRIGONOMETRIC
 from grail_lightning.answers.parse import DERIVATIVE, DIFFERENTIABLE, Node, letters, negated, number
 from grail_lightning.answers.quantity import NOTHING, Said
 from grail_lightning.answers.shapes import Answer, Chain, Group, Leaf, Many, Words
-from grail_lightning.answers.values import approximate, rational
+from grail_lightning.answers.values import Undefined, approximate, rational
 
 # What a name is applied to: `(2)`, `(A\mid B)`, `(X\ge 2)`, `[X]`, `(g(2))`.
 _ARGUMENT = r"(?:[A-Za-z0-9_^,;.|'\s\\{}=<>+-]|\([A-Za-z0-9]\))*"
@@ -19,12 +20,16 @@ _VECTOR = (
 )
 _COMPLEX = r"[zw](?:_[0-9])?"
 _SETS = r"[A-Z](?:'|_[0-9])?(?:\s?\\(?:cap|cup|setminus|times)\s?[A-Z](?:'|_[0-9])?)+"
-_SIZE = rf"\\\|[^|=<>]+\\\||\|(?:[A-Z]{{1,2}}|{_SETS}|{_VECTOR}(?:\s?[+-]\s?{_VECTOR})+|{_COMPLEX}(?:\s?[+-]?\s?{_COMPLEX})*|{_VECTOR})\|"
+_SIZE = (
+    rf"\\\|[^|=<>]+\\\||\|(?:[A-Z]{{1,2}}|{_SETS}|{_VECTOR}(?:\s?[+-]\s?{_VECTOR})*"
+    rf"|{_COMPLEX}(?:\s?[+-]?\s?{_COMPLEX})*)\|"
+)
+_OF_VALUE = "[A-Za-z ]+\\sof|[Aa]rea|[Vv]olume|[Pp]erimeter|[Ll]ength|[Aa]ngle|[Mm]ax|[Mm]in|[Rr]ank|[Tt]race|[Dd]im|tr"
 _ANGULAR = "|".join(TRIGONOMETRIC)
 _COMMAND = rf"\\(?!frac|sqrt|pi|infty|{_ANGULAR}|l[no]|exp|int|sum|text)[a-zA-Z]+"
 _NAME = re.compile(
     rf"""(?:m?\\(?:angle|triangle)\s?|\\(?:det|dim|max|min|sup|inf|deg|ker|arg|Re|Im|lim)(?:_\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|_[A-Za-z0-9])?\s?(?:\\(?:ker|dim|det)\s?)?
-      |\\text\{{(?:[A-Za-z ]+\sof|[Aa]rea|[Vv]olume|[Pp]erimeter|[Ll]ength|[Aa]ngle|[Mm]ax|[Mm]in|[Rr]ank|[Tt]race|[Dd]im|tr)\s?\}}\s?(?=[A-Z]|\\triangle)(?:\\triangle\s?)?)?
+      |\\text\{{(?:{_OF_VALUE})\s?\}}\s?(?=[A-Z]|\\triangle)(?:\\triangle\s?)?)?
     (?P<head>\\\#\s?[A-Z]|\\text\{{[A-Za-z][^{{}}]*\}}|\\mathbb\{{[A-Z]\}}|{_VECTOR}|{_SIZE}|{DERIVATIVE}|\[[A-Z]{{3,6}}\]|[A-Z]{{2,5}}
       |[A-Za-z]{{3,}}(?:\s(?:of|[A-Za-z]{{3,}}))*|[A-Za-z]|{_COMMAND})
     (?:'|\^\*|\^\{{\*\}}|_\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|_\\text\{{[^{{}}]*\}}|_[A-Za-z0-9]|(?<![xyzt])\^\{{-1\}}(?=\s?[(\[]|$)|(?<=[{DIFFERENTIABLE}])\^\{{\([0-9n]\)\}})*
@@ -49,7 +54,10 @@ _NO_NAME = re.compile(
     rf"\b(?:{'|'.join(ELEMENTARY)}|sqrt|[Nn]ot?|[Nn]ever|[Nn]either|nor|isn't|cannot|false|wrong|[Hh]alf|[Tt]wice|[Dd]ouble)\b"
 )
 # A letter without a value of its own (`e_1` has none, e and i have), or a segment; possessive, so linear on any text.
-_SYMBOL = rf"(?:{_VECTOR}|m?\\angle\s?[A-Z]{{1,3}}|\\overline\{{[A-Z]{{2}}\}}|[A-Z]++|(?![ei](?![_']))[a-z]|\\(?:{'|'.join(GREEK)})(?![a-zA-Z]))(?:_\{{[A-Za-z0-9]++\}}|_[A-Za-z0-9]|')*+"
+_SYMBOL = (
+    rf"(?:{_VECTOR}|m?\\angle\s?[A-Z]{{1,3}}|\\overline\{{[A-Z]{{2}}\}}|[A-Z]++|(?![ei](?![_']))[a-z]"
+    rf"|\\(?:{'|'.join(GREEK)})(?![a-zA-Z]))(?:_\{{[A-Za-z0-9]++\}}|_[A-Za-z0-9]|')*+"
+)
 _SUM_OR_PRODUCT = re.compile(rf"{_SYMBOL}(?:(?:\s?[+-]\s?{_SYMBOL})++|(?:\s?\*?\s?{_SYMBOL})++)")
 
 
@@ -184,7 +192,7 @@ def _put(node: Node, name: Node, value: Fraction | int) -> Node:
     return number(value) if node == name else node._replace(args=tuple(_put(part, name, value) for part in node.args))
 
 
-def determinant(rows: Group) -> Node | None:
+def determinant(rows: Answer) -> Node | None:
     """The value of a determinant of at most four rows, as a formula; None if it is none."""
     cells = [
         [cell.node for cell in row.items if isinstance(cell, Leaf)] for row in rows.items if isinstance(row, Group)
@@ -210,7 +218,7 @@ _TRIED = [Fraction(n, 6) for n in (-60, -25, -13, -7, -3, -1, 1, 2, 5, 9, 14, 31
 
 
 def equal_by_cases(one: Answer, two: Answer) -> bool:
-    """Whether functions of one letter, of which one goes by cases, have the same rational values where they are tried."""
+    """Whether functions of a letter, one of which goes by cases, have the same rational values where they are tried."""
     cases = [answer for answer in (one, two) if isinstance(answer, Group)]
     names = {name for answer in cases for row in answer.items if isinstance(row, Group) for name in _conditioned(row)}
     if len(names) != 1:
@@ -230,7 +238,8 @@ def _conditioned(row: Group) -> set[str]:
 def _value_of(answer: Answer, name: Node, point: Fraction) -> Fraction | None:
     """The value at a point; None where there is none, or none that is rational."""
     if isinstance(answer, Leaf) and answer.node is not None and answer.said == NOTHING:
-        return rational(_put(answer.node, name, point))
+        with suppress(Undefined):
+            return rational(_put(answer.node, name, point))
     if isinstance(answer, Group) and answer.brackets == "cases":
         for row in answer.items:
             value, condition = row.items if isinstance(row, Group) else (row, row)

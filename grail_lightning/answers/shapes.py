@@ -90,6 +90,7 @@ _PROSE = re.compile(r"(?:(?<![\\A-Za-z])[A-Za-z]{2,}\s+){2,}[A-Za-z]{2,}")
 
 
 def leaf_of(text: str) -> Answer:
+    """A formula with its words; two of them if a plus-minus stands for both signs."""
     core, said = split_words(text)
     leaf = Leaf(core, said, whole=text)
     if _PROSE.search(leaf.text):  # a sentence, not a product of its letters
@@ -140,8 +141,8 @@ _AND_PART = re.compile(r"([0-9]+) (and (?:an?|one|two|three|[0-9]+) [a-z]+.*)")
 
 def quotient_in_words(text: str) -> Answer | None:
     """`1 in 6` and `7 over 2` are quotients, `1 to 2` is a ratio."""
-    if "and" in text and (mixed := _AND_PART.fullmatch(unwrapped(text))) and (found := scaled(mixed[1], mixed[2])):
-        return leaf_of(rf"{found[0]}\text{{ {found[1]}}}" if found[1] else found[0])
+    if "and" in text and (mixed := _AND_PART.fullmatch(unwrapped(text))) and (whole := scaled(mixed[1], mixed[2])):
+        return leaf_of(rf"{whole[0]}\text{{ {whole[1]}}}" if whole[1] else whole[0])
     found = _BETWEEN.fullmatch(unwrapped(text)) if re.search("in|o", text) else None
     if found is None:
         return None
@@ -166,6 +167,7 @@ def compound(text: str) -> Answer | None:
 
 
 def in_base(text: str) -> Answer | None:
+    """Digits of a number base, `52_8`; a number as programs write it, `0xFF`."""
     if text[:1] == "0" and (literal := _PREFIXED.fullmatch(text)):  # `0xFF`: a number as programs write it
         base = 16 if literal[1] else 2 if literal[2] else 8
         return Leaf(text, node=number(int(literal[1] or literal[2] or literal[3], base)), whole=text)
@@ -188,5 +190,6 @@ def in_base(text: str) -> Answer | None:
 
 
 def digits_of(literal: str) -> str:
-    """`FF_{16}` for `0xFF`."""
-    return f"{literal[2:].upper()}_{{{ {'x': 16, 'b': 2, 'o': 8}[literal[1].lower()] }}}"
+    """`ff_16` for `0xFF`, as `in_base` reads `FF_{16}`; nothing for any other text."""
+    base = {"0x": 16, "0b": 2, "0o": 8}.get(literal[:2].lower())
+    return f"{literal[2:].lower().lstrip('0') or '0'}_{base}" if base and _PREFIXED.fullmatch(literal) else ""

@@ -6,13 +6,13 @@ r"""Statements that are compared as a whole: clock times, dates, congruences, an
 import re
 from functools import lru_cache
 
+from grail_lightning.answers.lexicon import MONTHS
 from grail_lightning.answers.normalise import TEXT, string_key
 
 _HALF = r"(?:\s*(?P<half>am|pm|noon|midnight))?"
 _CLOCK = re.compile(
     rf"(?P<hour>[0-9]{{1,2}})(?::(?P<minute>[0-5][0-9]))?(?::(?P<second>[0-5][0-9]))?{_HALF}(?:\s*o'clock)?", re.ASCII
 )
-_MONTHS = "january february march april may june july august september october november december".split()  # noqa: SIM905
 _MONTH = r"(?P<month>[a-z]{3,9})\.?"
 _DAY = r"(?P<day>[0-9]{1,2})(?:st|nd|rd|th)?"
 _WEEKDAY = r"(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,? )?"
@@ -36,7 +36,8 @@ _SEGMENT = re.compile(r"\\overline\{([A-Z])([A-Z])\}|([A-Z])([A-Z])")
 
 
 _ANY = re.compile(
-    rf":|noon|midnight|[0-9]\}}?\s?[ap]m|mod|\\(?:parallel|perp|cong|sim)|\|\||[0-9]-|{'|'.join(m[:3] for m in _MONTHS)}",
+    r":|noon|midnight|[0-9]\}?\s?[ap]m|mod|\\(?:parallel|perp|cong|sim)|\|\||[0-9]-|"
+    + "|".join(month[:3] for month in MONTHS),
     re.IGNORECASE,
 )
 Statement = tuple[str, tuple[object, ...]]
@@ -117,7 +118,7 @@ def _date(text: str) -> tuple[int, int, int] | None:
         name = facts.get("month")
         months = [
             k
-            for k, month in enumerate(_MONTHS, 1)
+            for k, month in enumerate(MONTHS, 1)
             if name and month.startswith(name.removesuffix("t") if name == "sept" else name)
         ]
         month = int(facts["number"]) if facts.get("number") else months[0] if len(months) == 1 else 0
@@ -158,7 +159,7 @@ def as_named(gold: str, other: str) -> str:
         renames |= zip(theirs[2].split(","), ours[2].split(","), strict=True)
     ours, theirs = _INDEX.search(gold), _INDEX.search(other)
     if ours and theirs and ours.lastindex == theirs.lastindex:
-        renames[theirs[theirs.lastindex]] = ours[ours.lastindex]
+        renames[theirs[theirs.lastindex or 0]] = ours[ours.lastindex or 0]
     renames = {old: new for old, new in renames.items() if old != new}
     if not renames or len(set(renames.values())) < len(renames):
         return other

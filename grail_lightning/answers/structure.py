@@ -130,9 +130,9 @@ def _list(text: str) -> Answer | None:
         return None
     if marked.startswith("\x01") or marked.endswith("\x01"):
         return Broken("a list that begins or ends with its connective")
-    named = [_as_equation(part) for part in parts if part.strip()]
-    parts = named if None not in named else parts
-    items = [item for part in parts if part and part.strip() for item in _members(_read(part))]
+    named = [equation for part in parts if part.strip() and (equation := _as_equation(part)) is not None]
+    parts = named if len(named) == sum(bool(part.strip()) for part in parts) else parts
+    items = [item for part in parts if part.strip() for item in _members(_read(part))]
     if isinstance(first := items[0], Chain) and first.signs == ("=",) and isinstance(names := first.items[0], Group):
         # `(m,n)=(3,5),(5,3)`: the names hold for all tuples
         items[1:] = [
@@ -147,7 +147,8 @@ def _list(text: str) -> Answer | None:
 
 
 _NAMED = re.compile(
-    r"\s*(?:\\text\{\s*([A-Za-z][A-Za-z ]+?)\s*:?\s*\}|([A-Za-z]{3,}(?: [A-Za-z]{3,})*)(?: |: ?))\s*(\\?\$?[+-]?[0-9.].*)"
+    r"\s*(?:\\text\{\s*([A-Za-z][A-Za-z ]+?)\s*:?\s*\}|([A-Za-z]{3,}(?: [A-Za-z]{3,})*)(?: |: ?))"
+    r"\s*(\\?\$?[+-]?[0-9.].*)"
 )
 
 

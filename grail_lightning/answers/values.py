@@ -135,7 +135,7 @@ _DIGITS = (60, 120)
 # Magnitudes beyond 2^(10^6) are towers of powers; no reference answer is near.
 _MAX_LOG2 = 10**6
 _MAX_FACTORIAL_AT_POINT = 10**6
-# 120 digits tell numbers of 20 apart, and roots of such numbers; beyond that as many are computed as are needed.
+# 120 digits tell numbers of 20 apart, and roots of them; beyond that as many are computed as are needed.
 _MOST_DIGITS_BEFORE, _MOST_DIGITS = 20, 3000
 # Our names of functions, and mpmath's.
 _FUNCTIONS = {
@@ -282,7 +282,7 @@ def _points(names: list[str]) -> list[tuple[bool, dict[str, Fraction]]]:
 def _agree(left: Node, right: Node, point: dict[str, Fraction], tolerance: float, keep_complex: bool) -> bool | None:
     """Whether two formulas are equal at a point; None where one of them is undefined (or not real, if that counts)."""
     differences: list[Any] = []
-    size: Any = None
+    size: Any = 0
     for context in _contexts():
         one, two = _value_at(left, point, context), _value_at(right, point, context)
         if one is None or two is None or (not keep_complex and (_is_imaginary(one) or _is_imaginary(two))):
@@ -311,14 +311,13 @@ class _Measured(_AtPoint):
 
 
 def _equal_with_digits(left: Node, right: Node) -> bool:
-    """Whether two numbers that 120 digits do not tell apart agree in four times the digits of the numbers on the way."""
+    """Whether two numbers agree in four times as many digits as the numbers on the way to them have."""
     import mpmath
 
-    digits = 0.0
-    for node in (left, right):
-        measured = _Measured({}, _contexts()[0])
-        measured.value(node)
-        digits = max(digits, measured.digits)
+    measured = _Measured({}, _contexts()[0])
+    measured.value(left)
+    measured.value(right)
+    digits = measured.digits
     if digits <= _MOST_DIGITS_BEFORE:
         return True
     if digits > _MOST_DIGITS:

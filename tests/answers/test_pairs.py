@@ -1,8 +1,8 @@
 """Pairs of a reference and an answer, a line each: as models write them, and one notation after the other.
 
 `everyday.jsonl` has answers as language models end their solutions; a `known_miss` is equal, but not accepted.
-`notations.jsonl` has one answer in several notations, and wrong answers that look like it. `kinds.jsonl` has pairs of each
-kind of form that graders are known to get wrong, right and wrong ones.
+`notations.jsonl` has one answer in several notations, and wrong answers that look like it. `kinds.jsonl` has
+pairs of each kind of form that graders are known to get wrong, right and wrong ones.
 """
 
 import json
