@@ -194,9 +194,8 @@ def _put(node: Node, name: Node, value: Fraction | int) -> Node:
 
 def determinant(rows: Answer) -> Node | None:
     """The value of a determinant of at most four rows, as a formula; None if it is none."""
-    cells = [
-        [cell.node for cell in row.items if isinstance(cell, Leaf)] for row in rows.items if isinstance(row, Group)
-    ]
+    items = rows.items if isinstance(rows, Group) else ()
+    cells = [[cell.node for cell in row.items if isinstance(cell, Leaf)] for row in items if isinstance(row, Group)]
     whole = [[node for node in row if node is not None] for row in cells]
     if not 1 <= len(whole) <= 4 or any(len(row) != len(whole) for row in whole):
         return None
