@@ -1,6 +1,8 @@
 r"""Accuracy and strictness of the verifier.
 
     python benchmarks/grading.py --cases CASES.jsonl --benchmarks FOLDER
+    python benchmarks/grading.py --cases CASES.jsonl --kinds --edits 28000
+    python benchmarks/grading.py --benchmarks FOLDER --names gsm8k_train math_train --themselves
 
 Three tables. `cases`: hand-labelled pairs, one JSON object a line with `gold`, `pred`, `expected`, `category`; those of
 the category `debatable` are left out. `golds`: the references of each benchmark against rewritings of themselves, as
@@ -9,6 +11,10 @@ fraction that is not reduced, `x+0`), the latter for which string equality fails
 sign, digit, bracket, base or exponent changed, and references against others, drawn at random; accepted
 pairs are listed, except those that are equal (by sympy, or because both are the same exact number). A benchmark is
 `NAME.jsonl` with `answer`.
+
+With `--kinds` the cases are counted by category, beside math-verify alone. `--edits` changes a digit, a sign, a word, a
+name or a value of right answers, or adds a word, and lists what is still accepted. `--themselves` grades each reference
+of the benchmarks against itself in seven usual rewritings alone.
 """
 
 import argparse
@@ -258,6 +264,33 @@ def cases_table(path: Path, verifier: Verifier) -> None:
         print(f"  {kind} {row['category']}: {row['gold']!r} | {row['pred']!r} | {verdict.status}, {verdict.layer}")
 
 
+def accepted_by_math_verify(pair: tuple[str, str]) -> bool:
+    """What math-verify alone says of a pair, each side as its whole text in dollar signs or a box."""
+    from math_verify import parse, verify
+
+    try:
+        gold, prediction = (parse(text, parsing_timeout=None) for text in (f"${pair[0]}$", rf"\boxed{{{pair[1]}}}"))
+        return bool(verify(gold, prediction, timeout_seconds=None))
+    except Exception:
+        return False
+
+
+def kinds_table(path: Path, verifier: Verifier) -> None:
+    rows = [row for row in read(path) if row["category"] not in ("debatable", "pathological")]
+    pairs = [(str(row["gold"]), str(row["pred"])) for row in rows]
+    ours, theirs = [verdict.correct for verdict in verifier.grade(pairs)], list(map(accepted_by_math_verify, pairs))
+    print("\ncases by kind: pairs, then false accepts and misses of the verifier, and of math-verify alone")
+    for kind in [*sorted({row["category"] for row in rows}), "all"]:
+        places = [k for k, row in enumerate(rows) if kind in (row["category"], "all")]
+        wanted = [bool(rows[k]["expected"]) for k in places]
+        counts = []
+        for verdicts in (ours, theirs):
+            found = [verdicts[k] for k in places]
+            counts.append(sum(is_right and not right for is_right, right in zip(found, wanted, strict=True)))
+            counts.append(sum(right and not is_right for is_right, right in zip(found, wanted, strict=True)))
+        print(f"  {kind:<24} {len(places):>4}   {counts[0]:>3} {counts[1]:>3}   {counts[2]:>3} {counts[3]:>3}")
+
+
 def golds_table(names: dict[str, list[str]], verifier: Verifier) -> None:
     for title, rules in (("typesetting", TYPESETTING), ("another form", FORM)):
         print(f"\ngolds against themselves, rewritten: {title}")
@@ -276,6 +309,28 @@ def golds_table(names: dict[str, list[str]], verifier: Verifier) -> None:
             for (rule, gold, text), verdict in zip(made, verdicts, strict=True):
                 if not verdict.correct:
                     print(f"    miss ({rule}): {gold!r} | {text!r} | {verdict.status}, {verdict.layer}")
+
+
+THEMSELVES: dict[str, Callable[[str], str]] = {
+    "full stop": lambda gold: f"{gold}.",
+    "formula": lambda gold: rf"\( {gold} \)",
+    "sentence": lambda gold: f"The answer is ${gold}$.",
+    "bold": lambda gold: f"**{gold}**",
+    "box": lambda gold: rf"\boxed{{{gold}}}",
+    "dfrac": lambda gold: gold.replace(r"\frac", r"\dfrac"),
+    "text": text_wrapped,
+}
+
+
+def themselves_table(names: dict[str, list[str]], verifier: Verifier) -> None:
+    print("\nreferences against themselves in usual rewritings")
+    for name, golds in names.items():
+        made = [(rule, gold, rewrite(gold)) for gold in dict.fromkeys(golds) for rule, rewrite in THEMSELVES.items()]
+        verdicts = verifier.grade([(gold, text) for _, gold, text in made])
+        lost = [row for row, verdict in zip(made, verdicts, strict=True) if not verdict.correct]
+        print(f"  {name:<14} {len(made)} pairs, lost {len(lost)}")
+        for rule, gold, text in lost:
+            print(f"    lost ({rule}): {gold!r} | {text!r}")
 
 
 def near_table(names: dict[str, list[str]], verifier: Verifier) -> None:
@@ -318,16 +373,27 @@ def main() -> None:
     parser.add_argument("--cases", type=Path, help="hand-labelled pairs")
     parser.add_argument("--benchmarks", type=Path, help="folder of NAME.jsonl files")
     parser.add_argument("--names", nargs="+", default=NAMES, help="which of them")
+    parser.add_argument("--kinds", action="store_true", help="count the cases by category, beside math-verify")
+    parser.add_argument("--edits", type=int, default=0, help="so many random edits of the cases' right answers")
+    parser.add_argument("--themselves", action="store_true", help="the references against themselves alone")
     parser.add_argument("--workers", type=int, default=2, help="worker processes")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds for one pair")
     options = parser.parse_args()
     with Verifier(num_workers=options.workers, timeout_seconds=options.timeout, cache_size=1 << 18) as verifier:
         if options.cases:
             cases_table(options.cases, verifier)
+            if options.kinds:
+                kinds_table(options.cases, verifier)
+            if options.edits:
+                rows = [row for row in read(options.cases) if row["expected"] and row["category"] != "debatable"]
+                edits_table([(str(row["gold"]), str(row["pred"])) for row in rows], options.edits, verifier)
         if options.benchmarks:
             names = {
                 name: [row["answer"] for row in read(options.benchmarks / f"{name}.jsonl")] for name in options.names
             }
+            if options.themselves:
+                themselves_table(names, verifier)
+                return
             golds_table(names, verifier)
             near_table(names, verifier)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "grading.md"
 BEGIN, END = "<!-- kinds: python scripts/grading_kinds.py -->\n", "<!-- end of kinds -->"
+# ruff: noqa: E501 (a table)
 # Of each kind what is accepted, and what is refused.
 KINDS = {
     "words that are not known": ("units, counted nouns and phrases of a list", "any other word: names, directions, kinds of change"),
