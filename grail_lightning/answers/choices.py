@@ -5,7 +5,7 @@ import re
 # A choice, and behind it that it is right, or what is chosen, in which there is no second answer.
 _CHOICE = re.compile(
     r"(?:\\text\{)?(?:(?:[Tt]he )?(?:[Cc]orrect |[Ff]inal )?(?:[Oo]ption|[Cc]hoice|[Aa]nswer):? ?(?:is:? )?)?"
-    r"\(?([A-E])(?:[).:]|\}|(?= is )|$)\s*\}?"
+    r"\(?([A-E])(?:[).:]|\}|(?= is )|$)\s*\}?\s*"
     r"(?:(?:\\text\{)?\s*is (?:correct|right|true|the (?:correct |right |best )?(?:answer|choice|option))\}?|"
     r"(?:(?!.*\bor\b|is\b)(?:[0-9]|\\\$|\\frac|\\sqrt|\\text\{[a-z ]|(?<= )[a-z]|(?<=\))[a-z]{3})[^A-Z(,;=]*)?)"
 )

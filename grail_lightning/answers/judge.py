@@ -317,6 +317,9 @@ def _as_vector(group: Group) -> Group:
 def _joined_alike(one: Many, two: Many) -> bool:
     """Whether two lists may be compared by members: `x<1 and x>3` is not `x<1 or x>3`, though `1 and 3` is `1 or 3`."""
     bounds = any(isinstance(item, Chain) and {"<", ">", r"\le", r"\ge"} & set(item.signs) for item in one.items)
+    names = {string_key(item.sources[0]) for item in one.items if isinstance(item, Chain) and item.is_relation}
+    if len(names) > 1 and "or" in (one.joint, two.joint):  # `x=2, y=3` is not `x=2 or y=3`
+        return one.joint == two.joint
     return not bounds or {one.joint, two.joint} != {"and", "or"}
 
 

@@ -28,7 +28,7 @@ def named_values(answer: Answer) -> dict[str, Answer] | None:
                 isinstance(name, Leaf) and _NAME_IN_TUPLE.fullmatch(name.text) for name in names
             ):
                 return _map([name.whole if isinstance(name, Leaf) else "" for name in names], values)
-        case Many(items=items, joint="," | "and", braced=False):
+        case Many(items=items, joint="," | "and", braced=False) | Group(brackets="()", items=items):
             relations = [
                 item for item in items if isinstance(item, Chain) and item.signs == ("=",) and named_sides(item)[0]
             ]

@@ -84,6 +84,8 @@ def spelled(plain: str) -> tuple[str, str] | None:
             value, rest = part[0], rest[1 + part[1] :]
     elif value is None and rest[:1] == ["half"]:
         value, rest = Fraction(1, 2), rest[1:]
+        if rest[:1] in (["a"], ["an"]) and rest[1:] and (multiple := multiple_of(rest[1])):  # `half a million`
+            value, rest = value * multiple, rest[2:]
     elif (
         value is not None
         and rest[:1] == ["point"]

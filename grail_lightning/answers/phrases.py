@@ -9,7 +9,7 @@ _RESULT = (
     r"(?:so\s+|thus,?\s+|hence,?\s+|therefore,?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|solution|result)s?"
 )
 _LEAD = re.compile(
-    rf"^\s*(?:#+\s*)?(?:(?:{_RESULT}(?:\s+(?:is|are))?\s*[:=]?|\\approx|=|:)(?=[\s\\(\[|\d.+\-$a-zA-Z\x60*])"
+    rf"^\s*(?:#+\s*)?(?:(?:{_RESULT}(?:\s+(?:is|are))?\s*[:=]?|\\approx|=|:)(?=[\s\\({{\[|\d.+\-$a-zA-Z\x60*])"
     r"|(?:\\text\{\s*)?(?:approximately|about|roughly)\s*\}?\s*(?=[\d.\\$-]))",
     re.IGNORECASE,
 )
@@ -28,6 +28,7 @@ _INTRODUCTION = re.compile(
     r"\s*:?\s*\}\s*(?=\S))",
     re.IGNORECASE,
 )
+_THUS = re.compile(r"^\\text\{\s*(?:so|thus|hence|therefore)\s*\}\s*,\s*(?=\S)", re.IGNORECASE)
 # `\text{The value of } x \text{ is } 8`.
 _SEVERAL_TYPES = re.compile(
     r"^\\text\{\s*(?:(?:so|thus|hence|therefore),?\s)?(?:the|our)\b[^{}:]*\}"
@@ -60,8 +61,9 @@ _ALIGNED = r"(?:align(?:ed|at)?|gather(?:ed)?|equation|split|eqnarray|multline|f
 _ENVIRONMENT = re.compile(
     rf"\\begin\{{{_ALIGNED}\}}(?:\{{[0-9a-z]*\}})?((?:(?!\\begin|\\end).)*)\\end\{{{_ALIGNED}\}}", re.DOTALL
 )
+_SYSTEM = re.compile(r"\s*\\left\s*\\\{(.*)\\right\s*\.\s*", re.DOTALL)
 _CASES = re.compile(
-    r"(?:\\left)?(?:\\\{)?\s*\\begin\{(?:cases|array)\}(?:\{[lcr|]*\})?((?:(?!\\begin|\\end|&).)*=(?:(?!\\begin|\\end).)*)\\end\{(?:cases|array)\}(?:\\right\.)?",
+    r"(?:\\left)?(?:\\\{)?\s*\\begin\{(?:cases|array|matrix)\}(?:\{[lcr|]*\})?((?:(?!\\begin|\\end|&).)*=(?:(?!\\begin|\\end).)*)\\end\{(?:cases|array|matrix)\}(?:\\right\.)?",
     re.DOTALL,
 )
 
@@ -69,10 +71,13 @@ _CASES = re.compile(
 def without_environment(text: str) -> str:
     r"""The lines of `align` and of `cases` of equations as a list, or as one chain where lines begin with a sign."""
     if r"\begin" not in text:
-        return text
+        rows = [row.strip(" ,;") for row in text.split(r"\\") if row.strip()]
+        return ", ".join(rows) if len(rows) > 1 and all(row.count("=") == 1 for row in rows) else text
     text = _ENVIRONMENT.sub(lambda found: _lines(found[1].replace("&", "")), text)
-    if r"\begin{cases}" in text or (r"\begin{array}" in text and re.match(r"(?:\\left)?\\\{", text)):
+    if r"\begin{cases}" in text or (r"\begin{" in text and re.match(r"(?:\\left)?\\\{", text)):
         text = _CASES.sub(_system, text)
+    if r"\begin" not in text and (system := _SYSTEM.fullmatch(text)) is not None:
+        text = system[1]
     return text
 
 
@@ -107,6 +112,7 @@ def without_phrases(text: str) -> str:
     """A text in one spelling without what introduces it, and without a remark that explains it."""
     if (remark := _REMARK.search(text)) is not None and not _REFUSAL.search(remark[0]):
         text = text[: remark.start()]
+    text = _THUS.sub("", text)
     text = _SEVERAL_TYPES.sub(lambda phrase: phrase[0] if _DENIAL.search(phrase[0]) else "", text)
     phrase = _INTRODUCTION.match(text)
     listed = phrase is not None and ":" in phrase[0] and ":" in text[phrase.end() :]  # `\text{Tom: }4, \text{Ann: }6`

@@ -215,6 +215,7 @@ _TYPED = re.compile(r"\s*\\text\{([^{}]*)\}(?:\s*\^\{?\s*(-?[1-9])\s*\}?)?$|\s*\
 _UNTYPED = re.compile(
     r"(?:(?<=[0-9})!])|(?<=\\pi)|(?<=\\infty))(?P<gap>\s?)(?P<words>[A-Za-z](?:[A-Za-z'./ *,-]|\^\{?-?[1-9]\}?)*)$"
 )
+_EACH = re.compile(r"(?<=[0-9])\s?/\s?([A-Za-z]{3,})$")
 _NUMBER_AHEAD = r"[+-]?(?:[0-9.]|\\(?:frac|sqrt|pi|\$)|[£€¥])"
 _BEFORE = re.compile(
     rf"(?:\\text\{{([^{{}}]*)\}}\s*(?={_NUMBER_AHEAD}|[a-zA-Z](?![A-Za-z]))"
@@ -284,6 +285,8 @@ def _last_words(core: str) -> tuple[str, str] | None:
         if not re.search(r"[0-9](?!\})", re.sub(r"\^\{?-?[0-9]\}?", "", inner)):
             return core[: found.start()], inner.strip() + (f"^{found[2]}" if found[2] else "")
         return None
+    if (found := _EACH.search(core)) and _kind(f"/{found[1].lower()}") is not None:
+        return core[: found.start()], f"/{found[1]}"
     if core[-1:].isalpha() or core[-1:] in ".}'" or core[-1:].isdigit():
         found = _UNTYPED.search(core)
         if found is not None and _are_words(found["words"], gap=bool(found["gap"])):

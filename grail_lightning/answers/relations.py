@@ -24,7 +24,7 @@ _SIZE = (
     rf"\\\|[^|=<>]+\\\||\|(?:[A-Z]{{1,2}}|{_SETS}|{_VECTOR}(?:\s?[+-]\s?{_VECTOR})*"
     rf"|{_COMPLEX}(?:\s?[+-]?\s?{_COMPLEX})*)\|"
 )
-_OF_VALUE = "[A-Za-z ]+\\sof|[Aa]rea|[Vv]olume|[Pp]erimeter|[Ll]ength|[Aa]ngle|[Mm]ax|[Mm]in|[Rr]ank|[Tt]race|[Dd]im|tr"
+_OF_VALUE = r"[A-Za-z ]+\sof(?:\s(?:the\s)?[a-z]+)?|[Aa]rea|[Vv]olume|[Pp]erimeter|[Ll]ength|[Aa]ngle|[Mm]ax|[Mm]in|[Rr]ank|[Tt]race|tr"
 _ANGULAR = "|".join(TRIGONOMETRIC)
 _COMMAND = rf"\\(?!frac|sqrt|pi|infty|{_ANGULAR}|l[no]|exp|int|sum|text)[a-zA-Z]+"
 _NAME = re.compile(
@@ -75,7 +75,7 @@ def _is_name(source: str) -> bool:
 _SCRIPTS = r"(?:[_^]\{(?:[^{}]|\{[^{}]*\})*\}|[_^][A-Za-z0-9]|[_^]\\[a-z]+ ?)*"
 _LIMIT = re.compile(
     rf"\\lim{_SCRIPTS}(?=.*[A-Za-z]).+|\\(?:max|min|sup|inf)\s?\\\{{[^{{}}]*[A-Za-z][^{{}}]*\\\}}"
-    rf"|\\i*int{_SCRIPTS}\s?[fghFG]\([a-z]\)\s?d[a-z]|\\(?:sum|prod){_SCRIPTS}\s?[A-Za-z]_\{{?[a-z]\}}?"
+    rf"|\(?[a-z]\s?\\circ\s?[a-z]\)?\([A-Za-z0-9-]+\)|\\i*int{_SCRIPTS}\s?[fghFG]\([a-z]\)\s?d[a-z]|\\(?:sum|prod){_SCRIPTS}\s?[A-Za-z]_\{{?[a-z]\}}?"
 )
 
 

@@ -75,8 +75,8 @@ def _read(text: str) -> Answer:
         return Broken("nothing")
     for reader in (
         number_in_words,
-        _words,
         quotient_in_words,
+        _words,
         compound,
         _list,
         _chain,
@@ -124,6 +124,8 @@ def _list(text: str) -> Answer | None:
     joint = joints.pop() if len(joints) == 1 else ","
     marked = _CONNECTIVE.sub("\x01", text)
     parts, _ = split(marked, [";", "\x01"])
+    if len(parts) > 1 and joint != "and" and all(part.count("=") > 1 for part in parts):  # `x=1, y=2 or x=3, y=4`
+        return Many(tuple(map(_read, parts)), joint=joint)
     if len(parts) == 1 or joint != "," or not all(split(part, [","])[1] for part in parts if part.strip()):
         parts = [piece for part in parts for piece in split(part, [","])[0]]
     if len(parts) == 1:
