@@ -85,6 +85,11 @@ def _is_price(kind: str, money: str) -> bool:
 
 # units
 _FACTOR = re.compile(r"([a-z$%°?]+)\.?(?:\^?\{?(-?[1-9])\}?)?")
+_MEGA = re.compile(r"\bM(?=[WmgVAJNL]\b)")
+_IN_WORDS = {
+    **{"degree of freedom": "df", "degrees of freedom": "df"},
+    **{"light year": "lightyear", "nautical mile": "nauticalmile"},
+}
 _POWER_WORDS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3, "cu": 3}
 # What else is a product of other units.
 _DERIVED = {
@@ -117,8 +122,8 @@ def _unit_key(text: str) -> str | None:
 def _factors(part: str) -> list[tuple[str, int]] | None:
     """The units of a product with their powers."""
     pieces = [piece for piece in re.split(r"[\s*]+|(?<=[a-z])-(?=[a-z])", part) if piece]
-    if part.replace("-", " ") in ("degree of freedom", "degrees of freedom"):
-        return [("df", 1)]
+    if (name := _IN_WORDS.get(part.replace("-", " ").removesuffix("s"))) is not None:
+        return [(name, 1)]
     power_of_all = 1
     for place in (0, -1):
         if len(pieces) > 1 and pieces[place].rstrip(".") in _POWER_WORDS:
@@ -159,6 +164,7 @@ _SIDES = frozenset(["left", "over"])  # what is left of counted things; of a len
 @lru_cache(maxsize=1 << 12)
 def classify(tail: str) -> Said:
     """What the words beside a number say, in their order."""
+    tail = _MEGA.sub("mega", tail)  # `MW` is not `mW`
     plain = re.sub(r"\bms\^-1", "m*s^-1", re.sub(r"(?<=N) ?m\b", "*m", tail))
     plain = re.sub(r"\s+", " ", plain.lower()).strip(" .,;!")
     plain = re.sub(r"^\((.*)\)$", r"\1", plain)

@@ -24,7 +24,10 @@ _SIZE = (
     rf"\\\|[^|=<>]+\\\||\|(?:[A-Z]{{1,2}}|{_SETS}|{_VECTOR}(?:\s?[+-]\s?{_VECTOR})*"
     rf"|{_COMPLEX}(?:\s?[+-]?\s?{_COMPLEX})*)\|"
 )
-_OF_VALUE = r"[A-Za-z ]+\sof(?:\s(?:the\s)?[a-z]+)?|[Aa]rea|[Vv]olume|[Pp]erimeter|[Ll]ength|[Aa]ngle|[Mm]ax|[Mm]in|[Rr]ank|[Tt]race|tr"
+_OF_VALUE = (
+    r"[A-Za-z ]+\sof(?:\s(?:the\s)?[a-z]+)?|[Aa]rea|[Vv]olume|[Pp]erimeter|[Ll]ength|[Aa]ngle"
+    r"|[Mm]ax|[Mm]in|[Rr]ank|[Tt]race|tr"
+)
 _ANGULAR = "|".join(TRIGONOMETRIC)
 _COMMAND = rf"\\(?!frac|sqrt|pi|infty|{_ANGULAR}|l[no]|exp|int|sum|text)[a-zA-Z]+"
 _NAME = re.compile(
