@@ -163,12 +163,10 @@ class _Comparison(Formulas):
                 return self.one_to_one(Many(gold.items), Many(other.items)) or equal_by_cases(gold, other)
             case (Group("cases"), _) | (_, Group("cases")):
                 return equal_by_cases(gold, other)
-            case (Group("determinant"), Leaf(node=Node() as value)) | (
-                Leaf(node=Node() as value),
-                Group("determinant"),
-            ):
-                expanded = determinant(gold if isinstance(gold, Group) else other)
-                return expanded is not None and self.nodes(expanded, value)
+            case (Group("determinant"), Leaf()) | (Leaf(), Group("determinant")):
+                rows, value = (gold, other) if isinstance(gold, Group) else (other, gold)
+                expanded = determinant(rows)
+                return expanded is not None and self.answers(Leaf("", node=expanded), value)
             case Group(), Group():
                 if {gold.brackets, other.brackets} == {"()", "matrix"}:
                     gold, other = _as_vector(gold), _as_vector(other)

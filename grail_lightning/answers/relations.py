@@ -242,18 +242,18 @@ def _value_of(answer: Answer, name: Node, point: Fraction) -> Fraction | None:
     if isinstance(answer, Leaf) and answer.node is not None and answer.said == NOTHING:
         with suppress(Undefined):
             return rational(_put(answer.node, name, point))
-    if isinstance(answer, Group) and answer.brackets == "cases":
-        for row in answer.items:
-            value, condition = row.items if isinstance(row, Group) else (row, row)
-            if isinstance(condition, Words) and condition.text in ("otherwise", "else"):
-                return _value_of(value, name, point)
-            if (
-                isinstance(condition, Chain)
-                and _COMPARED.keys() >= {*condition.signs}
-                and _holds(condition, name, point)
-            ):
-                return _value_of(value, name, point)
-    return None
+    if not isinstance(answer, Group) or answer.brackets != "cases":
+        return None
+    values, rest = set(), None
+    for row in answer.items:
+        value, condition = row.items if isinstance(row, Group) else (row, row)
+        if isinstance(condition, Words) and condition.text in ("otherwise", "else"):
+            rest = value
+        elif isinstance(condition, Chain) and _COMPARED.keys() >= {*condition.signs} and _holds(condition, name, point):
+            values.add(_value_of(value, name, point))
+    if not values and rest is not None:
+        return _value_of(rest, name, point)
+    return values.pop() if len(values) == 1 else None
 
 
 _FLIPPED = {"=": "=", "<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
@@ -302,7 +302,7 @@ class _Line:
     def places(self, answer: Answer) -> _Places:
         """What of the line is in the set that an answer describes."""
         match answer:
-            case Leaf(text=r"\mathbb{R}"):
+            case Leaf(text=r"\mathbb{R}", said=Said("", True, "")):
                 return self.whole
             case Group(brackets="()" | "[]" | "(]" | "[)" as brackets, items=(low, high)):
                 inside = range(self._place(low) + (brackets[0] == "("), self._place(high) + (brackets[1] == "]"))
