@@ -104,7 +104,7 @@ _COMMANDS = {name: spelling for spelling, names in _SPELLINGS.items() for name i
 # Commands that change how something looks, not what it is.
 _LOOKS_NAMES = (
     "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr displaystyle textstyle limits rm bf it large "
-    "Large boldsymbol bm !"
+    "Large boldsymbol bm scriptstyle scriptscriptstyle tiny scriptsize footnotesize small normalsize LARGE huge Huge !"
 )
 _LOOKS = frozenset(_LOOKS_NAMES.split())
 # Wrappers of upright or bold type: a number, a symbol or a formula inside stands for itself, a word is a word.
@@ -162,6 +162,8 @@ _BEFORE = [
     ("`", "`", ""),
     ("**", r"^\s*\*\*([^*]+)\*\*(?=\w)", r"\1"),
     ("**", r"(?<=[\w)}])\*\*(?=[\w({\\-])", "^"),  # a power in a programming language
+    ("*", r"^\s*\*+([A-Za-z ]+)\*+(?=\s*:)", r"\1"),
+    (":=", r":=", "="),
     ("*", r"^\s*\*+(?=[^*])|\*\*|(?<=[^*])\*+\s*$", ""),  # bold type of Markdown
     ("__", r"(?<![\w}])__(?=\S)|(?<=[^\s_])__(?![\w{])", ""),
     ("...", r"(?<=[,+*<=-])\s*\.{3,}", r"\\ldots "),

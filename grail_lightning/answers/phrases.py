@@ -16,7 +16,7 @@ _LEAD = re.compile(
 _HEADING = re.compile(r"^\s*(?:#+\s*|\\(?:implies|[Rr]ightarrow|[Ll]ongrightarrow|to)(?![a-z])\s*)(?=\S)")
 _QUOTED_ALL = re.compile(r"([\"'])([^\"']+)\1")
 # A sentence around a number in bold type.
-_BOLD = re.compile(r"\s*(?P<before>[A-Za-z][A-Za-z ,']*)\s\*\*(?P<bold>[^*]*[0-9][^*]*)\*\*(?P<after>[^*0-9]*)")
+_BOLD = re.compile(r"\s*(?P<before>[A-Za-z][A-Za-z ,']*:?)\s\*\*(?P<bold>[^*]*[0-9][^*]*)\*\*(?P<after>[^*0-9]*)")
 _CHANGED = re.compile(
     r"\b(?:more|less|fewer|greater|times|third|quarter|part|question|step|case|option|or|and|exercise|problem|between|around|nearly|almost)\b",
     re.IGNORECASE,
@@ -46,7 +46,8 @@ _SENTENCE = re.compile(
 _VERB = re.compile(r"(?:\\text\{)?\s*(?:the|this|it)\s(?:[a-z]+\s){0,3}?(converges|diverges)\.?\s*\}?", re.IGNORECASE)
 # A denial, a comparison or a calculation, or at the beginning a bound or a part of what follows.
 _DENIAL = re.compile(
-    r"\b(?:not?|never|nor|neither|cannot|false|wrong|incorrect|unless|if|whether|than|opposite|negative|minus|plus|reciprocal|half|twice|double|triple)\b"
+    r"\b(?:not?|never|nor|neither|cannot|false|wrong|incorrect|unless|if|whether|than|opposite|negative|minus|plus|reciprocal|half|twice|double|triple|impossible|invalid"
+    r"|rejected|excluded|extraneous|undefined|guess|maybe|perhaps|possibly)\b"
     r"|n't|\bof (?:the |my )?(?:\w+ )?(?:answer|result|solution)s?\b"
     r"|^(?:\\text\{)?\s*(?:at (?:least|most)|(?:less|more|fewer|greater) than|(?:everything )?except)\b",
     re.IGNORECASE,
@@ -57,10 +58,15 @@ _REMARK = re.compile(
 )
 _REFUSAL = re.compile(r"\b(?:not?|never|wrong|incorrect|false|impossible|extraneous|rejected)\b|n't", re.IGNORECASE)
 
-_ALIGNED = r"(?:align(?:ed|at)?|gather(?:ed)?|equation|split|eqnarray|multline|flalign)\*?"
+_ALIGNED = r"(?:align(?:ed|at)?|gather(?:ed)?|equation|split|eqnarray|multline|flalign|center)\*?"
 _ENVIRONMENT = re.compile(
-    rf"\\begin\{{{_ALIGNED}\}}(?:\{{[0-9a-z]*\}})?((?:(?!\\begin|\\end).)*)\\end\{{{_ALIGNED}\}}", re.DOTALL
+    rf"\\begin\{{{_ALIGNED}\}}(?:\[[tbc]\])?(?:\{{[0-9a-z]*\}})?((?:(?!\\begin|\\end).)*)\\end\{{{_ALIGNED}\}}",
+    re.DOTALL,
 )
+_SAID_RIGHT = re.compile(
+    r"(?<=\S)\s*(?:\\text\{)?\s*\bis (?:correct|right|true|the (?:correct |final )?(?:answer|solution))\s*\}?\.?$"
+)
+_BECAUSE = re.compile(r"(?<=\S)\s*,?\s*\\text\{\s*,?\s*(?:because|since)\b.*$", re.DOTALL)
 _SYSTEM = re.compile(r"\s*\\left\s*\\\{(.*)\\right\s*\.\s*", re.DOTALL)
 _CASES = re.compile(
     r"(?:\\left)?(?:\\\{)?\s*\\begin\{(?:cases|array|matrix)\}(?:\{[lcr|]*\})?((?:(?!\\begin|\\end|&).)*=(?:(?!\\begin|\\end).)*)\\end\{(?:cases|array|matrix)\}(?:\\right\.)?",
@@ -112,7 +118,9 @@ def without_phrases(text: str) -> str:
     """A text in one spelling without what introduces it, and without a remark that explains it."""
     if (remark := _REMARK.search(text)) is not None and not _REFUSAL.search(remark[0]):
         text = text[: remark.start()]
-    text = _THUS.sub("", text)
+    if (reason := _BECAUSE.search(text)) is not None and not _REFUSAL.search(reason[0]):
+        text = text[: reason.start()]
+    text = _THUS.sub("", _SAID_RIGHT.sub("", text))
     text = _SEVERAL_TYPES.sub(lambda phrase: phrase[0] if _DENIAL.search(phrase[0]) else "", text)
     phrase = _INTRODUCTION.match(text)
     listed = phrase is not None and ":" in phrase[0] and ":" in text[phrase.end() :]  # `\text{Tom: }4, \text{Ann: }6`

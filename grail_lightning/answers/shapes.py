@@ -106,7 +106,7 @@ def leaf_of(text: str) -> Answer:
 
 _FIRST_LETTER = re.compile(r"\s*(?:\\text\{\s*)?[A-Za-z]{3,}|\s*(?:\\text\{\s*)?[Aa]n? ")
 _SIMPLE = r"(-?[0-9.]+|[a-z]|-?\\frac\{[^{}]*\}\{[^{}]*\})"
-_BETWEEN = re.compile(rf"{_SIMPLE} ?(in|out of|over|to) ?{_SIMPLE}")
+_BETWEEN = re.compile(rf"{_SIMPLE} (in|out of|over|to) {_SIMPLE}")
 # With a number in words these are a statement about an equation: `two roots` is more than 2.
 _STATED = ("root", "solution", "zero", "intersection")
 _COMPOUND = re.compile(r"[0-9.]+ ?[A-Za-z]+\.?(?:,? ?(?:and )?[0-9.]+ ?[A-Za-z]+\.?)+")

@@ -327,5 +327,7 @@ def _matrix(text: str) -> Answer | None:
     if not rows or len({len(row) for row in cells}) != 1:
         return Broken("a matrix with rows of different lengths")
     cells = [list(column) for column in zip(*cells, strict=True)] if transposed else cells
+    if len(cells) == len(cells[0]) == 1 and not matrix["kind"]:
+        return _read(cells[0][0])
     kind = "determinant" if matrix["kind"] in ("v", "V") else "matrix"
     return Group(kind, tuple(Group("&", tuple(map(_read, row))) for row in cells))

@@ -306,7 +306,11 @@ class _Measured(_AtPoint):
     def value(self, node: Node) -> Any:
         value = super().value(node)
         if value is not None and value and self.context.isfinite(value):
-            self.digits = max(self.digits, abs(float(self.context.mag(value))) / 3)
+            exact = None if letters(node) else _exact(node)
+            bits = float(self.context.mag(value))  # What is small may be rounding, as the sine of pi is.
+            if exact is not None:
+                bits = max(exact.numerator.bit_length(), exact.denominator.bit_length())
+            self.digits = max(self.digits, bits / 3)
         return value
 
 
@@ -325,7 +329,7 @@ def _equal_with_digits(left: Node, right: Node) -> bool:
     context = mpmath.MPContext()
     context.dps = 120 + int(4 * digits)
     one, two = _value_at(left, {}, context), _value_at(right, {}, context)
-    return bool(abs(one - two) <= abs(one) * context.mpf(10) ** (-100 - int(3 * digits)))
+    return bool(abs(one - two) <= max(1, abs(one)) * context.mpf(10) ** (-100 - int(3 * digits)))
 
 
 # math-verify, for what our grammar leaves out. It works on SymPy trees, walked and never printed, so no text of a model

@@ -86,6 +86,7 @@ def test_numbers_in_words(words, number):
 
 def test_words_that_are_no_number_stay():
     assert [spelled(text) for text in ("the third", "one, two", "second", "once", "Toone", "tenor")] == [None] * 6
+    assert outcome("line", r"\text{a line}").status == "right", "no quotient of letters"
     assert split_words(r"7\text{ dozen eggs}") == ("84", Said("?egg"))
 
 
@@ -94,6 +95,8 @@ def test_numbers_that_are_close_are_not_equal_however_large_they_are():
         root = rf"\sqrt{{10^{{{2 * digits}}}+1}}"
         assert outcome(f"10^{{{digits}}}", root).status == "wrong"
         assert outcome(rf"\sqrt{{10^{{{2 * digits}}}}}", f"10^{{{digits}}}").status == "right"
+    assert outcome("1", r"\sqrt{1+10^{-400}}").status == "wrong"
+    assert outcome("0", r"\sin \pi").status == "right", "rounding is no difference"
     assert outcome(r"\sqrt{10^{9000}+1}", r"\sqrt{10^{9000}+2}").status == "capped"
 
 
