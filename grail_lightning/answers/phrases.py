@@ -87,8 +87,11 @@ def without_environment(text: str) -> str:
     return text
 
 
+_SPACES = re.compile(r"^(?:\s|\\[,;:! ])+")
+
+
 def _lines(body: str) -> str:
-    lines = [line.strip(" ,;\n") for line in re.split(r"\\\\(?:\[[^\]]*\])?", body)]
+    lines = [_SPACES.sub("", line.strip(" ,;\n")) for line in re.split(r"\\\\(?:\[[^\]]*\])?", body)]
     joined = ""
     for line in filter(None, lines):
         joined += (

@@ -211,7 +211,8 @@ def _bracketed(text: str) -> Answer | None:
         return None
     closing = next((place for place, _, depth in pieces(text) if place and depth == 0), len(text))
     inner, closed = text[opening.end() : closing], text[closing:]
-    if opening[0] in "([" and _TRANSPOSED.fullmatch(closed[1:]) and split(inner, [","])[1]:
+    pair = opening[0] + closed[:1] in ("()", "[]")
+    if pair and _TRANSPOSED.fullmatch(closed[1:]) and split(inner, [","])[1]:
         return _bracketed(f"({inner})")  # `(1,2)^T`: a column is a tuple here
     if closed not in CLOSING:
         return None
