@@ -11,7 +11,7 @@ from grail_lightning.answers.normalise import TEXT, string_key
 from grail_lightning.answers.parse import Node, Unreadable, letters, number, parse
 from grail_lightning.answers.quantity import agree
 from grail_lightning.answers.shapes import Leaf
-from grail_lightning.answers.values import agree_everywhere, equal_by_math_verify, is_terminating, rational
+from grail_lightning.answers.values import agree_everywhere, equal_by_math_verify, rational
 
 LAYERS = ("string", "number", "structure", "symbolic", "math-verify")
 
@@ -89,7 +89,7 @@ class Formulas:
         slack = self.conventions.tolerance if max(decimals) >= 4 and min(decimals) == 0 else 0.0
         if other.text.endswith(r"\ldots") and not gold.text.endswith(r"\ldots"):  # no finite decimal goes on
             value = rational(gold.node)
-            if not slack or (value is not None and is_terminating(value)):
+            if not slack or (value is not None and _is_terminating(value)):
                 return False
         if any(self.nodes(ours, theirs, slack) for ours, theirs in _readings(gold, other, gold.node, other.node)):
             return True
@@ -110,7 +110,7 @@ class Formulas:
             return True
         if left is not None and right is not None:
             self.reach("number")
-            if left == right or slack == 0 or (is_terminating(left) and is_terminating(right)):
+            if left == right or slack == 0 or (_is_terminating(left) and _is_terminating(right)):
                 return left == right
             return abs(left - right) <= Fraction(str(slack)) * abs(left)
         if gold.kind == other.kind == "symbol":
@@ -194,6 +194,12 @@ def _times(node: Node, factor: Node) -> Node:
 
 def _in_radians(leaf: Leaf) -> bool:
     return not leaf.degrees and (leaf.said.kind == "rad" or r"\pi" in leaf.text)
+
+
+def _is_terminating(value: Fraction) -> bool:
+    """Whether a fraction has a finite decimal expansion: twos and fives divide its denominator, and nothing else."""
+    bits = value.denominator.bit_length()
+    return bits <= 4096 and 10**bits % value.denominator == 0
 
 
 def _significant_digits(text: str) -> int:

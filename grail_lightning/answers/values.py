@@ -109,8 +109,7 @@ class _Rationals(_Evaluator):
             case "mod" | "gcd" | "lcm":
                 if any(value.denominator != 1 for value in values) or (name == "mod" and values[1] <= 0):
                     raise Undefined(f"{name} of something other than whole numbers")
-                whole = [value.numerator for value in values]
-                return Fraction(whole[0] % whole[1] if name == "mod" else getattr(math, name)(*whole))
+                return values[0] % values[1] if name == "mod" else Fraction(getattr(math, name)(*map(int, values)))
             case "factorial" | "double factorial" | "binomial":
                 if any(value.denominator != 1 or value < 0 for value in values):
                     raise Undefined("a factorial of something other than a whole number")
@@ -125,16 +124,11 @@ class _Rationals(_Evaluator):
 _RATIONALS = _Rationals()
 
 
-def is_terminating(value: Fraction) -> bool:
-    """Whether a fraction has a finite decimal expansion: twos and fives divide its denominator, and nothing else."""
-    bits = value.denominator.bit_length()
-    return bits <= 4096 and 10**bits % value.denominator == 0
-
-
 _DIGITS = (60, 120)
 # Magnitudes beyond 2^(10^6) are towers of powers; no reference answer is near.
 _MAX_LOG2 = 10**6
 _MAX_FACTORIAL_AT_POINT = 10**6
+_PARTS = {"conjugate": "conj", "Re": "re", "Im": "im"}
 # 120 digits tell numbers of 20 apart, and roots of them; beyond that as many are computed as are needed.
 _MOST_DIGITS_BEFORE, _MOST_DIGITS = 20, 3000
 # Our names of functions, and mpmath's.
@@ -212,8 +206,8 @@ class _AtPoint(_Evaluator):
             return self.root(*values)
         if name == "degrees":
             return first * self.context.pi / 180
-        if name in ("conjugate", "Re", "Im"):
-            return {"conjugate": self.context.conj, "Re": self.context.re, "Im": self.context.im}[name](first)
+        if name in _PARTS:
+            return getattr(self.context, _PARTS[name])(first)
         if name in ("max", "min"):
             if any(map(_is_imaginary, map(self.context.mpc, values))):
                 raise Undefined(f"{name} of complex numbers")
@@ -306,11 +300,12 @@ class _Measured(_AtPoint):
     def value(self, node: Node) -> Any:
         value = super().value(node)
         if value is not None and value and self.context.isfinite(value):
-            exact = None if letters(node) else _exact(node)
-            bits = float(self.context.mag(value))  # What is small may be rounding, as the sine of pi is.
-            if exact is not None:
-                bits = max(exact.numerator.bit_length(), exact.denominator.bit_length())
-            self.digits = max(self.digits, bits / 3)
+            exact, bits = (
+                _exact(node),
+                [float(self.context.mag(value))],
+            )  # What is small may be rounding: the sine of pi.
+            bits += [] if exact is None else [exact.numerator.bit_length(), exact.denominator.bit_length()]
+            self.digits = max(self.digits, max(bits) / 3)
         return value
 
 
@@ -319,8 +314,8 @@ def _equal_with_digits(left: Node, right: Node) -> bool:
     import mpmath
 
     measured = _Measured({}, _contexts()[0])
-    measured.value(left)
-    measured.value(right)
+    for node in (left, right):
+        measured.value(node)
     digits = measured.digits
     if digits <= _MOST_DIGITS_BEFORE:
         return True
@@ -328,7 +323,7 @@ def _equal_with_digits(left: Node, right: Node) -> bool:
         raise TooLarge("numbers of too many digits to be told apart")
     context = mpmath.MPContext()
     context.dps = 120 + int(4 * digits)
-    one, two = _value_at(left, {}, context), _value_at(right, {}, context)
+    one, two = (_value_at(node, {}, context) for node in (left, right))
     return bool(abs(one - two) <= max(1, abs(one)) * context.mpf(10) ** (-100 - int(3 * digits)))
 
 
