@@ -10,7 +10,7 @@ from itertools import accumulate
 from grail_lightning.answers.normalise import TEXT, string_key
 from grail_lightning.answers.parse import Node, Unreadable, letters, number, parse
 from grail_lightning.answers.quantity import agree
-from grail_lightning.answers.shapes import Leaf
+from grail_lightning.answers.shapes import Atom
 from grail_lightning.answers.values import agree_everywhere, equal_by_math_verify, rational
 
 LAYERS = ("string", "number", "structure", "symbolic", "math-verify")
@@ -71,7 +71,7 @@ class Formulas:
             raise Undecided
         self.layer = max(self.layer, LAYERS.index(layer))
 
-    def leaves(self, gold: Leaf, other: Leaf) -> bool:
+    def leaves(self, gold: Atom, other: Atom) -> bool:
         """Two formulas with what surrounds them."""
         if not agree(gold.said, other.said, missing=self.conventions.missing_unit):
             return self.with_letters(gold, other)
@@ -95,7 +95,7 @@ class Formulas:
             return True
         return self.with_letters(gold, other)
 
-    def with_letters(self, gold: Leaf, other: Leaf) -> bool:
+    def with_letters(self, gold: Atom, other: Atom) -> bool:
         r"""Whether the letters of one formula are the unit of the other: `25m^2` is `25\text{ m}^2`."""
         quantity, formula = (gold, other.node) if gold.said.kind else (other, gold.node)
         if bool(gold.said.kind) == bool(other.said.kind) or formula is None or not letters(formula):
@@ -148,7 +148,7 @@ def _anagrams(one: str, two: str) -> bool:
     return len(words) == 2 and words[0] != words[1] and len(set(words[0])) < len(words[0])
 
 
-def _readings(left: Leaf, right: Leaf, one: Node, two: Node) -> Iterator[tuple[Node, Node]]:
+def _readings(left: Atom, right: Atom, one: Node, two: Node) -> Iterator[tuple[Node, Node]]:
     """What two formulas say.
 
     `28%` is 28 and 0.28. Degrees are numbers, unless the other side is in radians. In functions of x, t, u, y or z
@@ -168,7 +168,7 @@ def _readings(left: Leaf, right: Leaf, one: Node, two: Node) -> Iterator[tuple[N
             yield _with_constant(one), _with_constant(two)
 
 
-def _with_unit(leaf: Leaf) -> Iterator[Node]:
+def _with_unit(leaf: Atom) -> Iterator[Node]:
     r"""The formula with its unit as letters: `25m^2` is `25\text{ m}^2` and `25\text{ square meters}`."""
     kind = leaf.said.kind
     symbols = kind.upper() if kind in ("l", "v") else re.sub(r"(?<=\^)-?\d", r"{\g<0>}", kind)
@@ -192,7 +192,7 @@ def _times(node: Node, factor: Node) -> Node:
     return Node("multiply", "", (node, factor))
 
 
-def _in_radians(leaf: Leaf) -> bool:
+def _in_radians(leaf: Atom) -> bool:
     return not leaf.degrees and (leaf.said.kind == "rad" or r"\pi" in leaf.text)
 
 

@@ -30,7 +30,7 @@ from grail_lightning.answers.relations import (
     named_value,
     same_set,
 )
-from grail_lightning.answers.shapes import Answer, Broken, Chain, Group, Leaf, Many, Words, digits_of
+from grail_lightning.answers.shapes import Answer, Broken, Chain, Group, Atom, Many, Words, digits_of
 from grail_lightning.answers.statements import as_named, same_statement
 from grail_lightning.answers.structure import read
 from grail_lightning.answers.values import TooLarge, Undefined, ratio_sign, rational
@@ -51,7 +51,7 @@ _WRAPPED_WORD = re.compile(r"\\text\{[^{}]*[A-Za-z]\.?[A-Za-z][^{}]*\}", re.ASCI
 _WORDING = re.compile(r"[A-Za-z0-9 ,.:;'!?/()-]+", re.ASCII)
 
 
-class Outcome(NamedTuple):
+class Judgement(NamedTuple):
     """What `judge` found: the status of the verdict, the layer that decided, and an exception that is a bug of ours."""
 
     status: str
@@ -59,34 +59,34 @@ class Outcome(NamedTuple):
     fault: str = ""
 
 
-def judge(gold: str, prediction: str, conventions: Conventions, *, slow: bool = False) -> Outcome | None:
+def judge(gold: str, prediction: str, conventions: Conventions, *, slow: bool = False) -> Judgement | None:
     """Compare a bare answer, any string, with its reference; None if a slow layer is needed and not allowed.
 
     An exception inside of a layer is a bug of this package, and no bad answer: the status is `crashed`.
     """
     if not prediction.strip():
-        return Outcome("missing", "none")
+        return Judgement("missing", "none")
     if gold.strip() == prediction.strip():
-        return Outcome("right", "string")
+        return Judgement("right", "string")
     if capped(prediction) or capped(gold):
-        return Outcome("capped", "none")
+        return Judgement("capped", "none")
     try:
         return _Comparison(conventions, slow=slow).outcome(normalise(gold), normalise(prediction))
     except Undecided:
         return None
     except (TooLarge, RecursionError):
-        return Outcome("capped", "none")
+        return Judgement("capped", "none")
     except Unparseable:
-        return Outcome("unparseable", "none")
+        return Judgement("unparseable", "none")
     except Undefined:
-        return Outcome("wrong", "number")
+        return Judgement("wrong", "number")
     except MemoryError:
-        return Outcome("crashed", "none")
+        return Judgement("crashed", "none")
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         ours = [frame for frame in frames if "grail_lightning" in frame.filename][-1]
         place = f"({Path(ours.filename).name}:{ours.lineno})"
-        return Outcome("crashed", "none", f"{type(error).__name__}: {ascii(str(error))[1:-1][:120]} {place}")
+        return Judgement("crashed", "none", f"{type(error).__name__}: {ascii(str(error))[1:-1][:120]} {place}")
 
 
 def _lowest_terms(text: str) -> str:
@@ -118,44 +118,44 @@ def _same_wording(one: str, two: str) -> bool:
 class _Comparison(Formulas):
     """One pair on its way down the layers."""
 
-    def outcome(self, gold: str, prediction: str) -> Outcome:
+    def outcome(self, gold: str, prediction: str) -> Judgement:
         if string_key(gold) == string_key(prediction):
-            return Outcome("right" if prediction else "unparseable", "string")
+            return Judgement("right" if prediction else "unparseable", "string")
         chosen = same_choice(gold, prediction)
         if chosen is not None:
-            return Outcome("right" if chosen else "wrong", "string")
+            return Judgement("right" if chosen else "wrong", "string")
         prediction = without_label(gold, prediction)
         if _lowest_terms(gold) == _lowest_terms(prediction):
-            return Outcome("right", "number")
+            return Judgement("right", "number")
         if _same_wording(gold, prediction):
-            return Outcome("right", "structure")
+            return Judgement("right", "structure")
         prediction = as_named(gold, prediction)
         same = same_statement(gold, prediction)
         if same is not None:
-            return Outcome("right" if same else "wrong", "structure")
+            return Judgement("right" if same else "wrong", "structure")
         gold_answer, answer = read(gold), read(prediction)
         if isinstance(answer, Broken):
-            return Outcome("unparseable", "none")
-        if not isinstance(gold_answer, Leaf) or not isinstance(answer, Leaf):
+            return Judgement("unparseable", "none")
+        if not isinstance(gold_answer, Atom) or not isinstance(answer, Atom):
             self.reach("structure")
         equal = self.answers(gold_answer, answer)
-        return Outcome("right" if equal else "wrong", LAYERS[self.layer])
+        return Judgement("right" if equal else "wrong", LAYERS[self.layer])
 
     # structure --------------------------------------------------------------------------------------------------------
     def answers(self, gold: Answer, other: Answer, *, same_unit: bool = False) -> bool:
-        if isinstance(gold, Leaf) != isinstance(other, Leaf):
+        if isinstance(gold, Atom) != isinstance(other, Atom):
             gold, other = _quotient(gold), _quotient(other)
         if (by_name := self.by_name(gold, other)) is not None:
             return by_name
         gold, other = finite_set(gold), finite_set(other)
         match gold, other:
-            case Leaf(), Leaf() if same_unit and gold.said.kind != other.said.kind:
+            case Atom(), Atom() if same_unit and gold.said.kind != other.said.kind:
                 return False
-            case Leaf(), Leaf():
+            case Atom(), Atom():
                 return self.leaves(gold, other)
             case Words(), Words():
                 return gold == other
-            case (Words(words), Leaf(text, said)) | (Leaf(text, said), Words(words)):  # `odd` is no product here
+            case (Words(words), Atom(text, said)) | (Atom(text, said), Words(words)):  # `odd` is no product here
                 return said == NOTHING and words in (text.lower(), digits_of(text))
             case (Words("none"), Many(())) | (Many(()), Words("none")):
                 return True
@@ -163,18 +163,18 @@ class _Comparison(Formulas):
                 return self.one_to_one(Many(gold.items), Many(other.items)) or equal_by_cases(gold, other)
             case (Group("cases"), _) | (_, Group("cases")):
                 return equal_by_cases(gold, other)
-            case (Group("determinant"), Leaf()) | (Leaf(), Group("determinant")):
+            case (Group("determinant"), Atom()) | (Atom(), Group("determinant")):
                 rows, value = (gold, other) if isinstance(gold, Group) else (other, gold)
                 expanded = determinant(rows)
-                return expanded is not None and self.answers(Leaf("", node=expanded), value)
+                return expanded is not None and self.answers(Atom("", node=expanded), value)
             case Group(), Group():
                 if {gold.brackets, other.brackets} == {"()", "matrix"}:
                     gold, other = _as_vector(gold), _as_vector(other)
                 return gold.brackets == other.brackets and self.in_order(gold.items, other.items)
             case Group(brackets="()"), Many(braced=False, joint=","):
                 return self.in_order(gold.items, other.items)
-            case (Leaf(), Many(braced=False, joint="and")) | (Many(braced=False, joint="and"), Leaf()):
-                number_of, mixed = (gold, other) if isinstance(gold, Leaf) else (other, gold)
+            case (Atom(), Many(braced=False, joint="and")) | (Many(braced=False, joint="and"), Atom()):
+                number_of, mixed = (gold, other) if isinstance(gold, Atom) else (other, gold)
                 whole = _mixed(mixed)
                 return whole is not None and self.answers(number_of, whole)
             case (Chain(is_relation=True), _) | (_, Chain(is_relation=True)):
@@ -192,7 +192,7 @@ class _Comparison(Formulas):
             return self.in_order(by_axis(ours), items)
         if theirs is not None and (items := unnamed_items(gold)) is not None:
             return self.in_order(items, by_axis(theirs))
-        if isinstance(gold, Group | Leaf | Chain) and isinstance(other, Group | Leaf | Chain):
+        if isinstance(gold, Group | Atom | Chain) and isinstance(other, Group | Atom | Chain):
             point, twin = labelled(gold), labelled(other)
             if point is not None and twin is not None:
                 return point[0] == twin[0] and self.answers(point[1], twin[1])
@@ -213,7 +213,7 @@ class _Comparison(Formulas):
             return False
         left = list(other.items)
         # Where a list counts different things, each number belongs to its thing, and a bare list keeps the order.
-        things = [{item.said for item in many.items if isinstance(item, Leaf)} for many in (gold, other)]
+        things = [{item.said for item in many.items if isinstance(item, Atom)} for many in (gold, other)]
         counts = [len(said) > 1 and NOTHING not in said for said in things]
         if counts[0] != counts[1] and NOTHING in things[counts[0]] and len(things[counts[0]]) == 1:
             return self.in_order(gold.items, other.items)
@@ -270,7 +270,7 @@ class _Comparison(Formulas):
         return ratio != 0 and (sign == r"\ne" or ratio == turn * other_turn)
 
     def equations(self, gold: Chain, other: Chain) -> bool:
-        sides = [side for side in gold.items + other.items if isinstance(side, Leaf) and side.said == NOTHING]
+        sides = [side for side in gold.items + other.items if isinstance(side, Atom) and side.said == NOTHING]
         nodes = [side.node for side in sides if side.node is not None]
         if len(nodes) == 4 and not any(map(letters, nodes)):  # `2^3=8` is about its form: `8=8` says nothing
             return same_form(nodes[0], nodes[2]) and same_form(nodes[1], nodes[3])
@@ -285,7 +285,7 @@ class _Comparison(Formulas):
         differences = []
         for relation in (gold, other):
             left, right = relation.items
-            if not isinstance(left, Leaf) or not isinstance(right, Leaf) or left.node is None or right.node is None:
+            if not isinstance(left, Atom) or not isinstance(right, Atom) or left.node is None or right.node is None:
                 return 0
             if left.said != NOTHING or right.said != NOTHING:  # a unit
                 return 0
@@ -297,10 +297,10 @@ class _Comparison(Formulas):
 def _quotient(answer: Answer) -> Answer:
     """`3/4` for `3:4`, and any other answer as it is."""
     match answer:
-        case Group(":", (Leaf(one, said, node=Node() as over), Leaf(two, other, node=Node() as under))) if (
+        case Group(":", (Atom(one, said, node=Node() as over), Atom(two, other, node=Node() as under))) if (
             said == other == NOTHING
         ):
-            return Leaf(f"{one}/{two}", node=Node("divide", "", (over, under)))
+            return Atom(f"{one}/{two}", node=Node("divide", "", (over, under)))
     return answer
 
 
@@ -321,11 +321,11 @@ def _joined_alike(one: Many, two: Many) -> bool:
     return not bounds or {one.joint, two.joint} != {"and", "or"}
 
 
-def _mixed(answer: Answer) -> Leaf | None:
+def _mixed(answer: Answer) -> Atom | None:
     """`7 and 1/2` as one number."""
     match answer:
         case Many(
-            (Leaf(said=Said(kind=""), node=Node("number", whole)), Leaf(text, said, Node() as part)), joint="and"
+            (Atom(said=Said(kind=""), node=Node("number", whole)), Atom(text, said, Node() as part)), joint="and"
         ):
             value = rational(part)
             if (
@@ -336,12 +336,12 @@ def _mixed(answer: Answer) -> Leaf | None:
                 and "." not in text
             ):
                 total = whole + value
-                return Leaf(f"{total.numerator}/{total.denominator}", said, number(total))
+                return Atom(f"{total.numerator}/{total.denominator}", said, number(total))
     return None
 
 
 def _letters_of(*answers: Answer) -> set[str]:
-    return set[str]().union(*(letters(side.node) for side in answers if isinstance(side, Leaf) and side.node))
+    return set[str]().union(*(letters(side.node) for side in answers if isinstance(side, Atom) and side.node))
 
 
 def answer_classes(answers: Sequence[str | None]) -> list[int]:

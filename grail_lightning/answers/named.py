@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from grail_lightning.answers.normalise import string_key
 from grail_lightning.answers.relations import named_sides
-from grail_lightning.answers.shapes import Answer, Chain, Group, Leaf, Many
+from grail_lightning.answers.shapes import Answer, Chain, Group, Atom, Many
 from grail_lightning.answers.structure import read
 
 _NAME_IN_TUPLE = re.compile(
@@ -25,9 +25,9 @@ def named_values(answer: Answer) -> dict[str, Answer] | None:
     match answer:
         case Chain(items=(Group(brackets="()", items=names), Group(brackets="()", items=values)), signs=("=",)):
             if len(names) == len(values) and all(
-                isinstance(name, Leaf) and _NAME_IN_TUPLE.fullmatch(name.text) for name in names
+                isinstance(name, Atom) and _NAME_IN_TUPLE.fullmatch(name.text) for name in names
             ):
-                return _map([name.whole if isinstance(name, Leaf) else "" for name in names], values)
+                return _map([name.whole if isinstance(name, Atom) else "" for name in names], values)
         case Many(items=items, joint="," | "and", braced=False) | Group(brackets="()", items=items):
             relations = [
                 item for item in items if isinstance(item, Chain) and item.signs == ("=",) and named_sides(item)[0]
@@ -61,7 +61,7 @@ def unnamed_items(answer: Answer) -> Sequence[Answer] | None:
 
 def labelled(answer: Answer) -> tuple[str, Answer] | None:
     """The label of a point and the point, `A(1,2)`, and so `A=(1,2)`."""
-    if isinstance(answer, Leaf) and (found := _LABELLED.fullmatch(answer.whole)) is not None:
+    if isinstance(answer, Atom) and (found := _LABELLED.fullmatch(answer.whole)) is not None:
         point = read(found[2])
         return (string_key(found[1]), point) if isinstance(point, Group) and point.brackets == "()" else None
     if isinstance(answer, Chain) and answer.signs == ("=",) and isinstance(answer.items[1], Group):

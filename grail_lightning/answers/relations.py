@@ -10,7 +10,7 @@ from operator import and_, eq, ge, gt, le, lt, ne, or_, sub
 from grail_lightning.answers.normalise import ELEMENTARY, GREEK, TRIGONOMETRIC
 from grail_lightning.answers.parse import DERIVATIVE, DIFFERENTIABLE, Node, letters, negated, number
 from grail_lightning.answers.quantity import NOTHING, Said
-from grail_lightning.answers.shapes import Answer, Chain, Group, Leaf, Many, Words
+from grail_lightning.answers.shapes import Answer, Chain, Group, Atom, Many, Words
 from grail_lightning.answers.values import Undefined, approximate, rational
 
 # What a name is applied to: `(2)`, `(A\mid B)`, `(X\ge 2)`, `[X]`, `(g(2))`.
@@ -115,7 +115,7 @@ def named_sides(relation: Chain, value: Answer | None = None) -> list[bool]:
     A ratio of quantities is a name where there is no simpler one: the value of `x=a/b` is the ratio. So are sums and
     products where an equation is to say a number other than 0.
     """
-    sums = isinstance(value, Leaf) and is_number(value) and value.node != number(0) and set(relation.signs) == {"="}
+    sums = isinstance(value, Atom) and is_number(value) and value.node != number(0) and set(relation.signs) == {"="}
     named = [_is_name(source) for source in relation.sources]
     if not any(named):
         named = [_is_combined(source, sums) for source in relation.sources]
@@ -138,7 +138,7 @@ def named_value(relation: Chain) -> Answer | None:
 
 def is_number(answer: Answer) -> bool:
     """Whether an answer is a formula without letters."""
-    return isinstance(answer, Leaf) and answer.node is not None and not letters(answer.node)
+    return isinstance(answer, Atom) and answer.node is not None and not letters(answer.node)
 
 
 _MOST_WHOLE = 200
@@ -156,13 +156,13 @@ def finite_set(answer: Answer) -> Answer:
     r"""`\{1,2,3\}` for `\{x\in\mathbb{Z} : 0<x<4\}`, if its numbers are few and small; any other answer as it is."""
     match answer:
         case Group(
-            ":", (Chain(items=(Leaf(node=Node("symbol") as name), Leaf(text=kind)), signs=(r"\in",)), condition)
+            ":", (Chain(items=(Atom(node=Node("symbol") as name), Atom(text=kind)), signs=(r"\in",)), condition)
         ):
             conditions = condition.items if isinstance(condition, Many) else (condition,)
-        case Group(":", (Leaf(node=Node("symbol") as name), Many(items=items))):
+        case Group(":", (Atom(node=Node("symbol") as name), Many(items=items))):
             kinds = [item.items[1] for item in items if isinstance(item, Chain) and item.signs == (r"\in",)]
             conditions = tuple(item for item in items if not (isinstance(item, Chain) and item.signs == (r"\in",)))
-            if len(kinds) != 1 or not isinstance(kinds[0], Leaf):
+            if len(kinds) != 1 or not isinstance(kinds[0], Atom):
                 return answer
             kind = kinds[0].text
         case _:
@@ -179,12 +179,12 @@ def finite_set(answer: Answer) -> Answer:
         or (kind == r"\mathbb{N}" and 0 in members)
     ):
         return answer
-    return Many(tuple(Leaf(str(n), node=number(n)) for n in members), braced=True)
+    return Many(tuple(Atom(str(n), node=number(n)) for n in members), braced=True)
 
 
 def _holds(relation: Chain, name: Node, value: Fraction | int) -> bool:
     sides = [
-        rational(_put(side.node, name, value)) if isinstance(side, Leaf) and side.node else None
+        rational(_put(side.node, name, value)) if isinstance(side, Atom) and side.node else None
         for side in relation.items
     ]
     pairs = zip(sides, relation.signs, sides[1:], strict=False)
@@ -198,7 +198,7 @@ def _put(node: Node, name: Node, value: Fraction | int) -> Node:
 def determinant(rows: Answer) -> Node | None:
     """The value of a determinant of at most four rows, as a formula; None if it is none."""
     items = rows.items if isinstance(rows, Group) else ()
-    cells = [[cell.node for cell in row.items if isinstance(cell, Leaf)] for row in items if isinstance(row, Group)]
+    cells = [[cell.node for cell in row.items if isinstance(cell, Atom)] for row in items if isinstance(row, Group)]
     whole = [[node for node in row if node is not None] for row in cells]
     if not 1 <= len(whole) <= 4 or any(len(row) != len(whole) for row in whole):
         return None
@@ -239,7 +239,7 @@ def _conditioned(row: Group) -> set[str]:
 
 def _value_of(answer: Answer, name: Node, point: Fraction) -> Fraction | None:
     """The value at a point; None where there is none, or none that is rational."""
-    if isinstance(answer, Leaf) and answer.node is not None and answer.said == NOTHING:
+    if isinstance(answer, Atom) and answer.node is not None and answer.said == NOTHING:
         with suppress(Undefined):
             return rational(_put(answer.node, name, point))
     if not isinstance(answer, Group) or answer.brackets != "cases":
@@ -274,7 +274,7 @@ def same_set(one: Answer, two: Answer, equal: Callable[[Node, Node], bool]) -> b
 def _numbers(answer: Answer) -> Iterator[Node]:
     """The formulas without letters in an answer: those that may be ends of its intervals."""
     match answer:
-        case Leaf(node=Node() as node) if not letters(node):
+        case Atom(node=Node() as node) if not letters(node):
             yield node
         case Group(items=items) | Many(items=items) | Chain(items=items):
             for item in items:
@@ -302,14 +302,14 @@ class _Line:
     def places(self, answer: Answer) -> _Places:
         """What of the line is in the set that an answer describes."""
         match answer:
-            case Leaf(text=r"\mathbb{R}", said=Said("", True, "")):
+            case Atom(text=r"\mathbb{R}", said=Said("", True, "")):
                 return self.whole
             case Group(brackets="()" | "[]" | "(]" | "[)" as brackets, items=(low, high)):
                 inside = range(self._place(low) + (brackets[0] == "("), self._place(high) + (brackets[1] == "]"))
                 if inside and self.whole.issuperset(inside):
                     return frozenset(inside)
                 raise KeyError  # `[-\infty, 0)` is not the half line, and `(3,1)` is a pair
-            case Chain(items=(Leaf(node=Node(kind="symbol")), values), signs=(r"\in",)):
+            case Chain(items=(Atom(node=Node(kind="symbol")), values), signs=(r"\in",)):
                 return self.places(values)
             case Chain(items=items, signs=signs) if answer.is_relation:
                 names, solved = zip(*map(self._solutions, items, signs, items[1:]), strict=True)
@@ -331,21 +331,21 @@ class _Line:
         raise KeyError
 
     def _place(self, item: Answer) -> int:
-        if isinstance(item, Leaf) and item.node is not None and item.said.bare and not (item.percent or item.degrees):
+        if isinstance(item, Atom) and item.node is not None and item.said.bare and not (item.percent or item.degrees):
             return self.place_of[item.node]
         raise KeyError
 
     def _solutions(self, left: Answer, sign: str, right: Answer) -> tuple[Node, _Places]:
         """The name and the solutions of `name sign constant` and `|name| sign constant`, with sides in any order."""
-        if isinstance(right, Leaf) and right.node is not None and letters(right.node):
+        if isinstance(right, Atom) and right.node is not None and letters(right.node):
             left, sign, right = right, _FLIPPED[sign], left
         end = self._place(right)
         match left, right:
-            case Leaf(said=Said("", True, ""), node=Node(kind="symbol") as name), _:
+            case Atom(said=Said("", True, ""), node=Node(kind="symbol") as name), _:
                 return name, self._half(sign, end)
             case (
-                Leaf(said=Said("", True, ""), node=Node(value="abs", args=(Node(kind="symbol") as name,))),
-                Leaf(node=Node() as node),
+                Atom(said=Said("", True, ""), node=Node(value="abs", args=(Node(kind="symbol") as name,))),
+                Atom(node=Node() as node),
             ):
                 operator = or_ if sign in (">", r"\ge") else and_
                 return name, operator(self._half(sign, end), self._half(_FLIPPED[sign], self.place_of[_opposite(node)]))
@@ -367,7 +367,7 @@ class _Line:
 
 
 def _names(chain: Chain) -> set[str]:
-    leaves = [side.node for side in chain.items if isinstance(side, Leaf) and side.node is not None]
+    leaves = [side.node for side in chain.items if isinstance(side, Atom) and side.node is not None]
     return set[str]().union(*map(letters, leaves))
 
 

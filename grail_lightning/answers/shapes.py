@@ -1,6 +1,6 @@
 r"""What answers are made of: formulas with their words, groups, lists, chains, words; and how a formula is read.
 
-A formula without separators is a `Leaf`: `3\text{ cm}`. Numbers in words, quotients in words, quantities of two units
+A formula without separators is a `Atom`: `3\text{ cm}`. Numbers in words, quotients in words, quantities of two units
 and numbers of a base are read here, too.
 """
 
@@ -15,7 +15,7 @@ from grail_lightning.answers.quantity import NOTHING, Said, split_words, unwrapp
 SET_SIGNS = frozenset([r"\cup", r"\cap", r"\setminus"])
 
 
-class Leaf(NamedTuple):
+class Atom(NamedTuple):
     """One formula (`text`) and what the words around it say; `node` is None if the grammar does not cover it.
 
     `whole` has the formula with its words as it was typed.
@@ -77,7 +77,7 @@ class Broken(NamedTuple):
     reason: str
 
 
-Answer = Leaf | Group | Many | Chain | Words | Broken
+Answer = Atom | Group | Many | Chain | Words | Broken
 
 _BASE = re.compile(
     r"[{(]?([0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)[})]?\s*(?:_\s*\{?\s*\(?\s*(?:\\text)?\{?\s*(?:base)?\s*\}?\s*([0-9]{1,2}|[a-z]+)\s*\)?\s*\}{0,2}"
@@ -92,7 +92,7 @@ _PROSE = re.compile(r"(?:(?<![\\A-Za-z])[A-Za-z]{2,}\s+){2,}[A-Za-z]{2,}")
 def leaf_of(text: str) -> Answer:
     """A formula with its words; two of them if a plus-minus stands for both signs."""
     core, said = split_words(text)
-    leaf = Leaf(core, said, whole=text)
+    leaf = Atom(core, said, whole=text)
     if _PROSE.search(leaf.text):  # a sentence, not a product of its letters
         return leaf
     try:
@@ -132,8 +132,8 @@ def number_in_words(text: str) -> Answer | None:
     if rest.startswith(("and ", "or ", "to ")):
         return None
     leaf = leaf_of(rf"{number}\text{{ {rest}}}" if rest else number)
-    counted = isinstance(leaf, Leaf) and leaf.said.kind.endswith(_STATED)
-    return leaf._replace(said=leaf.said._replace(known=False)) if isinstance(leaf, Leaf) and counted else leaf
+    counted = isinstance(leaf, Atom) and leaf.said.kind.endswith(_STATED)
+    return leaf._replace(said=leaf.said._replace(known=False)) if isinstance(leaf, Atom) and counted else leaf
 
 
 _AND_PART = re.compile(r"([0-9]+) (and (?:an?|one|two|three|[0-9]+) [a-z]+.*)")
@@ -170,7 +170,7 @@ def in_base(text: str) -> Answer | None:
     """Digits of a number base, `52_8`; a number as programs write it, `0xFF`."""
     if text[:1] == "0" and (literal := _PREFIXED.fullmatch(text)):  # `0xFF`: a number as programs write it
         base = 16 if literal[1] else 2 if literal[2] else 8
-        return Leaf(text, node=number(int(literal[1] or literal[2] or literal[3], base)), whole=text)
+        return Atom(text, node=number(int(literal[1] or literal[2] or literal[3], base)), whole=text)
     digits = _BASE.fullmatch(re.sub(r"(?<=[0-9])\s+(?=[0-9])|\\text\{([A-Fa-f])\}", r"\1", text))
     if digits is None and "base" in text:
         digits = _BASE.fullmatch(unwrapped(text))

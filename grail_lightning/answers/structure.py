@@ -17,7 +17,7 @@ from grail_lightning.answers.shapes import (
     Broken,
     Chain,
     Group,
-    Leaf,
+    Atom,
     Many,
     Words,
     compound,
@@ -107,7 +107,7 @@ def _words(text: str) -> Answer | None:
         return None
     lower = re.sub(r"^(?:the|an?) ", "", plain.lower())
     if lower in ("all real numbers", "all reals", "real numbers", "any real number", "every real number"):
-        return Leaf(r"\mathbb{R}", whole=text)
+        return Atom(r"\mathbb{R}", whole=text)
     if len(runs) == 2 and sorted(map(len, runs))[0] == 1:  # `odd n` and `n odd`
         lower = " ".join(sorted(lower.split(), key=len))
     return Words(_SYNONYMS.get(lower, lower))
@@ -272,7 +272,7 @@ def _vector(part: str, sign: str) -> Group | None:
     if not isinstance(answer, Group) or answer.brackets != "()":
         return None
     factor = sign.replace("+", "") + (found["factor"].strip() or "1")
-    items = [leaf_of(f"{factor}*({item.whole})") if isinstance(item, Leaf) else item for item in answer.items]
+    items = [leaf_of(f"{factor}*({item.whole})") if isinstance(item, Atom) else item for item in answer.items]
     return Group("()", tuple(items))
 
 
@@ -289,11 +289,11 @@ def _summed(groups: list[Group]) -> Group | None:
                 return None
             items.append(row)
             continue
-        leaves = [item for item in column if isinstance(item, Leaf)]
+        leaves = [item for item in column if isinstance(item, Atom)]
         nodes = [leaf.node for leaf in leaves if leaf.node is not None and leaf.said == NOTHING]
         if len(nodes) < len(column):
             return None
-        items.append(Leaf("+".join(leaf.text for leaf in leaves), node=Node("add", "", tuple(nodes))))
+        items.append(Atom("+".join(leaf.text for leaf in leaves), node=Node("add", "", tuple(nodes))))
     return Group(groups[0].brackets, tuple(items))
 
 

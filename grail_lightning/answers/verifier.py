@@ -27,7 +27,7 @@ from typing import Any, Self
 
 import grail_lightning
 from grail_lightning.answers.compare import Conventions
-from grail_lightning.answers.judge import Outcome, judge
+from grail_lightning.answers.judge import Judgement, judge
 from grail_lightning.answers.records import Verdict
 from grail_lightning.answers.values import load_libraries
 
@@ -114,7 +114,7 @@ class _WorkerPool:
         self._failed_starts = 0
         self._finalizer = weakref.finalize(self, _kill_all, self.workers, self._pid)
 
-    def run(self, pairs: Sequence[tuple[str, str]], conventions: dict[str, Any]) -> list[Outcome]:
+    def run(self, pairs: Sequence[tuple[str, str]], conventions: dict[str, Any]) -> list[Judgement]:
         """What `judge` says of each pair, or that it timed out or crashed."""
         if self._pid != os.getpid():  # we are a fork: the pipes are our parent's
             self._finalizer.detach()
@@ -134,8 +134,8 @@ class _WorkerPool:
             with self._lock:
                 _kill_all(self.workers, self._pid)
 
-    def _run(self, requests: Sequence[bytes]) -> list[Outcome]:
-        answers = [Outcome("crashed", "none")] * len(requests)
+    def _run(self, requests: Sequence[bytes]) -> list[Judgement]:
+        answers = [Judgement("crashed", "none")] * len(requests)
         waiting = deque(range(len(requests)))
         while waiting or any(worker.job is not None for worker in self.workers):
             self._hand_out(waiting, requests)
@@ -147,7 +147,7 @@ class _WorkerPool:
                     self._collect(worker, answers)
                 elif worker.deadline <= time.monotonic():
                     if worker.job is not None:
-                        answers[worker.job] = Outcome("timeout", "none")
+                        answers[worker.job] = Judgement("timeout", "none")
                     self._drop(worker)
         return answers
 
@@ -163,14 +163,14 @@ class _WorkerPool:
                 else:  # It died while it was idle (the out-of-memory killer): that is not the request's fault.
                     self._drop(worker)
 
-    def _collect(self, worker: _Worker, answers: list[Outcome]) -> None:
+    def _collect(self, worker: _Worker, answers: list[Judgement]) -> None:
         try:
             answer = worker.receive()
         except (EOFError, OSError, ValueError):
             self._drop(worker)  # the request that it died of stays `crashed`
             return
         if worker.job is not None:
-            answers[worker.job] = Outcome(*answer)
+            answers[worker.job] = Judgement(*answer)
         worker.ready, worker.job, self._failed_starts = True, None, 0
 
     def _drop(self, worker: _Worker) -> None:
@@ -253,7 +253,7 @@ class Verifier:
         self.conventions = conventions or Conventions()
         self._settings = (num_workers, timeout_seconds, memory_gib, cache_size, self.conventions)
         self._pool = _WorkerPool(num_workers, timeout_seconds, int(memory_gib * 2**30))
-        self._cache: dict[tuple[str, str], Outcome] = {}
+        self._cache: dict[tuple[str, str], Judgement] = {}
         self._cache_lock = threading.Lock()
         self._pid = os.getpid()
         self.faults: Counter[str] = Counter()
@@ -272,7 +272,7 @@ class Verifier:
                 )
         if self._pid != os.getpid():  # a fork: its copy of the lock may be held by a thread that does not exist here
             self._cache_lock, self._pid = threading.Lock(), os.getpid()
-        outcomes: dict[tuple[str, str], Outcome] = {}
+        outcomes: dict[tuple[str, str], Judgement] = {}
         waiting = []
         for pair in dict.fromkeys((gold, prediction) for gold, prediction in pairs):
             outcome = self._cache.get(pair) or judge(*pair, self.conventions)
@@ -288,7 +288,7 @@ class Verifier:
             for (gold, prediction), (status, layer, _) in ((pair, outcomes[pair[0], pair[1]]) for pair in pairs)
         ]
 
-    def _keep(self, outcomes: dict[tuple[str, str], Outcome]) -> None:
+    def _keep(self, outcomes: dict[tuple[str, str], Judgement]) -> None:
         with self._cache_lock:
             for pair, outcome in outcomes.items():
                 if outcome.fault:
