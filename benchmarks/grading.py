@@ -1,6 +1,8 @@
 r"""Accuracy and strictness of the verifier.
 
     python benchmarks/grading.py --cases CASES.jsonl --benchmarks FOLDER
+    python benchmarks/grading.py --cases CASES.jsonl --kinds --edits 28000
+    python benchmarks/grading.py --benchmarks FOLDER --names gsm8k_train math_train --themselves
 
 Three tables. `cases`: hand-labelled pairs, one JSON object a line with `gold`, `pred`, `expected`, `category`; those of
 the category `debatable` are left out. `golds`: the references of each benchmark against rewritings of themselves, as
@@ -9,6 +11,10 @@ fraction that is not reduced, `x+0`), the latter for which string equality fails
 sign, digit, bracket, base or exponent changed, and references against others, drawn at random; accepted
 pairs are listed, except those that are equal (by sympy, or because both are the same exact number). A benchmark is
 `NAME.jsonl` with `answer`.
+
+With `--kinds` the cases are counted by category, beside math-verify alone. `--edits` changes a digit, a sign, a word, a
+name or a value of right answers, or adds a word, and lists what is still accepted. `--themselves` grades each reference
+of the benchmarks against itself in seven usual rewritings alone.
 """
 
 import argparse
@@ -176,6 +182,51 @@ def other_exponent(gold: str, draw: random.Random) -> str | None:
 NEAR = (other_sign, other_digit, other_bracket, other_base, other_exponent)
 
 
+UNIT_WORDS = ["cm", "m", "ft", "inches", "seconds", "hours", "days", "kg", "dollars", "cents", "percent", "years"]
+NUMBER_WORDS = ["hundred", "million", "lakh", "dozen", "half", "thirds", "sevenths", "tenths", "squared", "theta", "pi"]
+OTHER_WORDS = ["apples", "boys", "left", "up", "north", "clockwise", "profit", "loss", "more", "wrong", "not"]
+
+
+def changed_digit(text: str, draw: random.Random) -> str | None:
+    return other_digit(text, draw)
+
+
+def changed_sign(text: str, draw: random.Random) -> str | None:
+    return other_sign(text, draw)
+
+
+def changed_word(text: str, draw: random.Random) -> str | None:
+    words = list(re.finditer(r"(?<![\\A-Za-z{])[A-Za-z]{3,}|(?<=text\{)[A-Za-z ]+", text))
+    if not words:
+        return None
+    found = draw.choice(words)
+    return text[: found.start()] + draw.choice(UNIT_WORDS + NUMBER_WORDS + OTHER_WORDS) + text[found.end() :]
+
+
+def added_word(text: str, draw: random.Random) -> str:
+    word = draw.choice(NUMBER_WORDS + OTHER_WORDS)
+    return draw.choice((rf"{text} {word}", rf"{text}\text{{ {word}}}", rf"\text{{{word} }}{text}"))
+
+
+def swapped_names(text: str, draw: random.Random) -> str | None:
+    names = sorted({*re.findall(r"(?<![\\A-Za-z])[a-zA-Z](?![A-Za-z])", text)})
+    if len(names) < 2:
+        return None
+    one, two = draw.sample(names, 2)
+    return re.sub(rf"(?<![\\A-Za-z])[{one}{two}](?![A-Za-z])", lambda name: two if name[0] == one else one, text)
+
+
+def swapped_values(text: str, draw: random.Random) -> str | None:
+    numbers = list(re.finditer(r"\d+", text))
+    if len(numbers) < 2:
+        return None
+    one, two = sorted(draw.sample(numbers, 2), key=lambda found: found.start())
+    return f"{text[: one.start()]}{two[0]}{text[one.end() : two.start()]}{one[0]}{text[two.end() :]}"
+
+
+EDITS = (changed_digit, changed_sign, changed_word, added_word, swapped_names, swapped_values)
+
+
 def equal_after_all(pair: tuple[str, str]) -> bool:
     """Whether sympy finds the two equal, with another parser than the verifier's own."""
     import sympy
@@ -213,6 +264,33 @@ def cases_table(path: Path, verifier: Verifier) -> None:
         print(f"  {kind} {row['category']}: {row['gold']!r} | {row['pred']!r} | {verdict.status}, {verdict.layer}")
 
 
+def accepted_by_math_verify(pair: tuple[str, str]) -> bool:
+    """What math-verify alone says of a pair, each side as its whole text in dollar signs or a box."""
+    from math_verify import parse, verify
+
+    try:
+        gold, prediction = (parse(text, parsing_timeout=None) for text in (f"${pair[0]}$", rf"\boxed{{{pair[1]}}}"))
+        return bool(verify(gold, prediction, timeout_seconds=None))
+    except Exception:
+        return False
+
+
+def kinds_table(path: Path, verifier: Verifier) -> None:
+    rows = [row for row in read(path) if row["category"] not in ("debatable", "pathological")]
+    pairs = [(str(row["gold"]), str(row["pred"])) for row in rows]
+    ours, theirs = [verdict.correct for verdict in verifier.grade(pairs)], list(map(accepted_by_math_verify, pairs))
+    print("\ncases by kind: pairs, then false accepts and misses of the verifier, and of math-verify alone")
+    for kind in [*sorted({row["category"] for row in rows}), "all"]:
+        places = [k for k, row in enumerate(rows) if kind in (row["category"], "all")]
+        wanted = [bool(rows[k]["expected"]) for k in places]
+        counts = []
+        for verdicts in (ours, theirs):
+            found = [verdicts[k] for k in places]
+            counts.append(sum(is_right and not right for is_right, right in zip(found, wanted, strict=True)))
+            counts.append(sum(right and not is_right for is_right, right in zip(found, wanted, strict=True)))
+        print(f"  {kind:<24} {len(places):>4}   {counts[0]:>3} {counts[1]:>3}   {counts[2]:>3} {counts[3]:>3}")
+
+
 def golds_table(names: dict[str, list[str]], verifier: Verifier) -> None:
     for title, rules in (("typesetting", TYPESETTING), ("another form", FORM)):
         print(f"\ngolds against themselves, rewritten: {title}")
@@ -233,6 +311,28 @@ def golds_table(names: dict[str, list[str]], verifier: Verifier) -> None:
                     print(f"    miss ({rule}): {gold!r} | {text!r} | {verdict.status}, {verdict.layer}")
 
 
+THEMSELVES: dict[str, Callable[[str], str]] = {
+    "full stop": lambda gold: f"{gold}.",
+    "formula": lambda gold: rf"\( {gold} \)",
+    "sentence": lambda gold: f"The answer is ${gold}$.",
+    "bold": lambda gold: f"**{gold}**",
+    "box": lambda gold: rf"\boxed{{{gold}}}",
+    "dfrac": lambda gold: gold.replace(r"\frac", r"\dfrac"),
+    "text": text_wrapped,
+}
+
+
+def themselves_table(names: dict[str, list[str]], verifier: Verifier) -> None:
+    print("\nreferences against themselves in usual rewritings")
+    for name, golds in names.items():
+        made = [(rule, gold, rewrite(gold)) for gold in dict.fromkeys(golds) for rule, rewrite in THEMSELVES.items()]
+        verdicts = verifier.grade([(gold, text) for _, gold, text in made])
+        lost = [row for row, verdict in zip(made, verdicts, strict=True) if not verdict.correct]
+        print(f"  {name:<14} {len(made)} pairs, lost {len(lost)}")
+        for rule, gold, text in lost:
+            print(f"    lost ({rule}): {gold!r} | {text!r}")
+
+
 def near_table(names: dict[str, list[str]], verifier: Verifier) -> None:
     print("\nnear misses and shuffled references: what is accepted")
     draw = random.Random(0)
@@ -250,21 +350,50 @@ def near_table(names: dict[str, list[str]], verifier: Verifier) -> None:
             print(f"    look ({rule}): {gold!r} | {text!r} | {verdict.layer}")
 
 
+def edits_table(pairs: list[tuple[str, str]], number: int, verifier: Verifier) -> None:
+    """Random edits of right answers: those that are accepted are listed, unless SymPy finds the two equal."""
+    draw, made = random.Random(0), []
+    while len(made) < number:
+        gold, answer = draw.choice(pairs)
+        edit = draw.choice(EDITS)
+        text = edit(answer, draw)
+        if text is not None and text.strip() not in (answer.strip(), gold.strip()):
+            made.append((edit.__name__, gold, answer, text))
+    verdicts = verifier.grade([(gold, text) for _, gold, _, text in made])
+    accepted = [row for row, verdict in zip(made, verdicts, strict=True) if verdict.correct]
+    doubtful = [row for row in accepted if not equal_after_all((row[1], row[3]))]
+    print(f"\nedits: {len(made)} pairs {dict(Counter(name for name, *_ in made))}")
+    print(f"  accepted {len(accepted)}, to look at {len(doubtful)}")
+    for name, gold, answer, text in doubtful:
+        print(f"    look ({name}): {gold!r} | {text!r} | from {answer!r}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=Path, help="hand-labelled pairs")
     parser.add_argument("--benchmarks", type=Path, help="folder of NAME.jsonl files")
     parser.add_argument("--names", nargs="+", default=NAMES, help="which of them")
+    parser.add_argument("--kinds", action="store_true", help="count the cases by category, beside math-verify")
+    parser.add_argument("--edits", type=int, default=0, help="so many random edits of the cases' right answers")
+    parser.add_argument("--themselves", action="store_true", help="the references against themselves alone")
     parser.add_argument("--workers", type=int, default=2, help="worker processes")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds for one pair")
     options = parser.parse_args()
     with Verifier(num_workers=options.workers, timeout_seconds=options.timeout, cache_size=1 << 18) as verifier:
         if options.cases:
             cases_table(options.cases, verifier)
+            if options.kinds:
+                kinds_table(options.cases, verifier)
+            if options.edits:
+                rows = [row for row in read(options.cases) if row["expected"] and row["category"] != "debatable"]
+                edits_table([(str(row["gold"]), str(row["pred"])) for row in rows], options.edits, verifier)
         if options.benchmarks:
             names = {
                 name: [row["answer"] for row in read(options.benchmarks / f"{name}.jsonl")] for name in options.names
             }
+            if options.themselves:
+                themselves_table(names, verifier)
+                return
             golds_table(names, verifier)
             near_table(names, verifier)
 

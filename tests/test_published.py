@@ -52,6 +52,12 @@ def test_each_run_has_the_published_options(model, method):
     assert options.data.init_args.prompts_per_batch == 32
 
 
+@pytest.mark.parametrize("config", ["published/base.yaml", "eval_math.yaml"])
+def test_boxes_in_the_thinking_count_as_in_the_published_graders(config):
+    task = yaml.safe_load((ROOT / "configs" / config).read_text())["data"]["init_args"]["task"]
+    assert task["init_args"]["answer"] == {"class_path": "Boxed", "init_args": {"in_thinking": True}}
+
+
 def test_a_run_is_instantiated():
     """The packaged policy and a CPU stand in for the model and the GPUs alone."""
     made = built(*_files("qwen3_8b", "oar_g"), *SMALL)

@@ -9,8 +9,9 @@ from itertools import accumulate
 
 from grail_lightning.answers.normalise import TEXT, string_key
 from grail_lightning.answers.parse import Node, Unreadable, letters, number, parse
-from grail_lightning.answers.structure import Atom
-from grail_lightning.answers.values import agree_everywhere, equal_by_math_verify, is_terminating, rational
+from grail_lightning.answers.quantity import agree
+from grail_lightning.answers.shapes import Atom
+from grail_lightning.answers.values import agree_everywhere, equal_by_math_verify, rational
 
 LAYERS = ("string", "number", "structure", "symbolic", "math-verify")
 
@@ -72,28 +73,32 @@ class Formulas:
 
     def leaves(self, gold: Atom, other: Atom) -> bool:
         """Two formulas with what surrounds them."""
-        # Where both units are known and differ, equal numbers are no equal answers.
-        known = all(unit and "?" not in unit and "unit" not in unit for unit in (gold.unit, other.unit))
-        if gold.unit != other.unit and (known or not (self.conventions.missing_unit or _differ_in_words(gold, other))):
-            return False
-        if string_key(gold.text) == string_key(other.text) and gold[2:4] == other[2:4]:
+        if not agree(gold.said, other.said, missing=self.conventions.missing_unit):
+            return self.with_letters(gold, other)
+        same_measure = gold.degrees == other.degrees or not (_in_radians(gold) or _in_radians(other))
+        if same_measure and gold.percent == other.percent and string_key(gold.text) == string_key(other.text):
             return True
         if _anagrams(gold.text, other.text):
             return False
         if gold.node is None or other.node is None:
+            if not gold.said.known:  # words, of which the grammar reads a part
+                raise Unparseable
             return self.unknown(gold.text, other.text, other.node is None)
         # The tolerance is for pairs of which exactly one is a decimal, of four or more digits.
         decimals = [_significant_digits(leaf.text) for leaf in (gold, other)]
         slack = self.conventions.tolerance if max(decimals) >= 4 and min(decimals) == 0 else 0.0
         if other.text.endswith(r"\ldots") and not gold.text.endswith(r"\ldots"):  # no finite decimal goes on
             value = rational(gold.node)
-            if not slack or (value is not None and is_terminating(value)):
+            if not slack or (value is not None and _is_terminating(value)):
                 return False
         if any(self.nodes(ours, theirs, slack) for ours, theirs in _readings(gold, other, gold.node, other.node)):
             return True
-        # The letters of one answer may be the unit of the other.
-        quantity, formula = (gold, other.node) if gold.unit else (other, gold.node)
-        if bool(gold.unit) == bool(other.unit) or not letters(formula):
+        return self.with_letters(gold, other)
+
+    def with_letters(self, gold: Atom, other: Atom) -> bool:
+        r"""Whether the letters of one formula are the unit of the other: `25m^2` is `25\text{ m}^2`."""
+        quantity, formula = (gold, other.node) if gold.said.kind else (other, gold.node)
+        if bool(gold.said.kind) == bool(other.said.kind) or formula is None or not letters(formula):
             return False
         return any(self.nodes(whole, formula) for whole in _with_unit(quantity))
 
@@ -105,7 +110,7 @@ class Formulas:
             return True
         if left is not None and right is not None:
             self.reach("number")
-            if left == right or slack == 0 or (is_terminating(left) and is_terminating(right)):
+            if left == right or slack == 0 or (_is_terminating(left) and _is_terminating(right)):
                 return left == right
             return abs(left - right) <= Fraction(str(slack)) * abs(left)
         if gold.kind == other.kind == "symbol":
@@ -133,11 +138,6 @@ def same_form(one: Node, two: Node) -> bool:
 
 def _spelled(node: Node) -> bool:
     return node.kind == "number" or (node.kind in ("negate", "divide") and all(map(_spelled, node.args)))
-
-
-def _differ_in_words(one: Atom, two: Atom) -> bool:
-    """Whether two units differ only in the words of one that is not known."""
-    return re.sub(r"\?[a-z ]*", "?", one.unit) == re.sub(r"\?[a-z ]*", "?", two.unit)
 
 
 def _anagrams(one: str, two: str) -> bool:
@@ -170,8 +170,13 @@ def _readings(left: Atom, right: Atom, one: Node, two: Node) -> Iterator[tuple[N
 
 def _with_unit(leaf: Atom) -> Iterator[Node]:
     r"""The formula with its unit as letters: `25m^2` is `25\text{ m}^2` and `25\text{ square meters}`."""
-    symbols = leaf.unit.upper() if leaf.unit in ("l", "v") else re.sub(r"(?<=\^)-?\d", r"{\g<0>}", leaf.unit)
-    for text in (TEXT.sub(r" \1 ", leaf.whole), f"{leaf.text} {symbols}"):
+    kind = leaf.said.kind
+    symbols = kind.upper() if kind in ("l", "v") else re.sub(r"(?<=\^)-?\d", r"{\g<0>}", kind)
+    texts = [
+        TEXT.sub(r" \1 ", leaf.whole),
+        *([f"{leaf.text} {symbols}"] if leaf.said.bare and not leaf.said.qualifier else []),
+    ]
+    for text in texts:
         with suppress(Unreadable):
             yield parse(text)
 
@@ -188,7 +193,13 @@ def _times(node: Node, factor: Node) -> Node:
 
 
 def _in_radians(leaf: Atom) -> bool:
-    return not leaf.degrees and (leaf.unit == "rad" or r"\pi" in leaf.text)
+    return not leaf.degrees and (leaf.said.kind == "rad" or r"\pi" in leaf.text)
+
+
+def _is_terminating(value: Fraction) -> bool:
+    """Whether a fraction has a finite decimal expansion: twos and fives divide its denominator, and nothing else."""
+    bits = value.denominator.bit_length()
+    return bits <= 4096 and 10**bits % value.denominator == 0
 
 
 def _significant_digits(text: str) -> int:

@@ -12,7 +12,8 @@ from grail_lightning.answers.compare import capped
 from grail_lightning.answers.normalise import FUNCTIONS, TEXT, normalise
 from grail_lightning.answers.parse import Node, subtrees
 from grail_lightning.answers.relations import is_number, named_sides, named_value
-from grail_lightning.answers.structure import Answer, Atom, Chain, Group, Many, read
+from grail_lightning.answers.shapes import Answer, Atom, Chain, Group, Many
+from grail_lightning.answers.structure import read
 from grail_lightning.answers.values import TooLarge, Undefined, rational
 
 # The sign of a division is that of an operation, where a slash may be that of a fraction: it is read as a factor.

@@ -27,6 +27,8 @@ _SIGN = re.compile(
     r"|(?:[=:,(\[{<>\u2248\u2264\u2265\u2192]\ *|[$*\"'|\u201c])([-\u2212]\ )\Z"
 )
 _ENDING = re.compile(r"^####[ \t]*(.+)\Z", re.MULTILINE)
+# The tags around the thinking of a model. The first may stand in the prompt.
+_THINKING, _THOUGHT = "<think>", "</think>"
 _PATTERN_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
@@ -38,9 +40,12 @@ class AnswerForm(ABC):
         evaluated: Whether an answer that could still be carried out, such as `7+5` for 12, is not right
             (`grail_lightning.answers.evaluated`). Published graders accept such answers, and a policy learns to copy
             the problem.
+        in_thinking: Whether an answer counts that stands in the thinking alone: before the last `</think>`, or behind a
+            `<think>` that does not end. A form with the default False looks behind the thinking.
     """
 
     evaluated: bool = False
+    in_thinking: bool = False
 
     @property
     @abstractmethod
@@ -50,6 +55,13 @@ class AnswerForm(ABC):
     @abstractmethod
     def find(self, text: str) -> list[AnswerSpan]:
         """The answers of a text in order of appearance; the last one is graded."""
+
+    def searched(self, text: str) -> tuple[int, int]:
+        """The range of a response in which answers count: what is not thinking, or all of it with `in_thinking`."""
+        if self.in_thinking:
+            return 0, len(text)
+        closing, opening = text.rfind(_THOUGHT), text.rfind(_THINKING)
+        return max(0, closing + len(_THOUGHT)) if closing >= 0 else 0, opening if opening > closing else len(text)
 
     def last(self, text: str) -> str | None:
         """The content of the last answer, without outer white space; None if there is none."""
@@ -65,19 +77,24 @@ class AnswerForm(ABC):
         return box_content(reference) or (ending[1] if ending else reference)
 
 
+@dataclass(frozen=True)
 class LastNumber(AnswerForm):
     """The last number of a response, such as `7`, `-3`, `1,250.5` or `3/4`.
 
     A minus sign may be an operator, a bullet or a dash: the last number of `5-3`, of `5 - 3` and of a line `- 3` is 3,
     that of `x = -3` and of `x = - 3` is -3.
+
+    Args:
+        in_thinking: Whether a number in the thinking alone counts; see `Boxed`.
     """
 
+    in_thinking: bool = False
     instruction = " Please reason step by step, and end with the answer as a number."
 
     def find(self, text: str) -> list[AnswerSpan]:
         """See `AnswerForm`."""
         numbers, plain = [], _SCRIPT.sub(lambda script: "x" * len(script[0]), text)
-        for match in _NUMBER.finditer(plain):
+        for match in _NUMBER.finditer(plain, *self.searched(text)):
             start, stop = match.span()
             sign = _SIGN.search(text[max(0, start - 16) : start])
             start -= len(sign[1] or sign[2]) if sign else 0
@@ -96,11 +113,13 @@ class Marker(AnswerForm):
         marker: The marker, upper and lower case distinguished.
         to_end: Whether the answer goes on to the next marker or the end of the response, over several lines: a program.
         evaluated: Whether `7+5` is not right for 12; see `Boxed`.
+        in_thinking: Whether a marker in the thinking alone counts; see `Boxed`.
     """
 
     marker: str = "####"
     to_end: bool = False
     evaluated: bool = False
+    in_thinking: bool = False
 
     def __post_init__(self) -> None:
         if not self.marker.strip() or "\n" in self.marker:
@@ -116,7 +135,8 @@ class Marker(AnswerForm):
         """See `AnswerForm`."""
         answers = []
         marker, within = re.escape(self.marker), r"[\s\S]" if self.to_end else r"[^\n]"
-        for match in re.finditer(rf"{marker}((?:(?!{marker}){within})*)", text):  # to the next marker or the line's end
+        expression = re.compile(rf"{marker}((?:(?!{marker}){within})*)")  # to the next marker or the line's end
+        for match in expression.finditer(text, *self.searched(text)):
             if content := match[1].strip("* \t\r\f\v\u00a0" + "\n" * self.to_end):
                 first = match.start(1) + match[1].index(content)
                 last = first + len(content)
@@ -139,10 +159,12 @@ class Pattern(AnswerForm):
     Args:
         pattern: The expression, in the syntax of Python's `re` with the extensions of the package `regex`.
         evaluated: Whether `7+5` is not right for 12; see `Boxed`.
+        in_thinking: Whether a match in the thinking alone counts; see `Boxed`.
     """
 
     pattern: str
     evaluated: bool = False
+    in_thinking: bool = False
     instruction = ""  # A pattern cannot be put into words: the task needs an `instruction` that asks for it.
 
     def __post_init__(self) -> None:
@@ -159,7 +181,7 @@ class Pattern(AnswerForm):
         group: str | int = "answer" if "answer" in expression.groupindex else min(1, expression.groups)
         answers = []
         try:
-            for match in expression.finditer(text, timeout=_PATTERN_SECONDS):
+            for match in expression.finditer(text, *self.searched(text), timeout=_PATTERN_SECONDS):
                 first, last = match.span(group)
                 if first < last:
                     start, stop = match.span()
@@ -189,15 +211,17 @@ class Fenced(AnswerForm):
 
     Args:
         evaluated: Whether `7+5` is not right for 12; see `Boxed`. It has no effect on programs.
+        in_thinking: Whether a block in the thinking alone counts; see `Boxed`.
     """
 
     evaluated: bool = False
+    in_thinking: bool = False
     instruction = " Please reason step by step, and put the answer into one last block between ```python and ```."
 
     def find(self, text: str) -> list[AnswerSpan]:
         """See `AnswerForm`."""
         answers, opening = [], None
-        for fence in _FENCE.finditer(text):
+        for fence in _FENCE.finditer(text, *self.searched(text)):
             if opening is not None and fence[0].strip() == fence[1] >= opening[1]:
                 first = min(opening.end() + 1, fence.start())
                 inside = {"content_start": first, "content_stop": max(first, fence.start() - 1)}
@@ -214,19 +238,27 @@ Box = AnswerSpan
 
 @dataclass(frozen=True)
 class Boxed(AnswerForm):
-    r"""The content of the last complete `\boxed{...}`.
+    r"""The content of the last complete `\boxed{...}`, unless another box behind it is cut off.
 
     Args:
         evaluated: Whether an answer is not right that could still be carried out, such as `7+5` for 12 or
             `\int_0^1 x^2\,dx` for 1/3, where the reference is a rational number. Its status is then `unevaluated`.
+        in_thinking: Whether a box in the thinking alone counts. By default everything before the last `</think>` is
+            thinking, also without an opening tag, and everything behind a `<think>` that does not end. Graders of
+            published protocols take the last box of the whole response.
     """
 
     evaluated: bool = False
+    in_thinking: bool = False
     instruction = r" Please reason step by step, and put your final answer within \boxed{}."  # as in the published runs
 
     def find(self, text: str) -> list[AnswerSpan]:
         """See `AnswerForm`."""
-        return find_boxes(text)
+        start, stop = self.searched(text)
+        boxes, cut_off = _boxes(text[start:stop])
+        if cut_off >= (boxes[-1].stop if boxes else 0):
+            return []
+        return [box.moved(start) for box in boxes]
 
 
 def find_boxes(text: str) -> list[Box]:
@@ -235,6 +267,11 @@ def find_boxes(text: str) -> list[Box]:
     A box inside a complete box is part of that box's content; a box inside an *incomplete* one
     (`\boxed{so \boxed{3}`) stands for itself.
     """
+    return _boxes(text)[0]
+
+
+def _boxes(text: str) -> tuple[list[Box], int]:
+    """The complete outermost boxes, and where the last box begins that is not closed; -1 if all are."""
     open_braces: list[tuple[int, int] | None] = []  # (start, content_start) of a box, None of another group
     boxes: list[Box] = []
     for token in _TOKEN.finditer(text):
@@ -247,7 +284,7 @@ def find_boxes(text: str) -> list[Box]:
                 boxes.pop()
             box = Box(start=opening[0], stop=token.end(), content_start=opening[1], content_stop=token.start())
             boxes.append(box)
-    return boxes
+    return boxes, max((opening[0] for opening in open_braces if opening is not None), default=-1)
 
 
 def last_box(text: str) -> Box | None:
@@ -256,5 +293,5 @@ def last_box(text: str) -> Box | None:
 
 
 def box_content(text: str) -> str | None:
-    """What stands in the last complete box, without outer white space, or None where there is no box."""
-    return Boxed().last(text)
+    """What stands in the last complete box, without outer white space; None without one, or if another is cut off."""
+    return Boxed(in_thinking=True).last(text)

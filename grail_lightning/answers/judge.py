@@ -14,25 +14,31 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
+from grail_lightning.answers.choices import same_choice, without_label
 from grail_lightning.answers.compare import LAYERS, Conventions, Formulas, Undecided, Unparseable, capped, same_form
+from grail_lightning.answers.named import by_axis, labelled, named_values, unnamed_items
 from grail_lightning.answers.normalise import CACHED_CHARACTERS, TEXT, normalise, string_key
-from grail_lightning.answers.parse import Node, letters, negated
+from grail_lightning.answers.parse import Node, letters, negated, number
+from grail_lightning.answers.quantity import NOTHING, Said
 from grail_lightning.answers.records import text_key
-from grail_lightning.answers.relations import is_number, named_sides, named_value, same_set
-from grail_lightning.answers.structure import Answer, Atom, Broken, Chain, Group, Many, Words, read
-from grail_lightning.answers.values import TooLarge, Undefined, ratio_sign
+from grail_lightning.answers.relations import (
+    determinant,
+    equal_by_cases,
+    finite_set,
+    is_number,
+    named_sides,
+    named_value,
+    same_set,
+)
+from grail_lightning.answers.shapes import Answer, Atom, Broken, Chain, Group, Many, Words, digits_of
+from grail_lightning.answers.statements import as_named, same_statement
+from grail_lightning.answers.structure import read
+from grail_lightning.answers.values import TooLarge, Undefined, ratio_sign, rational
 
 _MOST_ITEMS = 64
 _MOST_COMPARED = 64
 # Of each sign the one that it is written with, and whether the sides are turned for that.
 _TURNS = {"<": ("<", 1), ">": ("<", -1), r"\le": (r"\le", 1), r"\ge": (r"\le", -1), r"\ne": (r"\ne", 0)}
-# `(B)24` or `\text{Option B}`: a choice, and behind it what is chosen, in which there is no second answer.
-_CHOICE = re.compile(
-    r"(?:\\text\{)?(?:(?:[Oo]ption|[Cc]hoice) )?\(?([A-E])(?:[).:]|\}|$)\s*\}?"
-    r"(?:(?!.*\bor\b)(?:[0-9]|\\\$|\\frac|\\sqrt|\\text\{[a-z ]|(?<= )[a-z]|(?<=\))[a-z]{3})[^A-Z(,;=]*)?"
-)
-_LABEL = re.compile(r"^\([A-E]\)(?=[0-9]|\\(?:\$|frac|sqrt|text))")
-_REJECTED = re.compile(r"\b(?:incorrect|wrong)\b")
 _FRACTION = re.compile(r"\\frac\{([0-9]+)\}\{(0*[1-9][0-9]*)\}", re.ASCII)
 # A whole number to the power of one half that is nobody's script or argument: behind `_`, `^`, `}`, a letter or a digit
 # it could be one, unless that ends a complete factor.
@@ -93,7 +99,9 @@ def _lowest_terms(text: str) -> str:
         value = Fraction(int(found[1]), int(found[2]))
         return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
-    return string_key(_HALF_POWER.sub(r"\1\\sqrt{\2\3}", _FRACTION.sub(reduced, text)))
+    if r"\frac" in text:
+        text = _FRACTION.sub(reduced, text)
+    return string_key(_HALF_POWER.sub(r"\1\\sqrt{\2\3}", text) if "^" in text else text)
 
 
 def _same_wording(one: str, two: str) -> bool:
@@ -113,15 +121,18 @@ class _Comparison(Formulas):
     def outcome(self, gold: str, prediction: str) -> Judgement:
         if string_key(gold) == string_key(prediction):
             return Judgement("right" if prediction else "unparseable", "string")
-        choice = None if _REJECTED.search(prediction) else _CHOICE.fullmatch(prediction)
-        if choice is not None and re.fullmatch(r"\(?[A-E]\)?", gold):
-            return Judgement("right" if choice[1] == gold.strip("()") else "wrong", "string")
-        if choice is not None and choice[1] not in gold:  # `(B)24` for 24
-            prediction = _LABEL.sub("", prediction)
+        chosen = same_choice(gold, prediction)
+        if chosen is not None:
+            return Judgement("right" if chosen else "wrong", "string")
+        prediction = without_label(gold, prediction)
         if _lowest_terms(gold) == _lowest_terms(prediction):
             return Judgement("right", "number")
         if _same_wording(gold, prediction):
             return Judgement("right", "structure")
+        prediction = as_named(gold, prediction)
+        same = same_statement(gold, prediction)
+        if same is not None:
+            return Judgement("right" if same else "wrong", "structure")
         gold_answer, answer = read(gold), read(prediction)
         if isinstance(answer, Broken):
             return Judgement("unparseable", "none")
@@ -134,30 +145,62 @@ class _Comparison(Formulas):
     def answers(self, gold: Answer, other: Answer, *, same_unit: bool = False) -> bool:
         if isinstance(gold, Atom) != isinstance(other, Atom):
             gold, other = _quotient(gold), _quotient(other)
+        if (by_name := self.by_name(gold, other)) is not None:
+            return by_name
+        gold, other = finite_set(gold), finite_set(other)
         match gold, other:
-            case Atom(), Atom() if same_unit and gold.unit != other.unit:
+            case Atom(), Atom() if same_unit and gold.said.kind != other.said.kind:
                 return False
             case Atom(), Atom():
                 return self.leaves(gold, other)
             case Words(), Words():
                 return gold == other
-            case (Words(words), Atom(text)) | (Atom(text), Words(words)):  # `odd` is no product here
-                return words == text.lower()
+            case (Words(words), Atom(text, said)) | (Atom(text, said), Words(words)):  # `odd` is no product here
+                return said == NOTHING and words in (text.lower(), digits_of(text))
             case (Words("none"), Many(())) | (Many(()), Words("none")):
                 return True
+            case Group("cases"), Group("cases") if len(gold.items) == len(other.items):
+                return self.one_to_one(Many(gold.items), Many(other.items)) or equal_by_cases(gold, other)
+            case (Group("cases"), _) | (_, Group("cases")):
+                return equal_by_cases(gold, other)
+            case (Group("determinant"), Atom()) | (Atom(), Group("determinant")):
+                rows, value = (gold, other) if isinstance(gold, Group) else (other, gold)
+                expanded = determinant(rows)
+                return expanded is not None and self.answers(Atom("", node=expanded), value)
             case Group(), Group():
                 if {gold.brackets, other.brackets} == {"()", "matrix"}:
                     gold, other = _as_vector(gold), _as_vector(other)
                 return gold.brackets == other.brackets and self.in_order(gold.items, other.items)
-            case Group(brackets="()"), Many(braced=False) if other.joint == "," or _named_by_and(other):
-                return self.in_order(gold.items, _by_axis(other))
+            case Group(brackets="()"), Many(braced=False, joint=","):
+                return self.in_order(gold.items, other.items)
+            case (Atom(), Many(braced=False, joint="and")) | (Many(braced=False, joint="and"), Atom()):
+                number_of, mixed = (gold, other) if isinstance(gold, Atom) else (other, gold)
+                whole = _mixed(mixed)
+                return whole is not None and self.answers(number_of, whole)
             case (Chain(is_relation=True), _) | (_, Chain(is_relation=True)):
                 return self.relations(gold, other)
-            case Many(), Group(brackets="()") if _distinct_names(gold):  # `(1,2)` for `x=1, y=2`
-                return self.in_order(_by_axis(gold), other.items)
             case Many(), Many() if _joined_alike(gold, other) and self.one_to_one(gold, other):
                 return True
         return same_set(gold, other, self.nodes)
+
+    def by_name(self, gold: Answer, other: Answer) -> bool | None:
+        """Values with names: by name where both sides have names, by order where one has none; None without names."""
+        ours, theirs = named_values(gold), named_values(other)
+        if ours is not None and theirs is not None:
+            return ours.keys() == theirs.keys() and all(self.answers(ours[name], theirs[name]) for name in ours)
+        if ours is not None and (items := unnamed_items(other)) is not None:
+            return self.in_order(by_axis(ours), items)
+        if theirs is not None and (items := unnamed_items(gold)) is not None:
+            return self.in_order(items, by_axis(theirs))
+        if isinstance(gold, Group | Atom | Chain) and isinstance(other, Group | Atom | Chain):
+            point, twin = labelled(gold), labelled(other)
+            if point is not None and twin is not None:
+                return point[0] == twin[0] and self.answers(point[1], twin[1])
+            if point is not None and isinstance(other, Group):
+                return self.answers(point[1], other)
+            if twin is not None and isinstance(gold, Group):
+                return self.answers(gold, twin[1])
+        return None
 
     def in_order(self, gold: Sequence[Answer], other: Sequence[Answer]) -> bool:
         return len(gold) == len(other) and all(map(self.answers, gold, other))
@@ -166,14 +209,15 @@ class _Comparison(Formulas):
         """Lists and sets in any order, each member as often in one as in the other."""
         if max(len(gold.items), len(other.items)) > _MOST_ITEMS:
             raise TooLarge("a collection of very many members")
-        if _distinct_names(gold) and not any(isinstance(item, Chain) for item in other.items):
-            return self.in_order(gold.items, other.items)  # `1, 2` for `x=1, y=2`
         if len(gold.items) != len(other.items):
             return False
         left = list(other.items)
-        things = [[item.unit for item in many.items if isinstance(item, Atom)] for many in (gold, other)]
-        # Both lists count the same things: then each number belongs to its thing.
-        counted = len(set(things[0])) > 1 and "" not in things[0] and sorted(things[0]) == sorted(things[1])
+        # Where a list counts different things, each number belongs to its thing, and a bare list keeps the order.
+        things = [{item.said for item in many.items if isinstance(item, Atom)} for many in (gold, other)]
+        counts = [len(said) > 1 and NOTHING not in said for said in things]
+        if counts[0] != counts[1] and NOTHING in things[counts[0]] and len(things[counts[0]]) == 1:
+            return self.in_order(gold.items, other.items)
+        counted = all(counts)
         for item in gold.items:
             twin = next((k for k, one in enumerate(left) if self.answers(item, one, same_unit=counted)), None)
             if twin is None:
@@ -226,7 +270,8 @@ class _Comparison(Formulas):
         return ratio != 0 and (sign == r"\ne" or ratio == turn * other_turn)
 
     def equations(self, gold: Chain, other: Chain) -> bool:
-        nodes = [side.node for side in gold.items + other.items if isinstance(side, Atom) and side.node is not None]
+        sides = [side for side in gold.items + other.items if isinstance(side, Atom) and side.said == NOTHING]
+        nodes = [side.node for side in sides if side.node is not None]
         if len(nodes) == 4 and not any(map(letters, nodes)):  # `2^3=8` is about its form: `8=8` says nothing
             return same_form(nodes[0], nodes[2]) and same_form(nodes[1], nodes[3])
         ours, theirs = ([string_key(source) for source in relation.sources] for relation in (gold, other))
@@ -242,7 +287,7 @@ class _Comparison(Formulas):
             left, right = relation.items
             if not isinstance(left, Atom) or not isinstance(right, Atom) or left.node is None or right.node is None:
                 return 0
-            if any(left[1:4] + right[1:4]):  # a unit
+            if left.said != NOTHING or right.said != NOTHING:  # a unit
                 return 0
             differences.append(Node("add", "", (left.node, negated(right.node))))
         self.reach("symbolic")
@@ -252,7 +297,9 @@ class _Comparison(Formulas):
 def _quotient(answer: Answer) -> Answer:
     """`3/4` for `3:4`, and any other answer as it is."""
     match answer:
-        case Group(":", (Atom(one, "", node=Node() as over), Atom(two, "", node=Node() as under))):
+        case Group(":", (Atom(one, said, node=Node() as over), Atom(two, other, node=Node() as under))) if (
+            said == other == NOTHING
+        ):
             return Atom(f"{one}/{two}", node=Node("divide", "", (over, under)))
     return answer
 
@@ -268,25 +315,29 @@ def _as_vector(group: Group) -> Group:
 def _joined_alike(one: Many, two: Many) -> bool:
     """Whether two lists may be compared by members: `x<1 and x>3` is not `x<1 or x>3`, though `1 and 3` is `1 or 3`."""
     bounds = any(isinstance(item, Chain) and {"<", ">", r"\le", r"\ge"} & set(item.signs) for item in one.items)
+    names = {string_key(item.sources[0]) for item in one.items if isinstance(item, Chain) and item.is_relation}
+    if len(names) > 1 and "or" in (one.joint, two.joint):  # `x=2, y=3` is not `x=2 or y=3`
+        return one.joint == two.joint
     return not bounds or {one.joint, two.joint} != {"and", "or"}
 
 
-def _distinct_names(answer: Many) -> bool:
-    """Whether every member is a relation about a name of its own, so that a bare list must keep the order."""
-    relations = [item for item in answer.items if isinstance(item, Chain) and item.is_relation and named_sides(item)[0]]
-    return len({string_key(item.sources[0]) for item in relations}) == len(answer.items) > 1
-
-
-def _named_by_and(answer: Many) -> bool:
-    return answer.joint == "and" and _distinct_names(answer)
-
-
-def _by_axis(answer: Many) -> Sequence[Answer]:
-    """The members of a list. Equations of coordinates are sorted by these: `y=2, x=1` is the point `(1,2)`."""
-    sources = [string_key(item.sources[0]) if isinstance(item, Chain) else "" for item in answer.items]
-    if not {*sources} <= {*"xyz"}:
-        return answer.items
-    return [item for _, item in sorted(zip(sources, answer.items, strict=True), key=lambda pair: pair[0])]
+def _mixed(answer: Answer) -> Atom | None:
+    """`7 and 1/2` as one number."""
+    match answer:
+        case Many(
+            (Atom(said=Said(kind=""), node=Node("number", whole)), Atom(text, said, Node() as part)), joint="and"
+        ):
+            value = rational(part)
+            if (
+                isinstance(whole, Fraction)
+                and whole.denominator == 1
+                and value is not None
+                and 0 < value < 1
+                and "." not in text
+            ):
+                total = whole + value
+                return Atom(f"{total.numerator}/{total.denominator}", said, number(total))
+    return None
 
 
 def _letters_of(*answers: Answer) -> set[str]:

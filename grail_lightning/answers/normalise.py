@@ -11,7 +11,16 @@ from functools import lru_cache
 
 import regex
 
+from grail_lightning.answers.chinese import translated
 from grail_lightning.answers.find import last_box
+from grail_lightning.answers.lexicon import unit_name
+from grail_lightning.answers.phrases import (
+    number_in_bold,
+    with_one_spelling,
+    without_environment,
+    without_phrases,
+    without_separators,
+)
 
 # ruff: noqa: RUF001 (these are tables of letters that look alike)
 
@@ -32,20 +41,36 @@ _GREEK_LETTERS = dict(zip("αβγδεζηθικλμνξπρστυφχψωΓΔΘ�
 GREEK = frozenset(_GREEK_LETTERS.values()) - {"pi"}  # those that are no number
 
 # Characters with the command of each.
-_NAMED = "∞infty √sqrt ≤le ⩽le ≥ge ⩾ge ≠ne ±pm ∓mp ∪cup ∩cap ∅emptyset ∈in ≈approx ∠angle ∖setminus …ldots"
+_NAMED = (
+    "∞infty √sqrt ≤le ⩽le ≦le ≥ge ⩾ge ≧ge ≠ne ±pm ∓mp ∪cup ∩cap ∖setminus ∅emptyset ∈in ≈approx ∠angle ∥parallel "
+    "⟂perp ⊥perp ≡equiv ⟨langle ⟩rangle ‖| …ldots"
+)
 _SYMBOLS = str.maketrans(
     {letter: rf"\{name} " for letter, name in _GREEK_LETTERS.items()}
     | {named[0]: rf"\{named[1:]} " for named in _NAMED.split()}
     | {letter: rf"\mathbb{{{plain}}}" for letter, plain in zip("ℝℤℚℕℂ", "RZQNC", strict=True)}
-    | dict.fromkeys("−–—‒﹣－", "-")
-    | dict.fromkeys("⋅·∙•×✕∗", "*")
+    | dict.fromkeys("−–—‒‑‐⁃﹣－", "-")
+    | dict.fromkeys("⋅·∙•×✕⨯⨉∗", "*")
     | dict.fromkeys("÷∕⁄", "/")
     | dict.fromkeys("′’‘", "'")
     | dict.fromkeys("“”", '"')
-    | dict.fromkeys("°º", r"^\circ ")
-    | dict.fromkeys("£€¥", r"\$")
+    | dict.fromkeys("°º˚", r"^\circ ")
     | dict.fromkeys("¢￠", r"\text{cents}")
-    | {"∣": "|", "％": "%", "\u200b": "", "\ufeff": ""}
+    | {
+        "∣": "|",
+        "％": "%",
+        "∶": ":",
+        "‰": r"\text{permille}",
+        "。": ".",
+        "、": ",",
+        "∛": r"\sqrt[3]",
+        "∜": r"\sqrt[4]",
+        "【": "",
+        "】": "",
+        "￡": "£",
+        "￥": "¥",
+        **dict.fromkeys("✓✔☑✅∎∴∵■□\u200b\u200c\u200d\u2060\ufeff"),
+    }
 )
 _SCRIPTS = [
     (mark, re.compile(f"[{scripts}]+"), str.maketrans(scripts, plain))
@@ -60,26 +85,34 @@ _SPELLINGS = {
     r"\ne ": "neq not=",
     "*": "cdot times ast bullet",
     "|": "lvert rvert vert mvert",
+    r"\|": "Vert lVert rVert |",
     r"\emptyset ": "varnothing",
     **{r"\neg ": "lnot", r"\wedge ": "land", r"\vee ": "lor"},
     r"^\circ ": "degree degrees",
     **{"/": "div", "<": "lt", ">": "gt", r"\{": "lbrace", r"\}": "rbrace", "[": "lbrack", "]": "rbrack", "%": "%"},
+    **{"£": "pounds", "€": "euro", "¥": "yen", r"\sqrt ": "surd", r"\log_{10} ": "lg", r"\sim ": "thicksim"},
+    **{"": "therefore because checkmark blacksquare square Box qed qedsymbol qedhere smiley bigstar"},
     **{r"\epsilon ": "varepsilon", r"\theta ": "vartheta", r"\phi ": "varphi", r"\ldots ": "dots"},
-    **{"(": "langle", ")": "rangle", " ": ", ; : > quad qquad \n"},
+    **{
+        "(": "langle",
+        ")": "rangle",
+        " ": ", ; : > quad qquad hfill thinspace enspace medspace thickspace nobreakspace \n",
+        r"\setminus ": "backslash",
+    },
 }
 _COMMANDS = {name: spelling for spelling, names in _SPELLINGS.items() for name in names.split(" ")} | {" ": " "}
 # Commands that change how something looks, not what it is.
 _LOOKS_NAMES = (
     "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr displaystyle textstyle limits rm bf it large "
-    "Large boldsymbol bm !"
+    "Large boldsymbol bm scriptstyle scriptscriptstyle tiny scriptsize footnotesize small normalsize LARGE huge Huge !"
 )
 _LOOKS = frozenset(_LOOKS_NAMES.split())
 # Wrappers of upright or bold type: a number, a symbol or a formula inside stands for itself, a word is a word.
 _PLAIN = ("text", "textrm", "textnormal", "mathrm", "mbox", "hbox")
 _UPRIGHT = (*_PLAIN, "textbf", "textit", "textsf", "mathbf", "mathit", "mathsf", "operatorname", "emph", "textsc")
-_TRANSPARENT = ("underline", "boxed", "fbox")
-_UNREAD = ("color", "textcolor", "phantom", "hspace", "tag", "label")
-_WRAPPED_FUNCTIONS = FUNCTIONS | {"max", "min", "gcd", "lcm", "det"}
+_TRANSPARENT = ("underline", "boxed", "fbox", "framebox", "ensuremath", "underbrace", "overbrace")
+_UNREAD = ("color", "textcolor", "colorbox", "phantom", "hspace", "tag", "label")
+_WRAPPED_FUNCTIONS = FUNCTIONS | {"max", "min", "gcd", "lcm", "det", "Re", "Im", "cis"}
 _WRAPPER = regex.compile(
     rf"\\(?P<name>{'|'.join((*_UPRIGHT, *_TRANSPARENT, *_UNREAD))})(?![A-Za-z])\*?\s*"
     r"(?P<group>\{(?:[^{}\\]++|\\.|(?&group))*+\})",
@@ -96,44 +129,6 @@ _COMMAND_OR_BRACKET = re.compile(r"\\(?:[a-zA-Z]+|.)|[{}()\[\]]", re.DOTALL)
 # Answers come again when they are short; what is kept of long ones would be a model's to grow.
 CACHED_CHARACTERS = 128
 
-_RESULT = r"(?:so\s+|thus,?\s+)?(?:the\s+)?(?:final\s+)?(?:answer|solution|result)s?"
-_LEAD = re.compile(
-    rf"^\s*(?:(?:{_RESULT}(?:\s+(?:is|are))?\s*[:=]?|\\approx|=|:)(?=[\s\\(\[\d.+\-$a-zA-Z])"
-    r"|(?:\\text\{\s*)?(?:approximately|about|roughly)\s*\}?\s*(?=[\d.\\$-]))",
-    re.IGNORECASE,
-)
-# Up to a verb that ends the upright type or, for the phrase that all use, that stands inside of it.
-_INTRODUCTION = re.compile(
-    rf"\\text\{{\s*(?:(?P<inside>{_RESULT}\s+(?:is|are)\s*[:,]?\s(?=[^\s}}]))"
-    r"|(?:(?:so|thus|hence|therefore)\s*,?|[A-Za-z][A-Za-z ,']*?(?:\s(?:is|are|equals|equal to)|\s*:))"
-    r"\s*:?\s*\}\s*(?=\S))",
-    re.IGNORECASE,
-)
-# A denial, or at the beginning a bound or a part of what follows.
-_DENIAL = re.compile(
-    r"\b(?:not?|never|nor|neither|cannot|false|wrong|incorrect|unless|if|whether)\b|n't|of the (?:answer|result)\b"
-    r"|^\\text\{\s*(?:at (?:least|most)|(?:less|more|fewer|greater) than|half|twice|(?:everything )?except)\b",
-    re.IGNORECASE,
-)
-# The names of each unit, the first of which stands for all.
-_UNIT_NAMES = (
-    "m meter meters metre metres|cm centimeter centimeters centimetre centimetres cms|km kilometer kilometers "
-    "kilometre kilometres kms|mm millimeter millimeters millimetre millimetres|in inch inches|ft foot feet|"
-    "yd yard yards yds|mi mile miles|s sec secs second seconds|min mins minute minutes|h hr hrs hour hours|day days|"
-    "week weeks|month months|year years yr yrs|g gram grams|kg kilogram kilograms kgs|mg milligram milligrams|"
-    "lb lbs pound pounds|oz ounce ounces|l liter liters litre litres|ml milliliter milliliters|gallon gallons gal|"
-    "dollar dollars usd buck bucks|cent cents|j joule joules|n newton newtons|w watt watts|v volt volts|hz hertz|"
-    "mph|kelvin kelvins|deg|rad rads radian radians|unit units|am|pm"
-)
-# In upright type alone: without it some would be products.
-_TYPED_UNIT_NAMES = (
-    "nm nanometer nanometers nanometre nanometres|kj kilojoule kilojoules|kw kilowatt kilowatts|kn kilonewton "
-    "kilonewtons|ev|kev|pa pascal pascals|kpa|bc bce|ad ce|increase|decrease|january jan|"
-    "february feb|march mar|april apr|may|june jun|july jul|august aug|september sep|october oct|november nov|"
-    "december dec|pm noon|am midnight|north|south|east|west"
-)
-UNITS = {name: names.split()[0] for names in _UNIT_NAMES.split("|") for name in names.split()}
-TYPED_UNITS = UNITS | {name: names.split()[0] for names in _TYPED_UNIT_NAMES.split("|") for name in names.split()}
 # Units that would pass for a function, a letter, or a product or quotient of letters.
 _UNIT = re.compile(r"min|sec|[mgsLlJNWVAKChFPT]|[A-Za-z]{1,3}\s?/\s?[A-Za-z]{1,3}(?:\^\{?[23]\}?)?")
 _POWER = r"(?:\^\{?-?[1-9]\}?)?"
@@ -163,9 +158,14 @@ _BEFORE = [
     (r"\\[", r"\\\\\[[\d.]+(?:pt|em|ex|mm|cm)\]", r"\\\\"),  # the space between two rows
     ("\\", r"\\[()\[]|(?<!\\)\\\]", " "),
     ("$", r"(?<!\\)\$", " "),  # a delimiter
+    (r"\rm", r"\{\\rm\s+([^{}]*)\}|\\rm\s*\{([^{}]*)\}", r"\\mathrm{\1\2}"),
     ("`", "`", ""),
+    ("**", r"^\s*\*\*([^*]+)\*\*(?=\w)", r"\1"),
     ("**", r"(?<=[\w)}])\*\*(?=[\w({\\-])", "^"),  # a power in a programming language
+    ("*", r"^\s*\*+([A-Za-z ]+)\*+(?=\s*:)", r"\1"),
+    (":=", r":=", "="),
     ("*", r"^\s*\*+(?=[^*])|\*\*|(?<=[^*])\*+\s*$", ""),  # bold type of Markdown
+    ("__", r"(?<![\w}])__(?=\S)|(?<=[^\s_])__(?![\w{])", ""),
     ("...", r"(?<=[,+*<=-])\s*\.{3,}", r"\\ldots "),
     ("x", r"(?<=\d)\s*x\s*(?=10\^)", "*"),
     ("^", r"\^\s*\{?\s*(?:\\(?:text|mathrm)\{\s*)?(st|nd|rd|th)\s*\}{1,2}", r"\1"),  # `3^{\text{rd}}`
@@ -235,12 +235,11 @@ def _normalised(text: str) -> str:
     text = text.strip()
     while (box := last_box(text)) is not None and box.start == 0 and box.stop == len(text):
         text = text[box.content_start : box.content_stop].strip()
-    text = _replaced(_unicode(text), _RULES_BEFORE)
+    text = _replaced(number_in_bold(without_environment(_unicode(text))), _RULES_BEFORE)
     text = _grouped(_commands(text))
     text = _trimmed(_replaced(text, _RULES_AFTER) if "." in text or "," in text else text)
-    if (phrase := _INTRODUCTION.match(text)) is not None and not _DENIAL.search(phrase[0]):
-        text = rf"\text{{{text[phrase.end() :]}" if phrase["inside"] else text[phrase.end() :]
-    text = _trimmed(_LEAD.sub("", text))
+    text = without_separators(_trimmed(without_phrases(text)))
+    text = with_one_spelling(text)
     # A function of nothing is a word.
     return rf"\text{{{text[1:]}}}" if text[:1] == "\\" and text[1:] in _WRAPPED_FUNCTIONS else text
 
@@ -260,7 +259,7 @@ def _unicode(text: str) -> str:
         return text
     for mark, runs, table in _SCRIPTS:
         text = runs.sub(rf"{mark}{{\g<0>}}", text).translate(table)
-    return "".join(map(_compatible, text.translate(_SYMBOLS)))
+    return translated("".join(map(_compatible, text.translate(_SYMBOLS))))
 
 
 def _compatible(character: str) -> str:
@@ -292,7 +291,7 @@ def _is_unit(word: str) -> bool:
 
 
 def _are_units(text: str) -> bool:
-    return TYPED_UNITS.keys() >= {*re.findall(r"[a-z]+", text.lower())}
+    return all(map(unit_name, re.findall(r"[a-z]+", text.lower())))
 
 
 def _respelled(command: re.Match[str]) -> str:
@@ -351,17 +350,27 @@ def _grouped(text: str) -> str:
     )
 
 
+_NEEDLESS = re.compile(r"(?<![A-Za-z0-9.}])\s|\s(?![A-Za-z0-9.\\{(])")
+_NEEDLESS_BEHIND = re.compile(r"(?<=\d)\s(?=\\(?!text|frac))|(?<=\})\s(?=[\\{(])")
+
+
 def _trimmed(text: str) -> str:
-    text = re.sub(r"\s+", " ", text).strip()
+    text = " ".join(text.split())
     # A space stays where it keeps a command from its letter, a word from its neighbour and a number from the next.
-    text = re.sub(r"(?<![A-Za-z0-9.}])\s|\s(?![A-Za-z0-9.\\{(])", "", text)
-    text = re.sub(r"(?<=\d)\s(?=\\(?!text|frac))|(?<=\})\s(?=[\\{(])", "", text)
+    if " " in text:
+        text = _NEEDLESS.sub("", text)
+        text = _NEEDLESS_BEHIND.sub("", text)
     while text.endswith((".", ",", ";", r"\\")) and not text.endswith(r"\,"):
         text = text[: -2 if text.endswith(r"\\") else -1].rstrip()
     return text
 
 
+_SINGLE = re.compile(r"\{([A-Za-z0-9])\}")
+_SPACE = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")
+
+
 def string_key(text: str) -> str:
     r"""For string equality: `{x}` is `x`, and only the space between two digits tells anything."""
-    text = re.sub(r"\{([A-Za-z0-9])\}", r"\1", text)
-    return re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text)
+    if "{" in text:
+        text = _SINGLE.sub(r"\1", text)
+    return _SPACE.sub("", text) if " " in text or not text.isprintable() else text

@@ -91,8 +91,10 @@ _TIMES = r"(?:\^\s*\{?\s*[2-9]\s*\}?\s*)?"
 _OF = r"(?:\\[a-z]+|[a-zA-Z])\s*"
 _UPPER, _LOWER = rf"d\s*{_TIMES}{_OF}", rf"d\s*{_OF}{_TIMES}"
 DERIVATIVE = rf"(?:\\frac\s*\{{\s*{_UPPER}\}}\s*\{{\s*{_LOWER}\}}|{_UPPER}/\s*{_LOWER}(?![a-zA-Z]))"
+_CHOSEN = re.compile(r"([CP])\(\s*([0-9]{1,4})\s*,\s*([0-9]{1,4})\s*\)")
 _LEIBNIZ = re.compile(DERIVATIVE)
 _SUBSCRIPT = re.compile(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
+SEVERAL = ("max", "min", "gcd", "lcm")
 _FUNCTION_LETTERS = "fghFGHPQVTIuvy"
 
 
@@ -159,15 +161,18 @@ class _Parser:
         return Node(*_SIGNS[sign], (term,)) if sign in _SIGNS else term
 
     def product(self) -> Node:
-        left = right = self.factor()
+        left = self.factor()
         while True:
-            operator = self.accept("*", "/")
+            operator = self.accept("*", "/", r"\bmod", r"\mod")
             if not operator and not self.begins_factor():
                 return left
-            if not operator and self.kind == "number" and right.value != "factorial":  # `3!2!` is a product
+            if not operator and self.kind == "number" and not self.text[: self.start].rstrip().endswith("!"):
                 raise Unreadable("two numbers side by side")
             right = self.signed_factor() if operator else self.factor()
-            left = Node("divide" if operator == "/" else "multiply", "", (left, right))
+            if operator.endswith("mod"):
+                left = Node("function", "mod", (left, right))
+            else:
+                left = Node("divide" if operator == "/" else "multiply", "", (left, right))
 
     def signed_factor(self) -> Node:
         if self.accept("-"):
@@ -208,6 +213,12 @@ class _Parser:
     def atom(self) -> Node:
         if self.kind == "number":
             return self.numeral()
+        if chosen := self.match(_CHOSEN):
+            n, k = number(int(chosen[2])), number(int(chosen[3]))
+            binomial = Node("function", "binomial", (n, k))
+            return (
+                binomial if chosen[1] == "C" else Node("multiply", "", (binomial, Node("function", "factorial", (k,))))
+            )
         if derivative := self.match(_LEIBNIZ):
             return Node("symbol", re.sub(r"\\frac|[^a-zA-Z2-9]", "", derivative[0]))
         if self.kind == "letter":
@@ -279,6 +290,28 @@ class _Parser:
         r"""`\bar{x}`: a name of its own."""
         return self.symbol(f"\\{accent} {self.subscript()}")
 
+    def conjugate(self, accent: str) -> Node:
+        r"""`\overline{3+4i}`: the conjugate of a number; over letters a name, which the grammar leaves out."""
+        start = self.start
+        inner = self.bracketed() if self.piece == "{" else self.atom()
+        if mentions(inner, "i") and not letters(inner):
+            return Node("function", "conjugate", (inner,))
+        if accent == "overline":
+            raise Unreadable("a line over letters")
+        self.go_to(start)
+        return self.accented(accent)
+
+    def several(self, name: str) -> Node:
+        r"""`\max(3,5)`, `\gcd\{4,6\}`."""
+        opening = self.take()
+        if opening not in ("(", r"\{"):
+            raise Unreadable(f"{name} of something other than a list")
+        arguments = [self.sum()]
+        while self.accept(","):
+            arguments.append(self.sum())
+        self.expect(_CLOSING[opening])
+        return Node("function", name, tuple(arguments))
+
     def subscript(self) -> str:
         if self.piece != "{":
             return self.take()
@@ -320,7 +353,13 @@ _COMMANDS: dict[str, Callable[[_Parser, str], Node]] = {
     **dict.fromkeys(FUNCTIONS, _Parser.function),
     **dict.fromkeys(GREEK, _Parser.symbol),
     **dict.fromkeys(["pi", "infty"], lambda _, name: Node("constant", BARE_WORDS[name])),
-    **dict.fromkeys(["bar", "hat", "vec"], _Parser.accented),
+    **dict.fromkeys(["hat", "vec"], _Parser.accented),
+    **dict.fromkeys(["bar", "overline"], _Parser.conjugate),
+    **dict.fromkeys(["Re", "Im"], _Parser.function),
+    "cis": lambda parser, _: Node(
+        "function", "exp", (Node("multiply", "", (Node("constant", "i"), parser.function_argument())),)
+    ),
+    **dict.fromkeys(SEVERAL, _Parser.several),
     "sqrt": _Parser.root,
     "frac": lambda parser, _: Node("divide", "", (parser.argument(), parser.argument())),
     "binom": lambda parser, _: Node("function", "binomial", (parser.argument(), parser.argument())),

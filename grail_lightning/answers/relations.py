@@ -2,26 +2,40 @@ r"""What relations say: which sides only name what the others are, and the set o
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from fractions import Fraction
 from functools import reduce
-from operator import and_, or_, sub
+from operator import and_, eq, ge, gt, le, lt, ne, or_, sub
 
 from grail_lightning.answers.normalise import ELEMENTARY, GREEK, TRIGONOMETRIC
 from grail_lightning.answers.parse import DERIVATIVE, DIFFERENTIABLE, Node, letters, negated, number
-from grail_lightning.answers.structure import Answer, Atom, Chain, Group, Many
-from grail_lightning.answers.values import approximate
+from grail_lightning.answers.quantity import NOTHING, Said
+from grail_lightning.answers.shapes import Answer, Atom, Chain, Group, Many, Words
+from grail_lightning.answers.values import Undefined, approximate, rational
 
 # What a name is applied to: `(2)`, `(A\mid B)`, `(X\ge 2)`, `[X]`, `(g(2))`.
 _ARGUMENT = r"(?:[A-Za-z0-9_^,;.|'\s\\{}=<>+-]|\([A-Za-z0-9]\))*"
-_VECTOR = r"\\(?:bar|hat|vec|overline|overrightarrow|mathbf)\{(?:[A-Za-z]|[A-Z]{2,3})\}"
+_VECTOR = (
+    r"\\(?:bar|hat|vec|tilde|overline|overrightarrow|mathbf)(?:\{(?:[A-Za-z]|[A-Z]{2,3})\}|\s[A-Za-z](?![A-Za-z]))"
+)
 _COMPLEX = r"[zw](?:_[0-9])?"
-_SIZE = rf"\|(?:[A-Z]{{1,2}}|{_COMPLEX}(?:\s?[+-]?\s?{_COMPLEX})*|{_VECTOR})\|"
+_SETS = r"[A-Z](?:'|_[0-9])?(?:\s?\\(?:cap|cup|setminus|times)\s?[A-Z](?:'|_[0-9])?)+"
+_SIZE = (
+    rf"\\\|[^|=<>]+\\\||\|(?:[A-Z]{{1,2}}|{_SETS}|{_VECTOR}(?:\s?[+-]\s?{_VECTOR})*"
+    rf"|{_COMPLEX}(?:\s?[+-]?\s?{_COMPLEX})*)\|"
+)
+_OF_VALUE = (
+    r"[A-Za-z ]+\sof(?:\s(?:the\s)?[a-z]+)?|[Aa]rea|[Vv]olume|[Pp]erimeter|[Ll]ength|[Aa]ngle"
+    r"|[Mm]ax|[Mm]in|[Rr]ank|[Tt]race|tr"
+)
 _ANGULAR = "|".join(TRIGONOMETRIC)
 _COMMAND = rf"\\(?!frac|sqrt|pi|infty|{_ANGULAR}|l[no]|exp|int|sum|text)[a-zA-Z]+"
 _NAME = re.compile(
-    rf"""(?:m?\\(?:angle|triangle)\s?)?
-    (?P<head>\\text\{{[A-Za-z][^{{}}]*\}}|\\mathbb\{{[A-Z]\}}|{_VECTOR}|{_SIZE}|{DERIVATIVE}|\[[A-Z]{{3,6}}\]|[A-Z]{{2,5}}
+    rf"""(?:m?\\(?:angle|triangle)\s?|\\(?:det|dim|max|min|sup|inf|deg|ker|arg|Re|Im|lim)(?:_\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|_[A-Za-z0-9])?\s?(?:\\(?:ker|dim|det)\s?)?
+      |\\text\{{(?:{_OF_VALUE})\s?\}}\s?(?=[A-Z]|\\triangle)(?:\\triangle\s?)?)?
+    (?P<head>\\\#\s?[A-Z]|\\text\{{[A-Za-z][^{{}}]*\}}|\\mathbb\{{[A-Z]\}}|{_VECTOR}|{_SIZE}|{DERIVATIVE}|\[[A-Z]{{3,6}}\]|[A-Z]{{2,5}}
       |[A-Za-z]{{3,}}(?:\s(?:of|[A-Za-z]{{3,}}))*|[A-Za-z]|{_COMMAND})
-    (?:'|_\{{[^{{}}]*\}}|_\\text\{{[^{{}}]*\}}|_[A-Za-z0-9]|(?<![xyzt])\^\{{-1\}}(?=\s?[(\[]|$)|(?<=[{DIFFERENTIABLE}])\^\{{\([0-9n]\)\}})*
+    (?:'|\^\*|\^\{{\*\}}|_\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|_\\text\{{[^{{}}]*\}}|_[A-Za-z0-9]|(?<![xyzt])\^\{{-1\}}(?=\s?[(\[]|$)|(?<=[{DIFFERENTIABLE}])\^\{{\([0-9n]\)\}})*
     (?P<argument>\s?\({_ARGUMENT}\)|\[{_ARGUMENT}\])?""",
     re.VERBOSE,
 )
@@ -39,10 +53,13 @@ _OF_ANGLE = re.compile(
     rf"(?:\(?{_ANGLE}(?:\s?[+-]\s?{_ANGLE})*\)?|\(?\\frac\{{{_ANGLE}\}}\{{[2-9]\}}\)?)"
 )
 # In small letters: `NO` is a segment.
-_NO_NAME = re.compile(rf"\b(?:{'|'.join(ELEMENTARY)}|sqrt|[Nn]ot?|[Nn]ever|[Nn]either|nor|isn't|cannot|false|wrong)\b")
+_NO_NAME = re.compile(
+    rf"\b(?:{'|'.join(ELEMENTARY)}|sqrt|[Nn]ot?|[Nn]ever|[Nn]either|nor|isn't|cannot|false|wrong|[Hh]alf|[Tt]wice|[Dd]ouble)\b"
+)
 # A letter without a value of its own (`e_1` has none, e and i have), or a segment; possessive, so linear on any text.
 _SYMBOL = (
-    rf"(?:[A-Z]++|(?![ei](?![_']))[a-z]|\\(?:{'|'.join(GREEK)})(?![a-zA-Z]))(?:_\{{[A-Za-z0-9]++\}}|_[A-Za-z0-9]|')*+"
+    rf"(?:{_VECTOR}|m?\\angle\s?[A-Z]{{1,3}}|\\overline\{{[A-Z]{{2}}\}}|[A-Z]++|(?![ei](?![_']))[a-z]"
+    rf"|\\(?:{'|'.join(GREEK)})(?![a-zA-Z]))(?:_\{{[A-Za-z0-9]++\}}|_[A-Za-z0-9]|')*+"
 )
 _SUM_OR_PRODUCT = re.compile(rf"{_SYMBOL}(?:(?:\s?[+-]\s?{_SYMBOL})++|(?:\s?\*?\s?{_SYMBOL})++)")
 
@@ -57,7 +74,17 @@ def _is_name(source: str) -> bool:
     return all(map(_is_one_name, source.split(":")))
 
 
+# A limit of anything is a name, as is the extremum of a set.
+_SCRIPTS = r"(?:[_^]\{(?:[^{}]|\{[^{}]*\})*\}|[_^][A-Za-z0-9]|[_^]\\[a-z]+ ?)*"
+_LIMIT = re.compile(
+    rf"\\lim{_SCRIPTS}(?=.*[A-Za-z]).+|\\(?:max|min|sup|inf)\s?\\\{{[^{{}}]*[A-Za-z][^{{}}]*\\\}}"
+    rf"|\(?[a-z]\s?\\circ\s?[a-z]\)?\([A-Za-z0-9-]+\)|\\i*int{_SCRIPTS}\s?[fghFG]\([a-z]\)\s?d[a-z]|\\(?:sum|prod){_SCRIPTS}\s?[A-Za-z]_\{{?[a-z]\}}?"
+)
+
+
 def _is_one_name(part: str) -> bool:
+    if _LIMIT.fullmatch(part.strip()):
+        return True
     name = _NAME.fullmatch(part.strip())
     if name is None or _NO_NAME.search(part):
         return False
@@ -114,7 +141,122 @@ def is_number(answer: Answer) -> bool:
     return isinstance(answer, Atom) and answer.node is not None and not letters(answer.node)
 
 
-_FLIPPED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
+_MOST_WHOLE = 200
+_COMPARED: dict[str, Callable[[Fraction, Fraction], bool]] = {
+    "<": lt,
+    ">": gt,
+    r"\le": le,
+    r"\ge": ge,
+    r"\ne": ne,
+    "=": eq,
+}
+
+
+def finite_set(answer: Answer) -> Answer:
+    r"""`\{1,2,3\}` for `\{x\in\mathbb{Z} : 0<x<4\}`, if its numbers are few and small; any other answer as it is."""
+    match answer:
+        case Group(
+            ":", (Chain(items=(Atom(node=Node("symbol") as name), Atom(text=kind)), signs=(r"\in",)), condition)
+        ):
+            conditions = condition.items if isinstance(condition, Many) else (condition,)
+        case Group(":", (Atom(node=Node("symbol") as name), Many(items=items))):
+            kinds = [item.items[1] for item in items if isinstance(item, Chain) and item.signs == (r"\in",)]
+            conditions = tuple(item for item in items if not (isinstance(item, Chain) and item.signs == (r"\in",)))
+            if len(kinds) != 1 or not isinstance(kinds[0], Atom):
+                return answer
+            kind = kinds[0].text
+        case _:
+            return answer
+    lowest = {r"\mathbb{Z}": -_MOST_WHOLE, r"\mathbb{Z}^{+}": 1, r"\mathbb{Z}^+": 1, r"\mathbb{N}": 0}.get(kind)
+    relations = [item for item in conditions if isinstance(item, Chain) and _COMPARED.keys() >= {*item.signs}]
+    if lowest is None or len(relations) != len(conditions) or not relations:
+        return answer
+    members = [n for n in range(lowest, _MOST_WHOLE + 1) if all(_holds(relation, name, n) for relation in relations)]
+    if (
+        not members
+        or members[0] == -_MOST_WHOLE
+        or members[-1] == _MOST_WHOLE
+        or (kind == r"\mathbb{N}" and 0 in members)
+    ):
+        return answer
+    return Many(tuple(Atom(str(n), node=number(n)) for n in members), braced=True)
+
+
+def _holds(relation: Chain, name: Node, value: Fraction | int) -> bool:
+    sides = [
+        rational(_put(side.node, name, value)) if isinstance(side, Atom) and side.node else None
+        for side in relation.items
+    ]
+    pairs = zip(sides, relation.signs, sides[1:], strict=False)
+    return all(left is not None and right is not None and _COMPARED[sign](left, right) for left, sign, right in pairs)
+
+
+def _put(node: Node, name: Node, value: Fraction | int) -> Node:
+    return number(value) if node == name else node._replace(args=tuple(_put(part, name, value) for part in node.args))
+
+
+def determinant(rows: Answer) -> Node | None:
+    """The value of a determinant of at most four rows, as a formula; None if it is none."""
+    items = rows.items if isinstance(rows, Group) else ()
+    cells = [[cell.node for cell in row.items if isinstance(cell, Atom)] for row in items if isinstance(row, Group)]
+    whole = [[node for node in row if node is not None] for row in cells]
+    if not 1 <= len(whole) <= 4 or any(len(row) != len(whole) for row in whole):
+        return None
+    return _expanded(whole)
+
+
+def _expanded(rows: list[list[Node]]) -> Node:
+    if len(rows) == 1:
+        return rows[0][0]
+    terms = []
+    for place, factor in enumerate(rows[0]):
+        minor = _expanded([[*row[:place], *row[place + 1 :]] for row in rows[1:]])
+        term = Node("multiply", "", (factor, minor))
+        terms.append(negated(term) if place % 2 else term)
+    return Node("add", "", tuple(terms))
+
+
+_TRIED = [Fraction(n, 6) for n in (-60, -25, -13, -7, -3, -1, 1, 2, 5, 9, 14, 31, 66)]
+
+
+def equal_by_cases(one: Answer, two: Answer) -> bool:
+    """Whether functions of a letter, one of which goes by cases, have the same rational values where they are tried."""
+    cases = [answer for answer in (one, two) if isinstance(answer, Group)]
+    names = {name for answer in cases for row in answer.items if isinstance(row, Group) for name in _conditioned(row)}
+    if len(names) != 1:
+        return False
+    name = Node("symbol", names.pop())
+    ends = {rational(node) for answer in cases for node in _numbers(answer)} - {None}
+    tried = [*_TRIED, *(end for end in ends if end is not None)]
+    values = [(_value_of(one, name, point), _value_of(two, name, point)) for point in tried]
+    known = [pair for pair in values if pair != (None, None)]
+    return len(known) > len(tried) // 2 and all(left is not None and left == right for left, right in known)
+
+
+def _conditioned(row: Group) -> set[str]:
+    return _names(row.items[1]) if isinstance(row.items[1], Chain) else set()
+
+
+def _value_of(answer: Answer, name: Node, point: Fraction) -> Fraction | None:
+    """The value at a point; None where there is none, or none that is rational."""
+    if isinstance(answer, Atom) and answer.node is not None and answer.said == NOTHING:
+        with suppress(Undefined):
+            return rational(_put(answer.node, name, point))
+    if not isinstance(answer, Group) or answer.brackets != "cases":
+        return None
+    values, rest = set(), None
+    for row in answer.items:
+        value, condition = row.items if isinstance(row, Group) else (row, row)
+        if isinstance(condition, Words) and condition.text in ("otherwise", "else"):
+            rest = value
+        elif isinstance(condition, Chain) and _COMPARED.keys() >= {*condition.signs} and _holds(condition, name, point):
+            values.add(_value_of(value, name, point))
+    if not values and rest is not None:
+        return _value_of(rest, name, point)
+    return values.pop() if len(values) == 1 else None
+
+
+_FLIPPED = {"=": "=", "<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le", r"\ne": r"\ne"}
 _OPERATORS = {r"\cup": or_, r"\cap": and_, r"\setminus": sub}
 _INFINITY = Node("constant", "inf")
 _Places = frozenset[int]
@@ -160,7 +302,7 @@ class _Line:
     def places(self, answer: Answer) -> _Places:
         """What of the line is in the set that an answer describes."""
         match answer:
-            case Atom(text=r"\mathbb{R}"):
+            case Atom(text=r"\mathbb{R}", said=Said("", True, "")):
                 return self.whole
             case Group(brackets="()" | "[]" | "(]" | "[)" as brackets, items=(low, high)):
                 inside = range(self._place(low) + (brackets[0] == "("), self._place(high) + (brackets[1] == "]"))
@@ -181,13 +323,15 @@ class _Line:
             case Many(braced=True, items=items):
                 return frozenset(map(self._place, items))
             case Many(items=items, joint=joint) if all(isinstance(item, Chain) for item in items):
+                if joint != "or" and any("=" in item.signs for item in items if isinstance(item, Chain)):
+                    raise KeyError  # a list of values, not what is all of them at once
                 if len({name for item in items if isinstance(item, Chain) for name in _names(item)}) > 1:
                     raise KeyError  # `x>1, y>2` is a part of the plane
                 return reduce(or_ if joint == "or" else and_, map(self.places, items))
         raise KeyError
 
     def _place(self, item: Answer) -> int:
-        if isinstance(item, Atom) and item.node is not None and not (item.percent or item.degrees):
+        if isinstance(item, Atom) and item.node is not None and item.said.bare and not (item.percent or item.degrees):
             return self.place_of[item.node]
         raise KeyError
 
@@ -197,15 +341,20 @@ class _Line:
             left, sign, right = right, _FLIPPED[sign], left
         end = self._place(right)
         match left, right:
-            case Atom(node=Node(kind="symbol") as name), _:
+            case Atom(said=Said("", True, ""), node=Node(kind="symbol") as name), _:
                 return name, self._half(sign, end)
-            case Atom(node=Node(value="abs", args=(Node(kind="symbol") as name,))), Atom(node=Node() as node):
+            case (
+                Atom(said=Said("", True, ""), node=Node(value="abs", args=(Node(kind="symbol") as name,))),
+                Atom(node=Node() as node),
+            ):
                 operator = or_ if sign in (">", r"\ge") else and_
                 return name, operator(self._half(sign, end), self._half(_FLIPPED[sign], self.place_of[_opposite(node)]))
         raise KeyError
 
     def _half(self, sign: str, end: int) -> _Places:
         match sign:
+            case "=":
+                return frozenset({end} & self.whole)
             case "<":
                 return frozenset(place for place in self.whole if place < end)
             case ">":

@@ -5,210 +5,57 @@ r"""From a normalised answer to its kind and its parts.
 """
 
 import re
-from collections import Counter
 from functools import lru_cache
-from typing import NamedTuple
 
-from grail_lightning.answers.normalise import (
-    CACHED_CHARACTERS,
-    CLOSING,
-    ELEMENTARY,
-    TEXT,
-    TRIGONOMETRIC,
-    TYPED_UNITS,
-    UNITS,
-    balanced,
-    pieces,
-    split,
+from grail_lightning.answers.normalise import CACHED_CHARACTERS, CLOSING, TEXT, balanced, pieces, split
+from grail_lightning.answers.numerals import spelled
+from grail_lightning.answers.parse import Node
+from grail_lightning.answers.quantity import FUNCTION_WORDS, NOTHING
+from grail_lightning.answers.shapes import (
+    SET_SIGNS,
+    Answer,
+    Atom,
+    Broken,
+    Chain,
+    Group,
+    Many,
+    Words,
+    compound,
+    in_base,
+    leaf_of,
+    number_in_words,
+    quotient_in_words,
 )
-from grail_lightning.answers.parse import Node, Unreadable, parse, signed, subtrees
 
-# Words that make another statement of a number than its bare value.
-_STOP_WORDS = (
-    "or and not no none never if when where is are was only but either neither minus plus times over more less than "
-    "least most about approximately nearly almost around between through except without to so then unless some any "
-    "all many few several with from by mod modulo base choose squared cubed half double twice hundred thousand "
-    "million billion trillion quadrillion lakh crore tens hundreds thousands millions billions trillions tenth tenths "
-    "dozen dozens halves thirds root pi octal binary hexadecimal incorrect "
-    "cannot impossible excluded rejected ruled factorial remainder fourths fifths sixths eighths below above "
-    "hundredth hundredths thousandth thousandths millionth millionths "
-    "wrong false true unknown undefined repeating recurring percent pct"
-)
-_STOP = frozenset(_STOP_WORDS.split())
-_FUNCTION_WORDS = frozenset([*ELEMENTARY, *"sqrt pi max gcd lcm lim det arg mod inf infty".split()])  # noqa: SIM905
-
-_UNIT = re.compile(r"\s*\\text\{([A-Za-z\s./^0-9²³*\\-]*)\}(?:\s*\^\{?\s*(-?[1-9])\s*\}?)?\s*$")
-_NUMBER_IN_UNIT = re.compile(r"(?<!\^)(?<!\^-)(?:[0-9](?!\s*[A-Za-z])|(?<=\s)[0-9])")
-_FACTOR = re.compile(r"([a-z]+)\.?(?:\^\{?(-?[1-9])\}?)?")
-_POWER_WORD = re.compile(r"\s*(square|sq|cubic)\.?\s")
-# What may stand beside another unit without a sign between them: `kg m`, but `miles north` is no product.
-_SYMBOLS = frozenset("m cm km mm ft s min h g kg mg l ml j n w v hz pa rad".split())  # noqa: SIM905
-# What else is a product of other units.
-_DERIVED = {
-    **{"j": "kg*m^2*s^-2", "n": "kg*m*s^-2", "w": "kg*m^2*s^-3", "pa": "kg*m^-1*s^-2"},
-    **{"hz": "s^-1", "mph": "mi*h^-1"},
-}
-# `\text{ft}/s`: a single letter loses its `\mathrm` when it is normalised.
-_PER = re.compile(r"(?<=\})\s*/\s*([a-zA-Z]{1,3})(?=(?:\^\{?[0-9]\}?)?$)")
-_BARE_UNIT = re.compile(r"(?<=[0-9}\)])(?:\s*([A-Za-z]{2,})| ([A-Za-z]{4,}|[A-Za-z]{3,}(?: [A-Za-z]{3,})+))$")
-# `5 km/h`, `6 sq ft` and `16 cm^2` without a type. Of single letters `m/s` alone is a unit, for `2 h/g` is a formula.
-_BARE_DERIVED = re.compile(
-    r"(?:(?<=[0-9}\)])|(?<=\\pi)) (?:m/s|[A-Za-z]+(?:\^[23])?/[A-Za-z]{2,}|[A-Za-z]{2,}(?:\^[23])?/[A-Za-z]"
-    r"|sq\.? [a-z]+|(?:[ckm]m|ft|in|yd)(?=\^))(?:\^[23])?$"
-)
-_DEGREES = re.compile(r"\s*\^\{?\s*\\circ\s*\}?\s*(?:\\text\{([CF])\}|([CF]))?\s*$|\s*\\text\{\s*deg(?:rees?)?\s*\}$")
-_PERCENT = re.compile(r"\s*(?:%|\\text\{\s*(?:percent|pct)\.?\s*\}|(?<![A-Za-z])(?:percent|pct)\.?)\s*$")
 _WORD = re.compile(r"[A-Za-z]+")
-# The angle in `\sin 30^\circ` has the degrees, not the answer.
-_OF_ANGLE = re.compile(rf"\\(?:{'|'.join(TRIGONOMETRIC)})")
 
-
-class Atom(NamedTuple):
-    """One formula (`text`) without what surrounds it; `node` is None if the grammar does not cover it.
-
-    The unit is such as `cm^2` and `m*s^-1`, or `?apples` for one that is not known; `whole` has it as it was typed.
-    """
-
-    text: str
-    unit: str = ""
-    percent: bool = False
-    degrees: bool = False
-    node: Node | None = None
-    whole: str = ""
-
-
-def _quantity(text: str) -> Atom:
-    r"""Take units, currency, percent and degrees off a normalised formula."""
-    money = re.match(r"([+-]?)\s*\\\$\s*", text)
-    bare = re.sub(r"\s*\\\$$", "", money[1] + text[money.end() :] if money else text)
-    if r"\text" in bare:
-        bare = _PER.sub(lambda per: rf"/\text{{{per[1]}}}" if per[1] in TYPED_UNITS else per[0], bare)
-    elif (words := _BARE_UNIT.search(bare)) and _FUNCTION_WORDS.isdisjoint(words[0].split()):
-        alone = words[1] and words[1].lower() not in UNITS and not (words[0][0] == " " and len(words[1]) > 3)
-        bare = bare if alone else rf"{bare[: words.start()]}\text{{{words[0]}}}"
-    elif (unit := _BARE_DERIVED.search(bare)) and {*_WORD.findall(unit[0].lower())} - {"sq"} <= UNITS.keys():
-        bare = rf"{bare[: unit.start()]}\text{{{unit[0]}}}"
-    quantity = Atom(bare, unit="dollar" if money else "")
-    for _ in range(6):
-        shorter = _without_suffix(quantity)
-        if shorter is None or not shorter.text or shorter.text[-1] in "+-*^=<>(":
-            break
-        quantity = shorter
-    return quantity._replace(unit=_in_order(quantity.unit), whole=bare)
-
-
-def _without_suffix(quantity: Atom) -> Atom | None:
-    text = quantity.text
-    if percent := _PERCENT.search(text):
-        return quantity._replace(text=text[: percent.start()], percent=True)
-    if (degrees := _DEGREES.search(text)) and not _OF_ANGLE.search(text):
-        scale = degrees[1] or degrees[2] or ""
-        return quantity._replace(text=text[: degrees.start()], degrees=True, unit=f"{scale}*{quantity.unit}")
-    suffix = _UNIT.search(text)
-    words = [word.lower() for word in _WORD.findall(suffix[1])] if suffix else []
-    if suffix is None or len(words) > 5 or not _STOP.isdisjoint(words) or _NUMBER_IN_UNIT.search(suffix[1]):
-        return None
-    rest, source = text[: suffix.start()].rstrip(), suffix[1].strip() + (f"^{suffix[2]}" if suffix[2] else "")
-    if rest.endswith("/"):
-        rest, source = rest[:-1].rstrip(), f"/{source}"
-    return quantity._replace(text=rest, unit=f"{_canonical(source.lower())}*{quantity.unit}")
-
-
-def _canonical(source: str) -> str:
-    """The factors of a unit, such as `cm^3*s^-1`; `?` and its words if it is not known, as of `miles north`."""
-    factors, words = [], _WORD.findall(source)
-    for place, part in enumerate(source.split("/") if words else ()):
-        in_words = _POWER_WORD.match(part)
-        pieces = re.split(r"[\s*]+", part[in_words.end() if in_words else 0 :].strip())
-        for piece in pieces:
-            factor = _FACTOR.fullmatch(piece)
-            side_by_side = len(pieces) > 1 and "*" not in part
-            if factor is None or factor[1] not in (_SYMBOLS if side_by_side else TYPED_UNITS):
-                return f"?{' '.join(words)}"
-            power = factor[2] or ("1" if not in_words else "3" if in_words[1] == "cubic" else "2")
-            factors.append(f"{TYPED_UNITS[factor[1]]}^{int(power) * (-1 if place else 1)}")
-    return "*".join(factors)
-
-
-def _in_order(unit: str) -> str:
-    """A unit with each factor once, in the order of their names."""
-    powers = Counter[str]()
-    for factor in filter(None, unit.split("*")):
-        name, _, power = factor.partition("^")
-        for part in _DERIVED.get(name, name).split("*"):
-            base, _, own = part.partition("^")
-            powers[base] += int(power or 1) * int(own or 1)
-    return "*".join(name if power == 1 else f"{name}^{power}" for name, power in sorted(powers.items()) if power)
-
-
-class Group(NamedTuple):
-    """Ordered items and what holds them: two brackets, `:` a ratio, `&` a row, `matrix` and `determinant` rows."""
-
-    brackets: str
-    items: tuple["Answer", ...]
-
-
-class Many(NamedTuple):
-    """Several answers in no order; `braced` if written as a set, `joint` is `and`, `or` or a comma."""
-
-    items: tuple["Answer", ...]
-    braced: bool = False
-    joint: str = ","
-
-
-class Chain(NamedTuple):
-    r"""Items with signs between them, such as `1<x\le 3` or `A\cup B`; `sources` are the items as text."""
-
-    items: tuple["Answer", ...]
-    signs: tuple[str, ...]
-    sources: tuple[str, ...]
-
-    @property
-    def is_relation(self) -> bool:
-        """Whether it is a statement, not a set."""
-        return _SET_SIGNS.isdisjoint(self.signs)
-
-
-class Words(NamedTuple):
-    """What is compared as text: words in lower case, and digits in a number base."""
-
-    text: str
-
-
-class Broken(NamedTuple):
-    """An answer that cannot be read."""
-
-    reason: str
-
-
-Answer = Atom | Group | Many | Chain | Words | Broken
 
 _RELATIONS = (r"=", r"<", r">", r"\le", r"\ge", r"\ne", r"\in", r"\approx", r"\equiv")
-_SET_SIGNS = frozenset([r"\cup", r"\cap", r"\setminus"])
 _CONNECTIVE = re.compile(
     r",?\s*(?:\{?\\text\{\s*,?\s*(and|or)\s*,?\s*\}\}?|(?<![A-Za-z\\])(?<!\\text\{)(and|or)(?![A-Za-z}]))\s*,?",
     re.IGNORECASE,
 )
-_BASE = re.compile(r"[{(]?([0-9A-F]+(?:\.[0-9A-F]+)?)[})]?_(?:\{?\(?([0-9]{1,2})\)?\}?)", re.ASCII)
-# The first digits of a number that goes on.
-_CUT_OFF = re.compile(r"(?<=[0-9])\\ldots$")
 _ARRAY = r"(?:matrix|array|smallmatrix)\}"
 _PLUS_MINUS = re.compile(r"\\pm(?![a-z])")
 _MATRIX = re.compile(
     rf"(?P<factor>[^&]*?)\\begin\{{(?P<kind>[pbBvV]?){_ARRAY}(?:\{{[lcr|]*\}})?(?P<body>.*?)\\end\{{[pbBvV]?{_ARRAY}",
     re.DOTALL,
 )
-_BRACKETED_ARRAY = re.compile(r"[\[(](\\begin\{array\}(?:(?!\\begin).)*?\\end\{array\})[\])]", re.DOTALL)
-_PROSE = re.compile(r"(?:(?<![\\A-Za-z])[A-Za-z]{2,}\s+){2,}[A-Za-z]{2,}")
+_BRACKETED_ARRAY = re.compile(
+    r"[\[(]\s*(\\begin\{((?:small)?matrix|array)\}(?:(?!\\begin).)*?\\end\{\2\})\s*[\])]", re.DOTALL
+)
+_TRANSPOSED = re.compile(
+    r"\^\s*(?:T|\{\s*(?:\\text\{)?\s*(?:T|t|\\top|\\intercal)\s*\}{1,2}|\\top|\\intercal|\\text\{T\})$"
+)
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'\- ]*[A-Za-z.]", re.ASCII)
 _SYNONYMS = {
     **dict.fromkeys(["no solution", "no solutions", "no real solution", "no real solutions", "empty set"], "none"),
     **dict.fromkeys(["no roots", "no real roots"], "none"),
     **dict.fromkeys(["dne", "undefined"], "does not exist"),
+    **{"equilateral triangle": "equilateral", "scalene triangle": "scalene"},
     **dict.fromkeys(["infinitely many solutions", "infinite solutions"], "infinitely many"),
 }
 _SHORT_WORDS = ("yes", "no", "dne")
-_NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()  # noqa: SIM905
 _ANY_REAL = re.compile(r"[A-Za-z](?:\s*\\in\s*\\mathbb\{?R\}?)?")
 
 
@@ -226,11 +73,24 @@ def _read(text: str) -> Answer:
     text = text.strip()
     if not text:
         return Broken("nothing")
-    for reader in (_words, _list, _chain, _bracketed, _matrix, _ratio, _base):
+    for reader in (
+        number_in_words,
+        quotient_in_words,
+        _words,
+        compound,
+        _list,
+        _chain,
+        _bracketed,
+        _cases,
+        _vectors,
+        _matrix,
+        _ratio,
+        in_base,
+    ):
         answer = reader(text)
         if answer is not None:
             return answer
-    return _leaf(text)
+    return leaf_of(text)
 
 
 def _words(text: str) -> Answer | None:
@@ -239,15 +99,17 @@ def _words(text: str) -> Answer | None:
     plain = re.sub(r"\s+", " ", written).strip().strip('"').rstrip(".!")
     if not _WORDS.fullmatch(plain) or re.search(r"\b(?:and|or)\b", plain):
         return None
-    if plain.lower() in _NUMBER_WORDS:
-        return _leaf(str(_NUMBER_WORDS.index(plain.lower())))
     runs = _WORD.findall(plain)
     longest = max(map(len, runs))
     short = longest < 2 or (longest < 4 and not wrapped and not (longest == 3 and len(runs) > 1))
-    formula = plain.lower() in ("infinity", "infty") or not (wrapped or _FUNCTION_WORDS.isdisjoint(runs))
+    formula = plain.lower() in ("infinity", "infty") or not (wrapped or FUNCTION_WORDS.isdisjoint(runs))
     if (short or formula) and plain.lower() not in _SHORT_WORDS:
         return None
     lower = re.sub(r"^(?:the|an?) ", "", plain.lower())
+    if lower in ("all real numbers", "all reals", "real numbers", "any real number", "every real number"):
+        return Atom(r"\mathbb{R}", whole=text)
+    if len(runs) == 2 and sorted(map(len, runs))[0] == 1:  # `odd n` and `n odd`
+        lower = " ".join(sorted(lower.split(), key=len))
     return Words(_SYNONYMS.get(lower, lower))
 
 
@@ -262,20 +124,71 @@ def _list(text: str) -> Answer | None:
     joint = joints.pop() if len(joints) == 1 else ","
     marked = _CONNECTIVE.sub("\x01", text)
     parts, _ = split(marked, [";", "\x01"])
+    if len(parts) > 1 and joint != "and" and all(part.count("=") > 1 for part in parts):  # `x=1, y=2 or x=3, y=4`
+        return Many(tuple(map(_read, parts)), joint=joint)
     if len(parts) == 1 or joint != "," or not all(split(part, [","])[1] for part in parts if part.strip()):
         parts = [piece for part in parts for piece in split(part, [","])[0]]
     if len(parts) == 1:
         return None
     if marked.startswith("\x01") or marked.endswith("\x01"):
         return Broken("a list that begins or ends with its connective")
+    named = [equation for part in parts if part.strip() and (equation := _as_equation(part)) is not None]
+    parts = named if len(named) == sum(bool(part.strip()) for part in parts) else parts
     items = [item for part in parts if part.strip() for item in _members(_read(part))]
+    if isinstance(first := items[0], Chain) and first.signs == ("=",) and isinstance(names := first.items[0], Group):
+        # `(m,n)=(3,5),(5,3)`: the names hold for all tuples
+        items[1:] = [
+            Chain((names, item), ("=",), (first.sources[0], ""))
+            if isinstance(item, Group) and len(item.items) == len(names.items)
+            else item
+            for item in items[1:]
+        ]
     if len(items) < 2:
         return items[0] if items else Broken("an empty list")
     return Many(tuple(items), joint=joint)
 
 
+_NAMED = re.compile(
+    r"\s*(?:\\text\{\s*([A-Za-z][A-Za-z ]+?)\s*:?\s*\}|([A-Za-z]{3,}(?: [A-Za-z]{3,})*)(?: |: ?))"
+    r"\s*(\\?\$?[+-]?[0-9.].*)"
+)
+
+
+_PROSE_WORDS = FUNCTION_WORDS | {
+    *[
+        "between",
+        "from",
+        "not",
+        "neither",
+        "either",
+        "both",
+        "are",
+        "is",
+        "was",
+        "only",
+        "or",
+        "and",
+        "to",
+        "than",
+        "at",
+        "by",
+        "nor",
+        "but",
+    ]
+}
+
+
+def _as_equation(part: str) -> str | None:
+    """`mean=3` for `mean 3`, a name with its value in a list; None for anything else."""
+    found = _NAMED.fullmatch(part)
+    words = (found[1] or found[2]).lower().split() if found else []
+    if found is None or not _PROSE_WORDS.isdisjoint(words) or spelled(" ".join(words)):
+        return None
+    return rf"\text{{{found[1] or found[2]}}}={found[3]}"
+
+
 def _chain(text: str) -> Answer | None:
-    for known in (_RELATIONS, _SET_SIGNS):
+    for known in (_RELATIONS, SET_SIGNS):
         parts, signs = split(text, known)
         if signs:
             parts = [part.strip() for part in parts]
@@ -298,6 +211,9 @@ def _bracketed(text: str) -> Answer | None:
         return None
     closing = next((place for place, _, depth in pieces(text) if place and depth == 0), len(text))
     inner, closed = text[opening.end() : closing], text[closing:]
+    pair = opening[0] + closed[:1] in ("()", "[]")
+    if pair and _TRANSPOSED.fullmatch(closed[1:]) and split(inner, [","])[1]:
+        return _bracketed(f"({inner})")  # `(1,2)^T`: a column is a tuple here
     if closed not in CLOSING:
         return None
     if opening[0] == "{" and closed == "}":
@@ -324,8 +240,86 @@ def _braces(inner: str) -> Answer:
     return Many(_members(_read(inner)), braced=True)
 
 
+_MULTIPLE = re.compile(r"-?(?:[0-9./]+|\\frac\{[0-9]+\}\{[0-9]+\})\(")
+
+
+def _vectors(text: str) -> Answer | None:
+    """A sum of tuples or matrices with factors, `(1,2)+t(3,4)`, as one."""
+    if "+" not in text and "-" not in text[1:]:
+        return _vector(text, "+") if _MULTIPLE.match(text) else None
+    parts, signs = split(text, ["+", "-"])
+    if not parts[0].strip():
+        parts, signs = parts[1:], signs
+    else:
+        signs = ["+", *signs]
+    if len(parts) < 2 or len(parts) > 8 or not all(re.search(r",.*[)\]]|matrix", part) for part in parts):
+        return None
+    terms = [_vector(part, sign) for part, sign in zip(parts, signs, strict=True)]
+    first = terms[0]
+    if first is None or any(term is None or term.brackets != first.brackets for term in terms):
+        return None
+    return _summed([term for term in terms if term is not None])
+
+
+def _vector(part: str, sign: str) -> Group | None:
+    r"""A factor and a tuple, `2t(3,4)`, as a tuple; a matrix reads its factor itself."""
+    part = part.strip()
+    found = re.fullmatch(r"(?P<factor>[^()\[\],]*?)\*?(?P<tuple>\(.*\))", part)
+    if found is None:
+        answer = _matrix(f"-{part}" if sign == "-" else part)
+        return answer if isinstance(answer, Group) and answer.brackets == "matrix" else None
+    answer = _bracketed(found["tuple"])
+    if not isinstance(answer, Group) or answer.brackets != "()":
+        return None
+    factor = sign.replace("+", "") + (found["factor"].strip() or "1")
+    items = [leaf_of(f"{factor}*({item.whole})") if isinstance(item, Atom) else item for item in answer.items]
+    return Group("()", tuple(items))
+
+
+def _summed(groups: list[Group]) -> Group | None:
+    """The sum of tuples, or of matrices, of one shape."""
+    if len({len(group.items) for group in groups}) != 1:
+        return None
+    items: list[Answer] = []
+    for column in zip(*(group.items for group in groups), strict=True):
+        rows = [item for item in column if isinstance(item, Group)]
+        if rows:
+            row = _summed(rows) if len(rows) == len(column) else None
+            if row is None:
+                return None
+            items.append(row)
+            continue
+        leaves = [item for item in column if isinstance(item, Atom)]
+        nodes = [leaf.node for leaf in leaves if leaf.node is not None and leaf.said == NOTHING]
+        if len(nodes) < len(column):
+            return None
+        items.append(Atom("+".join(leaf.text for leaf in leaves), node=Node("add", "", tuple(nodes))))
+    return Group(groups[0].brackets, tuple(items))
+
+
+_CASES = re.compile(r"\\begin\{cases\}(.*?)\\end\{cases\}", re.DOTALL)
+_IF = re.compile(r"^\s*(?:\\text\{\s*(?:,\s*)?(?:if|for|when|where)\s*\}|(?:if|for|when|where)\b)\s*")
+
+
+def _cases(text: str) -> Answer | None:
+    """A function by cases: pairs of a value and its condition."""
+    found = _CASES.fullmatch(text) if text.startswith(r"\begin{cases}") else None
+    if found is None:
+        return None
+    rows = [row.split("&") for row in re.split(r"\\\\", found[1]) if row.strip()]
+    if any(len(row) != 2 for row in rows):
+        return None
+    cells = [(value.strip(" ,;"), _IF.sub("", condition).strip(" ,;.")) for value, condition in rows]
+    return Group("cases", tuple(Group("&", (_read(value), _read(condition))) for value, condition in cells))
+
+
 def _matrix(text: str) -> Answer | None:
-    matrix = _MATRIX.fullmatch(_BRACKETED_ARRAY.sub(r"\1", text))
+    if text.startswith((r"\det\begin", r"\det(\begin")):
+        inner = _matrix(text[4:].removeprefix("(").removesuffix(")"))
+        return inner._replace(brackets="determinant") if isinstance(inner, Group) else None
+    plain = _BRACKETED_ARRAY.sub(r"\1", text)
+    transposed = _TRANSPOSED.search(plain)
+    matrix = _MATRIX.fullmatch(plain[: transposed.start()].rstrip() if transposed else plain)
     if matrix is None:
         return None
     rows = [row.strip() for row in re.split(r"\\\\|\\cr", matrix["body"]) if row.strip() not in ("", r"\hline")]
@@ -333,23 +327,8 @@ def _matrix(text: str) -> Answer | None:
     cells = [[f"{factor}({cell.strip()})" if factor else cell for cell in row.split("&")] for row in rows]
     if not rows or len({len(row) for row in cells}) != 1:
         return Broken("a matrix with rows of different lengths")
+    cells = [list(column) for column in zip(*cells, strict=True)] if transposed else cells
+    if len(cells) == len(cells[0]) == 1 and not matrix["kind"]:
+        return _read(cells[0][0])
     kind = "determinant" if matrix["kind"] in ("v", "V") else "matrix"
     return Group(kind, tuple(Group("&", tuple(map(_read, row))) for row in cells))
-
-
-def _base(text: str) -> Words | None:
-    digits = _BASE.fullmatch(re.sub(r"(?<=[0-9])\s+(?=[0-9])", "", text))
-    return Words(f"{digits[1].lstrip('0') or '0'}_{digits[2].lstrip('0')}") if digits else None
-
-
-def _leaf(text: str) -> Answer:
-    leaf = _quantity(text)
-    if _PROSE.search(leaf.text):  # a sentence, not a product of its letters
-        return leaf
-    try:
-        node = parse(_CUT_OFF.sub("", leaf.text))
-    except Unreadable:
-        return leaf
-    if all(part.kind != "sign" for part in subtrees(node)):
-        return leaf._replace(node=node)
-    return Many(tuple(leaf._replace(text=f"{leaf.text}[{sign}]", node=signed(node, sign)) for sign in "+-"))

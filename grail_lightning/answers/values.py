@@ -18,7 +18,7 @@ from grail_lightning.answers.parse import Node, letters, mentions
 
 # 2^17 bits are 39,000 digits: more than any reference answer, and a power of that size takes microseconds.
 _MAX_BITS = 1 << 17
-_MAX_FACTORIAL = 2000
+_MAX_FACTORIAL = 5000
 
 
 class TooLarge(ValueError):  # noqa: N818 (it is caught, not reported)
@@ -104,6 +104,12 @@ class _Rationals(_Evaluator):
                 return root if root * root == values[0] else None
             case "abs":
                 return abs(values[0])
+            case "max" | "min":
+                return (max if name == "max" else min)(values)
+            case "mod" | "gcd" | "lcm":
+                if any(value.denominator != 1 for value in values) or (name == "mod" and values[1] <= 0):
+                    raise Undefined(f"{name} of something other than whole numbers")
+                return values[0] % values[1] if name == "mod" else Fraction(getattr(math, name)(*map(int, values)))
             case "factorial" | "double factorial" | "binomial":
                 if any(value.denominator != 1 or value < 0 for value in values):
                     raise Undefined("a factorial of something other than a whole number")
@@ -118,16 +124,13 @@ class _Rationals(_Evaluator):
 _RATIONALS = _Rationals()
 
 
-def is_terminating(value: Fraction) -> bool:
-    """Whether a fraction has a finite decimal expansion: twos and fives divide its denominator, and nothing else."""
-    bits = value.denominator.bit_length()
-    return bits <= 4096 and 10**bits % value.denominator == 0
-
-
 _DIGITS = (60, 120)
 # Magnitudes beyond 2^(10^6) are towers of powers; no reference answer is near.
 _MAX_LOG2 = 10**6
 _MAX_FACTORIAL_AT_POINT = 10**6
+_PARTS = {"conjugate": "conj", "Re": "re", "Im": "im"}
+# 120 digits tell numbers of 20 apart, and roots of them; beyond that as many are computed as are needed.
+_MOST_DIGITS_BEFORE, _MOST_DIGITS = 20, 3000
 # Our names of functions, and mpmath's.
 _FUNCTIONS = {
     **{name: name for name in (*TRIGONOMETRIC, *HYPERBOLIC, "exp", "factorial", "binomial")},
@@ -203,6 +206,12 @@ class _AtPoint(_Evaluator):
             return self.root(*values)
         if name == "degrees":
             return first * self.context.pi / 180
+        if name in _PARTS:
+            return getattr(self.context, _PARTS[name])(first)
+        if name in ("max", "min"):
+            if any(map(_is_imaginary, map(self.context.mpc, values))):
+                raise Undefined(f"{name} of complex numbers")
+            return (max if name == "max" else min)(values, key=self.context.re)
         if name.endswith(("factorial", "binomial")) and max(abs(value) for value in values) > _MAX_FACTORIAL_AT_POINT:
             raise TooLarge("a factorial beyond the caps")
         if name in ("exp", *HYPERBOLIC, *TRIGONOMETRIC) and abs(first) > _MAX_LOG2:
@@ -267,7 +276,7 @@ def _points(names: list[str]) -> list[tuple[bool, dict[str, Fraction]]]:
 def _agree(left: Node, right: Node, point: dict[str, Fraction], tolerance: float, keep_complex: bool) -> bool | None:
     """Whether two formulas are equal at a point; None where one of them is undefined (or not real, if that counts)."""
     differences: list[Any] = []
-    size: Any = None
+    size: Any = 0
     for context in _contexts():
         one, two = _value_at(left, point, context), _value_at(right, point, context)
         if one is None or two is None or (not keep_complex and (_is_imaginary(one) or _is_imaginary(two))):
@@ -279,7 +288,43 @@ def _agree(left: Node, right: Node, point: dict[str, Fraction], tolerance: float
         if differences[-1] > size * 1e-15 and size > 1e-30:
             return False
     coarse, fine = differences
-    return bool(fine <= size * 1e-100 or fine <= coarse * 1e-45 or (not coarse and fine <= 1e-100))
+    equal = bool(fine <= size * 1e-100 or fine <= coarse * 1e-45 or (not coarse and fine <= 1e-100))
+    return equal and (bool(point) or _equal_with_digits(left, right))
+
+
+class _Measured(_AtPoint):
+    """Notes how many digits the numbers on the way to a value have, before the point or of zeros behind it."""
+
+    digits = 0.0
+
+    def value(self, node: Node) -> Any:
+        value = super().value(node)
+        if value is not None and value and self.context.isfinite(value):
+            exact, bits = (
+                _exact(node),
+                [float(self.context.mag(value))],
+            )  # What is small may be rounding: the sine of pi.
+            bits += [] if exact is None else [exact.numerator.bit_length(), exact.denominator.bit_length()]
+            self.digits = max(self.digits, max(bits) / 3)
+        return value
+
+
+def _equal_with_digits(left: Node, right: Node) -> bool:
+    """Whether two numbers agree in four times as many digits as the numbers on the way to them have."""
+    import mpmath
+
+    measured = _Measured({}, _contexts()[0])
+    for node in (left, right):
+        measured.value(node)
+    digits = measured.digits
+    if digits <= _MOST_DIGITS_BEFORE:
+        return True
+    if digits > _MOST_DIGITS:
+        raise TooLarge("numbers of too many digits to be told apart")
+    context = mpmath.MPContext()
+    context.dps = 120 + int(4 * digits)
+    one, two = (_value_at(node, {}, context) for node in (left, right))
+    return bool(abs(one - two) <= max(1, abs(one)) * context.mpf(10) ** (-100 - int(3 * digits)))
 
 
 # math-verify, for what our grammar leaves out. It works on SymPy trees, walked and never printed, so no text of a model

@@ -1,6 +1,7 @@
 """Forms of answers: which ranges of a text are answers."""
 
 import time
+from functools import partial
 
 import pytest
 
@@ -177,4 +178,43 @@ def test_boxes_are_complete_and_the_last_one_is_the_answer(text):
     assert [text[box.content_start : box.content_stop] for box in boxes] == BOXES[text]
     assert all(text[box.start :].startswith("\\boxed") and text[box.stop - 1] == "}" for box in boxes)
     assert last_box(text) == (boxes[-1] if boxes else None)
-    assert box_content(text) == (BOXES[text][-1].strip() if boxes else None)
+    assert box_content(text) == (BOXES[text][-1].strip() if boxes and text not in CUT_OFF else None)
+
+
+CUT_OFF = [r"\boxed{1} then \boxed{ 2 } then \boxed{3"]
+THINKING = {
+    # text: what counts by default, and with `in_thinking`
+    r"<think>so \boxed{4}</think> It is \boxed{5}.": (r"5", "5"),
+    r"<think>so \boxed{4}</think> It is five.": (None, "4"),
+    r"so \boxed{4}</think> It is five.": (None, "4"),  # the prompt opened the block
+    r"so \boxed{4}</think>\boxed{5}": ("5", "5"),
+    r"<think>so \boxed{4}": (None, "4"),  # cut off while it thought
+    r"<think>a</think>\boxed{4}<think>\boxed{5}": ("4", "5"),
+    r"<think>a</think>\boxed{4}<think>\boxed{5}</think>\boxed{6": (None, None),
+    r"\boxed{42} and \boxed{43": (None, None),
+    r"\boxed{42} and \boxed{4\boxed{3}": ("3", "3"),  # the inner box stands for itself
+    r"<think>\boxed{1</think> \boxed{2}": ("2", "2"),
+    r"\boxed{2}": ("2", "2"),
+}
+
+
+@pytest.mark.parametrize("text", THINKING)
+def test_a_box_in_the_thinking_counts_by_an_option_alone_and_one_that_is_cut_off_never(text):
+    assert (Boxed().last(text), Boxed(in_thinking=True).last(text)) == THINKING[text]
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (LastNumber, "{} 4 {} it is five"),
+        (Marker, "{}\n#### 4\n{} it is five"),
+        (partial(Pattern, r"is (\d+)"), "{} it is 4 {} it is five"),
+        (Fenced, "{}\n```\n4\n```\n{} it is five"),
+    ],
+)
+def test_no_form_finds_its_answer_in_the_thinking_unless_it_is_told_to(form, text):
+    for closed in (text.format("<think>", "</think>"), text.format("", "</think>"), text.format("<think>", "")):
+        assert (form().last(closed), form(in_thinking=True).last(closed)) == (None, "4")
+    assert form().last(text.format("", "")) == "4"
+    (span,) = form().find("<think>so</think>" + text.format("", ""))
+    assert ("<think>so</think>" + text.format("", ""))[span.content_start : span.content_stop] == "4"

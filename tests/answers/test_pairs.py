@@ -1,7 +1,8 @@
 """Pairs of a reference and an answer, a line each: as models write them, and one notation after the other.
 
 `everyday.jsonl` has answers as language models end their solutions; a `known_miss` is equal, but not accepted.
-`notations.jsonl` has one answer in several notations, and wrong answers that look like it.
+`notations.jsonl` has one answer in several notations, and wrong answers that look like it. `kinds.jsonl` has
+pairs of each kind of form that graders are known to get wrong, right and wrong ones.
 """
 
 import json
@@ -13,7 +14,7 @@ from tests.answers.test_judge import outcome
 
 PAIRS = [
     json.loads(line)
-    for name in ("everyday", "notations")
+    for name in ("everyday", "notations", "kinds")
     for line in (Path(__file__).parent / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
 ]
 
@@ -29,5 +30,5 @@ def test_answers_that_are_equal_are_right_and_near_misses_are_not(subject):
 
 
 def test_what_is_known_to_be_missed_is_little():
-    assert len(PAIRS) >= 1600
-    assert sum("known_miss" in pair for pair in PAIRS) <= 7
+    assert len(PAIRS) >= 2900
+    assert sum("known_miss" in pair for pair in PAIRS) <= 1

@@ -103,6 +103,14 @@ def test_every_example_is_on_a_page_as_it_is_and_pages_have_no_other_python(page
     assert pages_script.filled(stale) == f'Before\n\n```yaml title="warm_up.yaml"\n{wanted}```\n\nAfter\n'
 
 
+def test_the_table_of_kinds_of_answers_is_that_of_the_labelled_pairs():
+    kinds = script("grading_kinds")
+    assert kinds.filled(PAGES["grading.md"]) == PAGES["grading.md"], "run python scripts/grading_kinds.py"
+    pairs = [json.loads(line) for line in (ROOT / "tests/answers/kinds.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {pair["subject"] for pair in pairs} == kinds.KINDS.keys()
+    assert f"before{kinds.BEGIN}stale{kinds.END}after" != kinds.filled(f"before{kinds.BEGIN}stale{kinds.END}after")
+
+
 def names_in_table():
     """The rows of the table of option names: TRL's, verl's and ours, and the note."""
     section = PAGES["is_this_for_you.md"].partition("\n## Names of options\n")[2]
