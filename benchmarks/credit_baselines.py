@@ -18,6 +18,7 @@ from credit_values import choices
 from torch import Tensor
 
 from grail_lightning import credit
+from grail_lightning.advantages import EnergyBaseline, GroupMean
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import CreditContext, Needs, TokenCredit, TokenWeights, TreeAdvantage
 from grail_lightning.credit.base import Prefix
@@ -103,7 +104,7 @@ def weighted_baseline(before: Tensor, weight: Tensor, mask: Tensor, rewards: Ten
 
 
 class PromptWeights(TokenCredit):
-    """Uniform credit with prompts weighted as by `objective.baseline: 0`: ``(1 - p^(G-1)) / (1 - 1/G)`` times GRPO's.
+    """Uniform credit with prompts weighted as by `advantage.share: 0`: ``(1 - p^(G-1)) / (1 - 1/G)`` times GRPO's.
 
     Without its all-right groups, the expected step of right rollouts alone weighs prompts differently. This control has
     these weights and the mean as its baseline; ``p`` is the share of right rows of the group.
@@ -121,7 +122,7 @@ class BySign(TokenCredit):
     """One advantage for right rollouts and one, negative, for wrong ones, in groups that have both.
 
     Wrong rollouts alone (0 and 1) are negative sample reinforcement (arXiv 2506.01347); right rollouts alone (1 and 0)
-    are `objective.baseline: 0`.
+    are `advantage.share: 0`.
     """
 
     def __init__(self, right: float, wrong: float) -> None:
@@ -203,9 +204,16 @@ def baselines() -> list[Subject]:
     """The lines of the table of baselines: how much of each reward is subtracted, and what the tree adds to it."""
     half_tree = partial(TreeAdvantage, scale=0.5)
     return [
-        *(Subject(name=f"A = r - {c:g} mean", method=credit.Uniform(), baseline=c) for c in (0.75, 0.5, 0.25, 0.0)),
-        Subject(name="A = r - pooled energies", method=credit.Uniform(), baseline="energy"),
-        Subject(name="A = r, all-right groups kept", method=credit.Uniform(), baseline=0.0, train_equal=True),
+        *(
+            Subject(name=f"A = r - {c:g} mean", method=credit.Uniform(), advantage=GroupMean(share=c))
+            for c in (0.75, 0.5, 0.25, 0.0)
+        ),
+        Subject(name="A = r - pooled energies", method=credit.Uniform(), advantage=EnergyBaseline()),
+        Subject(
+            name="A = r, all-right groups kept",
+            method=credit.Uniform(),
+            advantage=GroupMean(share=0.0, train_equal=True),
+        ),
         Subject(name="wrong rollouts alone", method=BySign(0, 1)),
         Subject(name="prompts weighed as by A = r", method=PromptWeights()),
         Subject(name="OptimalBaseline", method=credit.OptimalBaseline()),
@@ -215,10 +223,15 @@ def baselines() -> list[Subject]:
         Subject(name="baseline of the tree, row left out", method=LeftOut("tree")),
         Subject(name="TreeAdvantage", method=TreeAdvantage()),
         Subject(name="TreeAdvantage, balanced", method=TreeAdvantage(), control=credit.Balanced()),
-        *(Subject(name=f"A = r - {c:g} mean + tree/2", method=half_tree(), baseline=c) for c in (1.0, 0.5, 0.25, 0.0)),
-        Subject(name="A = r - pooled energies + tree/2", method=half_tree(), baseline="energy"),
-        Subject(name="A = r + tree", method=TreeAdvantage(), baseline=0.0),
-        Subject(name="A = r + tree/2, permuted", method=credit.PermutedRewards(half_tree()), baseline=0.0),
+        *(
+            Subject(name=f"A = r - {c:g} mean + tree/2", method=half_tree(), advantage=GroupMean(share=c))
+            for c in (1.0, 0.5, 0.25, 0.0)
+        ),
+        Subject(name="A = r - pooled energies + tree/2", method=half_tree(), advantage=EnergyBaseline()),
+        Subject(name="A = r + tree", method=TreeAdvantage(), advantage=GroupMean(share=0.0)),
+        Subject(
+            name="A = r + tree/2, permuted", method=credit.PermutedRewards(half_tree()), advantage=GroupMean(share=0.0)
+        ),
         *(Subject(name=f"A = r - {c:g} b(s_t-1) by energies", method=TreeAndEnergies(c)) for c in (1.0, 0.75, 0.5)),
         Subject(name="GRAIL", method=credit.GRAIL()),
         Subject(name="GRAIL, balanced", method=credit.GRAIL(), control=credit.Balanced()),
@@ -232,5 +245,5 @@ def shares() -> list[Subject]:
     names += ("UCAS", "RLSD", "AttentionRhythm", "TreeAdvantage", "PrefixWeights", "Oracle, right=balanced")
     names += ("Oracle, blame alone, w_max=1",)
     lowered = ((name, c) for name in names for c in (1.0, 0.5, 0.25, 0.0))
-    lines = [replace(methods[name], name=f"{name}, c = {c:g}", baseline=c) for name, c in lowered]
+    lines = [replace(methods[name], name=f"{name}, c = {c:g}", advantage=GroupMean(share=c)) for name, c in lowered]
     return [*lines, methods["OptimalBaseline"]]

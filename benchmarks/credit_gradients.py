@@ -42,6 +42,7 @@ from credit_truth import q_and_v, resamplings
 from credit_values import GROUP_SIZE, PROMPTS, TOKEN_BUDGET, Lab, WorldName, open_lab, read_values, setting
 from torch import Tensor
 
+from grail_lightning.advantages import GroupMean
 from grail_lightning.batch import GradedBatch, RolloutBatch
 from grail_lightning.credit import CreditContext, TokenCredit, Uniform
 from grail_lightning.credit.base import token_advantages
@@ -99,11 +100,10 @@ def measure(credit: Credit, lab: Lab, rollouts: list[GradedBatch], seed: int) ->
 
 def of_subject(subject: Subject, policy: Policy) -> Credit:
     """The token advantages of a method, with the baseline of its line."""
-    objective = Objective(baseline=subject.baseline, train_equal=subject.train_equal)
     assert isinstance(subject.method, TokenCredit)
 
     def credit(number: int, graded: GradedBatch, context: CreditContext) -> tuple[RolloutBatch, list[Tensor]]:
-        batch = compute_advantages(graded, GROUP_SIZE, objective, policy, context)
+        batch = compute_advantages(graded, GROUP_SIZE, subject.advantage, Objective(), policy, context)
         weights = subject.method(policy, batch, context)
         if subject.control is not None:
             weights = subject.control(weights, batch, context)
@@ -196,7 +196,7 @@ def show(lab: Lab, options: argparse.Namespace) -> None:
     columns = ["direction", "noise", "size", "gain, SGD", "gain, Adam", "one token"]
     if values:
         columns += [f"{what}, {optimiser}" for what in ("share", "by token") for optimiser in OPTIMISERS]
-        quarter = Subject(name="A = r - 0.25 mean", method=Uniform(), baseline=0.25)
+        quarter = Subject(name="A = r - 0.25 mean", method=Uniform(), advantage=GroupMean(share=0.25))
         by_rollout = figures(gradients(of_subject(quarter, lab.policy)), uniform, draws)
     print(f"| method | {' | '.join(columns)} |\n|---|{'--:|' * len(columns)}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
 from grail_lightning import credit
+from grail_lightning.advantages import AdvantageEstimator, GroupMean
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit import CreditContext, CreditControl, PermutedRewards, TokenCredit, TreeAdvantage
 from grail_lightning.credit.base import TokenWeights
@@ -54,8 +55,7 @@ class Subject:
     method: TokenCredit | Scorer  # A scorer gives a bare score ``[B, T]`` of each token.
     control: CreditControl | None = None  # It wraps the method.
     by: Literal["score", "weight"] = "weight"  # What ranks tokens: the score if the weights increase with it.
-    baseline: float | Literal["energy"] = 1.0  # `objective.baseline`.
-    train_equal: bool = False  # `objective.train_equal`.
+    advantage: AdvantageEstimator = field(default_factory=GroupMean)
 
 
 def every_row(batch: RolloutBatch) -> Tensor:

@@ -82,6 +82,14 @@ CREDIT = {
     "Oracle": "right=-,balanced",
     "PermutedRewards": "inner=TreeAdvantage,Oracle,UCAS mirrored=-,true,false",
 }
+ADVANTAGE = {
+    "GroupMean": "scale=none,group,batch share=-,0.5,0",
+    "EnergyBaseline": "scale=none,group,batch",
+    "BNPO": "share=-,0.5",
+    "LeaveOneOut": "scale=none,batch",
+    "BatchNormalised": "share=-,0.5",
+    "GDPO": "scale_batch=-,true,false",
+}
 CONTROLS = ["Shuffled", "Random", "AnswerOnly", "SameMagnitude", "Balanced"]
 WHAT: Table = {
     "model.credit": [*CREDIT],
@@ -89,8 +97,7 @@ WHAT: Table = {
     "model.control": [None, None, None, *CONTROLS],
     "model.loading.lora.rank": [None, None, "4"],
     "model.objective.aggregation": ["grpo", "dr_grpo", "dapo"],
-    "model.objective.scale_rewards": ["none", "group", "batch", "bnpo"],
-    "model.objective.baseline": [None, None, "0.5", "0", "energy"],
+    "model.advantage": [*ADVANTAGE],
     "model.objective.level": ["token", "token", "sequence"],
     "model.objective.surrogate": ["clip", "clip", "cispo"],
     "model.objective.ratio_cap": [None, None, "3"],
@@ -154,7 +161,7 @@ CASES = {
     "kl": "model.objective.kl_coefficient=0.05 model.execution.updates_per_batch=2",
     "entropy": "model.credit=GRAIL model.objective.entropy_coefficient=0.01",
     "sequence": "model.objective.level=sequence model.objective.aggregation=grpo",
-    "cispo": "model.objective.surrogate=cispo model.objective.scale_rewards=batch",
+    "cispo": "model.objective.surrogate=cispo model.advantage=GroupMean model.advantage.scale=batch",
     "distillation": "model.objective.distillation.coefficient=0.1",
     "packing": "model.credit=GRAIL model.loading.packing=true model.execution.share_prefixes=false",
     "checkpointed": "model.credit=GRAIL model.loading.gradient_checkpointing=true",
@@ -250,10 +257,11 @@ def fit_on_ranks(options: Options, folder: Path) -> Fit:
 def draw(rng: random.Random, tables: Mapping[str, list[str | None]]) -> dict[str, str | None]:
     """A value for each option. Values that cannot go together by their meaning are left out."""
     drawn = {name: rng.choice(values) for name, values in tables.items()}
-    for option in CREDIT[drawn["model.credit"] or "Uniform"].split() if "model.credit" in drawn else ():
-        name, _, values = option.partition("=")
-        value = rng.choice(values.split(","))
-        drawn[f"model.credit.{name}"] = None if value == "-" else value
+    for part, classes in (("model.credit", CREDIT), ("model.advantage", ADVANTAGE)):
+        for option in classes[drawn[part] or "Uniform"].split() if part in drawn else ():
+            name, _, values = option.partition("=")
+            value = rng.choice(values.split(","))
+            drawn[f"{part}.{name}"] = None if value == "-" else value
     if drawn.get("model.objective.surrogate") == "cispo":
         drawn["model.objective.ratio_cap"] = None
     if drawn.get("config") == "quickstart.yaml":  # Its data are generated without worked solutions.

@@ -196,6 +196,8 @@ class GradedBatch(SampledBatch):
     verdicts: list[Verdict]  # One for each row.
     # [B] float64 by name, the parts of the rewards before weighting; NaN means not applicable.
     reward_values: dict[str, Tensor] = field(default_factory=dict)
+    # [B] float64 by the same names, their factors in the reward; NaN means not applicable.
+    reward_weights: dict[str, Tensor] = field(default_factory=dict)
     # [B] float64 by name, what is logged of rewards beside the means of their values; NaN means not applicable.
     reward_shares: dict[str, Tensor] = field(default_factory=dict)
 

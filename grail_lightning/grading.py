@@ -69,8 +69,11 @@ def grade_and_locate(
         verdicts = grade_answers(_without_calls(batch), batch.prompts, verifier)
         for row in (rows := unknown.result()):
             verdicts[row] = replace(verdicts[row], correct=False, status="unknown_tokens", layer="none")
-        rewards, values, shares = _rewards(batch, verdicts)
+        rewards, parts = _rewards(batch, verdicts)
         rewards[rows] = rewards[rows].clamp(max=0)
+        for name, values in parts["values"].items():  # What a part adds to the reward is at most 0, too.
+            adds = parts["weights"][name][rows] > 0
+            values[rows] = torch.where(adds, values[rows].clamp(max=0), values[rows].clamp(min=0))
         answer = masks.result()
     device = batch.input_ids.device
     correct = torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool)
@@ -80,8 +83,9 @@ def grade_and_locate(
         rewards=rewards.to(device),
         correct=correct.to(device),
         verdicts=verdicts,
-        reward_values={name: part.to(device) for name, part in values.items()},
-        reward_shares={name: part.to(device) for name, part in shares.items()},
+        reward_values={name: part.to(device) for name, part in parts["values"].items()},
+        reward_weights={name: part.to(device) for name, part in parts["weights"].items()},
+        reward_shares={name: part.to(device) for name, part in parts["shares"].items()},
     )
 
 
@@ -155,12 +159,15 @@ def _worked_out(verdict: Verdict, *, evaluated: bool) -> Verdict:
     return replace(verdict, correct=False, status="unevaluated")
 
 
-def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-    """The rewards, their parts by name, and what else is logged of them, ``[B]`` float64 on the CPU; NaN for none."""
+def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
+    """The rewards, and by name values and weights of their parts and what else is logged of them (`shares`).
+
+    ``[B]`` float64 on the CPU each; NaN for none.
+    """
     # The dtypes are explicit: a large offset (`1e8 + correct`) has no differences left in float32.
     rewards = torch.zeros(len(batch), dtype=torch.float64)
-    values, shares = (
-        defaultdict[str, Tensor](lambda: torch.full((len(batch),), torch.nan, dtype=torch.float64)) for _ in range(2)
+    values, weights, shares = (
+        defaultdict[str, Tensor](lambda: torch.full((len(batch),), torch.nan, dtype=torch.float64)) for _ in range(3)
     )
     lengths = batch.response_lengths.tolist()
     for rows in _rows_of_tasks(batch.prompts):
@@ -184,9 +191,10 @@ def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict
             if len(part) != len(rows):
                 raise ValueError(f"{wanted} but its part `{name}` has {len(part)}.")
             values[name][rows] = _or_nan(part)
+            weights[name][rows] = earned.weights.get(name, 1.0)
         for name, share in earned.shares.items():
             shares[name][rows] = torch.tensor(share, dtype=torch.float64)
-    return rewards, dict(values), dict(shares)
+    return rewards, {"values": dict(values), "weights": dict(weights), "shares": dict(shares)}
 
 
 def _hangs(batch: SampledBatch, row: int) -> bool:

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
+from grail_lightning.advantages import AdvantageEstimator, GroupMean
 from grail_lightning.batch import GradedBatch, RolloutBatch, Sampling
 from grail_lightning.credit.base import CreditContext, CreditControl, Needs, TokenCredit, TokenWeights, Uniform
 from grail_lightning.distributed.gradients import Gradients
@@ -71,6 +72,7 @@ class GrailModule(pl.LightningModule):
         engine: The rollout engine that samples; default `HFEngine`.
         objective: Options that define the loss: clips, aggregation, KL.
         execution: Options that define how a step is run: group size, passes, mini-batches, token budget.
+        advantage: The estimator of the advantage of a rollout; default `GroupMean`, its reward less its group's mean.
         credit: The credit method: Uniform (no token credit), GRAIL, or a class of your own by its import path.
         control: A control experiment around the credit: Shuffled, Random, AnswerOnly, SameMagnitude or Balanced.
         optimizer: The optimiser of the policy's trainable parameters. `torchao.optim.AdamW8bit` keeps its state in 8
@@ -89,6 +91,7 @@ class GrailModule(pl.LightningModule):
         engine: RolloutEngine | None = None,
         objective: Objective = Objective(),  # noqa: B008  (frozen)
         execution: Execution = Execution(),  # noqa: B008  (frozen)
+        advantage: AdvantageEstimator | None = None,
         credit: TokenCredit | None = None,
         control: CreditControl | None = None,
         optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=1e-6, weight_decay=0.0),
@@ -104,7 +107,8 @@ class GrailModule(pl.LightningModule):
 
             engine = HFEngine()
         self.engine, self.credit, self.control = engine, credit or Uniform(), control
-        check_engine(self.engine, execution, self.credit)
+        self.advantage = advantage or GroupMean()
+        check_engine(self.engine, execution, self.credit, self.advantage)
         check_optimizer(optimizer, scheduler)
         if (training := self.needs.training) is not None:
             from grail_lightning.step.credit_needs import check_training
@@ -137,10 +141,7 @@ class GrailModule(pl.LightningModule):
         return load_pictures(self.policy_name, self.tokenizer, self.loading.trust_remote_code)
 
     def encode(self, messages: Messages | str) -> list[int]:
-        """The token ids of a prompt. Messages pass through the chat template if there is one.
-
-        All tokens of a picture have one id, that of a place for a picture. Their number depends on the picture's size.
-        """
+        """The token ids of a prompt, by the chat template if there is one; a token of a picture has its place's id."""
         if pictures_in(messages):
             check_takes_pictures(self.engine, self.loading, world_size())
         return encode_prompt(self.tokenizer, messages, self.loading.chat_template_kwargs, self.pictures)
@@ -259,10 +260,10 @@ class GrailModule(pl.LightningModule):
         clock, loader = PhaseClock(self.device), self.trainer.train_dataloader
         policy, objective, execution = self._policy, self.objective, self.execution
         sampler = self._sampler(clock, execution.group_size, self.sampling)
-        graded, sampling_figures = collect(prompts, sampler, self.ahead, loader, execution, self.global_step)
+        graded, drawn = collect(prompts, sampler, self.ahead, loader, execution, self.global_step, self.advantage)
         context = self.credit_context(self.credit)
-        with clock.phase("credit"):  # The baseline `energy` needs forward passes.
-            whole = compute_advantages(graded, execution.group_size, objective, policy, context)
+        with clock.phase("credit"):  # An estimator may run the policy.
+            whole = compute_advantages(graded, execution.group_size, self.advantage, objective, policy, context)
         batch = trained_rows(whole)
         forward, first_weights = assign_credit(
             self.credit, self.control, policy, batch, context, objective, clock, share_prefixes=execution.share_prefixes
@@ -281,7 +282,7 @@ class GrailModule(pl.LightningModule):
             update.compute_before_steps(self.reference)
             last_step = self.take_steps(update)
         weights, self.weights_step = update.final_weights(), self.global_step
-        figures = batch_figures(whole, batch, weights, self.tokenizer) | sampling_figures | last_step
+        figures = batch_figures(whole, batch, weights, self.tokenizer) | drawn | last_step
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
         warn_of_limits(figures, self._limits_warned)
         self._log(figures)
@@ -377,7 +378,6 @@ class GrailModule(pl.LightningModule):
         if credit.needs().continuations:
             from grail_lightning.step.credit_needs import SampledContinuations
 
-            # A sampler of its own, whose seconds belong to the credit method.
             sampler = self._sampler(PhaseClock(self.device), self.execution.group_size, self.sampling)
             continuations = SampledContinuations(sampler, step)
         return CreditContext(

@@ -14,6 +14,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import grail_lightning.credit
+from grail_lightning.advantages import EnergyBaseline
 from grail_lightning.credit import SaliencyOptions
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import build_batch
@@ -75,8 +76,8 @@ def run_case(strategy, credit, *extra):
             "share_prefixes": "apart" not in extra,
             "mini_batches": 2 if "cut" in extra else 1,
             "split_groups": "split" in extra,
-            "baseline": "energy" if "energy" in extra else 1.0,
         },
+        advantage=EnergyBaseline() if "energy" in extra else None,
         credit=getattr(grail_lightning.credit, credit)(**own),
         control=grail_lightning.credit.Balanced() if "energy" in extra else None,
         engine=ByPrompt(prompts),

@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 
+from grail_lightning.advantages import GroupMean
 from grail_lightning.cli.app import FitOptions
 from grail_lightning.cli.known_as import KNOWN_AS
 from grail_lightning.cli.mistakes import BASES
@@ -31,6 +32,7 @@ def test_each_of_our_names_for_an_option_of_another_trainer_is_an_option(options
     ours |= {f"model.optimizer.{name}" for name in inspect.signature(torch.optim.AdamW).parameters}
     ours |= {f"data.{name}" for name in inspect.signature(MathData).parameters}
     ours |= {f"data.task.{name}" for name in inspect.signature(EnvironmentTask).parameters}
+    ours |= {f"model.advantage.{field.name}" for field in dataclasses.fields(GroupMean)}
     ours |= {f"model.loading.lora.{field.name}" for field in dataclasses.fields(LoRA)}
     assert {*KNOWN_AS.values()} - ours == set()
     assert not {*KNOWN_AS} & ours, "ours is not answered with another"

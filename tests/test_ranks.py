@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from grail_lightning.advantages import BNPO, GDPO, BatchNormalised, EnergyBaseline, GroupMean, LeaveOneOut
 from grail_lightning.batch import Sampling
 from grail_lightning.policy import load_policy
 from grail_lightning.step.assign import compute_advantages
@@ -52,18 +53,28 @@ KL = [{}] + [
     for name in ("k1", "k2", "k3")
     for corrected in (True, False)
 ]
-# Every KL, every scaling, every baseline and every aggregation; some pairs of them.
-AGGREGATIONS, BASELINES, SCALES = ("grpo", "dr_grpo", "dapo"), (1.0, "energy", 0.5), ("none", "group", "batch", "bnpo")
+# Every KL, every estimator of the advantage and every aggregation; some pairs of them.
+AGGREGATIONS = ("grpo", "dr_grpo", "dapo")
+ESTIMATORS = [
+    GroupMean(),
+    EnergyBaseline(scale="group"),
+    GroupMean(scale="batch", share=0.5),
+    BNPO(),
+    LeaveOneOut(scale="batch"),
+    BatchNormalised(),
+    GDPO(),
+]
 OBJECTIVES = [
-    kl | {"aggregation": AGGREGATIONS[k % 3], "scale_rewards": SCALES[k % 4], "baseline": BASELINES[(k + k // 3) % 3]}
-    for k, kl in enumerate(KL)
+    kl | {"aggregation": AGGREGATIONS[k % 3], "estimator": estimator}
+    for k, (kl, estimator) in enumerate(zip(KL, ESTIMATORS, strict=True))
 ]
 
 
 def _gradient(policy, reference, batch, weights, options):
     """Of all weights, end to end, as DDP has it: the mean over the ranks; the loss, and the number of micro-batches."""
-    objective = Objective(scale_rewards=options["scale_rewards"], baseline=options["baseline"])
-    batch = compute_advantages(batch, 4, objective, policy, context_for(policy, 200, step=0))
+    options = dict(options)
+    estimator, objective = options.pop("estimator"), Objective(aggregation=options["aggregation"])
+    batch = compute_advantages(batch, 4, estimator, objective, policy, context_for(policy, 200, step=0))
     policy.zero_grad()
     frozen, numbers = reference if "kl_coefficient" in options else None, []
     how = {"limit": LIMIT, "token_budget": 200, "share_prefixes": False}

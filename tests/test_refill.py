@@ -3,13 +3,14 @@
 import pytest
 import torch
 
+from grail_lightning.advantages import same_verdict_groups
 from grail_lightning.answers import Verifier
 from grail_lightning.batch import Sampling
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import HFEngine
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import load_policy
-from grail_lightning.step.collect import refill, same_verdict_groups
+from grail_lightning.step.collect import refill
 from tests.copying_engine import Elsewhere
 from tests.runs import Watch, batches, module, problems, trainer
 
@@ -61,7 +62,7 @@ def test_dead_groups_make_way_for_live_ones_and_the_others_stay(draw):
         drawn.append(draw(prompts, number))
         return drawn[-1]
 
-    filled, figures = refill(batch, drawing, stream, rounds=8)
+    filled, figures = refill(batch, drawing, stream, 8, same_verdict_groups)
     assert not same_verdict_groups(filled).any()
     rows = {id(verdict): (part, row) for part in drawn for row, verdict in enumerate(part.verdicts)}
     for k in range(24):
@@ -94,7 +95,7 @@ def test_rounds_are_capped(draw):
         picked = [k for p in prompts for k in range(24) if batch.prompts[k] is p][: 4 * len(prompts)]
         return batch.select(torch.tensor(picked))
 
-    filled, figures = refill(batch, same_again, stream, rounds=2)
+    filled, figures = refill(batch, same_again, stream, 2, same_verdict_groups)
     assert len(stream.asked) == figures["refill/rounds"] == 2
     assert filled.texts == batch.texts
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from grail_lightning.advantages import BNPO, BatchNormalised, EnergyBaseline, GroupMean, LeaveOneOut
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import VLLMEngine, VLLMServer
 from grail_lightning.engines.requests import sampling_parameters
@@ -35,10 +36,6 @@ def sampling(**options):
 
 def server(**options):
     return VLLMServer(**{"urls": ["http://localhost:1"]} | options)
-
-
-def baseline(value=1.0, **more):
-    return configured({"baseline": value, **more})
 
 
 def surrogate(**options):
@@ -81,11 +78,15 @@ REFUSED = [
         for name in FINITE
         for value in (math.nan, math.inf)
     ),
-    *((baseline, {"value": value}, r"`objective.baseline` must lie in \[0, 1\]") for value in (-0.1, 1.1, math.nan)),
-    (baseline, {"value": "Energy"}, r"must lie in .* or be energy, but got 'Energy'"),
+    *((GroupMean, {"share": value}, r"`advantage.share` must lie in \[0, 1\]") for value in (-0.1, 1.1, math.nan)),
+    *((kind, {"share": 2.0}, r"`advantage.share` must lie in \[0, 1\]") for kind in (BNPO, BatchNormalised)),
     *(
-        (baseline, {"train_equal": True, **more}, r"needs an `objective\.baseline` below 1")
-        for more in ({}, {"value": "energy"}, {"value": 0.5, "scale_rewards": "group"})
+        (kind, {"scale": "bnpo"}, "`advantage.scale` must be one of")
+        for kind in (GroupMean, LeaveOneOut, EnergyBaseline)
+    ),
+    *(
+        (GroupMean, {"train_equal": True, **more}, r"needs an `advantage\.share` below 1")
+        for more in ({}, {"share": 0.5, "scale": "group"})
     ),
     (Distillation, {"coefficient": 0.0}, r"`objective.distillation.coefficient` must lie in \(0, inf\), but got 0"),
     (Distillation, {"sentence": "Look."}, r"`objective.distillation.sentence` must contain \{answer\}, .* 'Look.'"),
@@ -110,8 +111,8 @@ REFUSED = [
         "grpo, dr_grpo, dapo, but got 'bnpo'",
     ),
     (lambda: group_advantages(torch.ones(3), 1), {}, "`group_size` must be at least 2, but got 1"),
-    (lambda: beta_scale(HALF, -HALF), {}, r"lies in \[0, 1\], but got -0.5.*`scale_rewards: group`"),
-    (lambda: beta_scale(HALF, 3 * HALF), {}, r"lies in \[0, 1\], but got 1.5.*`scale_rewards: group`"),
+    (lambda: beta_scale(HALF, -HALF), {}, r"lies in \[0, 1\], but got -0.5.*`scale: group`"),
+    (lambda: beta_scale(HALF, 3 * HALF), {}, r"lies in \[0, 1\], but got 1.5.*`scale: group`"),
     (lambda: token_logprobs(ONE, lambda x: x, COUNT, temperature=0), {}, "`temperature` must be positive, but got 0"),
     (lambda: pass_at_k(4, COUNT, 8), {}, "pass@8 needs at least 8 samples a problem, but got 4"),
     (lambda: pass_at_k(4, 5 * COUNT, 2), {}, "between 0 and"),
@@ -147,7 +148,7 @@ def test_what_means_nothing_is_refused_by_name(make, given, message):
         make(**given)
 
 
-@pytest.mark.parametrize("name", ["aggregation", "scale_rewards", "kl_estimator", "level", "surrogate"])
+@pytest.mark.parametrize("name", ["aggregation", "kl_estimator", "level", "surrogate"])
 def test_choices_of_the_objective_are_checked_also_from_python(name):
     with pytest.raises(ValueError, match=rf"`objective.{name}` must be one of .*, but got 'other'"):
         Objective(**{name: "other"})

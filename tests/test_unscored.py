@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import Callback
 
 import grail_lightning.credit as credits
+from grail_lightning.advantages import BNPO, EnergyBaseline, GroupMean, same_verdict_groups
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation, KeepRollouts, PredictionWriter, Preflight
 from grail_lightning.callbacks.credit_plots import CreditPictures, _text
@@ -19,7 +20,6 @@ from grail_lightning.data import ArithmeticData
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import load_policy
 from grail_lightning.step.assign import compute_advantages, of_whole_batch, run_credit, trained_rows
-from grail_lightning.step.collect import same_verdict_groups
 from grail_lightning.step.figures import StepOutput, Tally, add_rollouts
 from grail_lightning.step.options import Objective
 from grail_lightning.tasks import ArithmeticTask
@@ -40,9 +40,9 @@ ANCHORED = {"kl_coefficient": 0.1, "entropy_coefficient": 0.05}
 OBJECTIVES = [
     *({"aggregation": how} | more for how in ("grpo", "dr_grpo", "dapo") for more in ({}, ANCHORED)),
     ANCHORED | {"mini_batches": 3, "split_groups": True, "aggregation": "dapo"},
-    {"baseline": "energy", "mask_truncated": False},
-    {"scale_rewards": "batch", "aggregation": "grpo", "mask_truncated": False},
-    {"scale_rewards": "bnpo", "kl_coefficient": 0.1, "kl_estimator": "k1", "kl_corrected": False},
+    {"estimator": EnergyBaseline(), "mask_truncated": False},
+    {"estimator": GroupMean(scale="batch"), "aggregation": "grpo", "mask_truncated": False},
+    {"estimator": BNPO(), "kl_coefficient": 0.1, "kl_estimator": "k1", "kl_corrected": False},
 ]
 
 
@@ -60,9 +60,10 @@ def _gradient(policy, reference, batch, weights, options, rows):
 
     `rows` says which rows of the batch are trained on.
     """
-    kept = ("scale_rewards", "baseline", "mask_truncated", "aggregation")
-    objective = Objective(**{name: options[name] for name in kept if name in options})
-    ready = compute_advantages(batch, 4, objective, policy, context_for(policy, 200, step=0))
+    options = dict(options)
+    estimator = options.pop("estimator", GroupMean())
+    objective = Objective(**{name: options[name] for name in ("mask_truncated", "aggregation") if name in options})
+    ready = compute_advantages(batch, 4, estimator, objective, policy, context_for(policy, 200, step=0))
     chosen = rows(ready)
     policy.zero_grad()
     frozen = reference if "kl_coefficient" in options else None
@@ -137,7 +138,7 @@ def policy():
 
 @pytest.fixture(scope="module")
 def batch(policy):
-    return compute_advantages(_batch(policy), 4, Objective(), policy, context_for(policy))
+    return compute_advantages(_batch(policy), 4, GroupMean(), Objective(), policy, context_for(policy))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
+from grail_lightning.advantages import BNPO
 from grail_lightning.callbacks.hooks import callbacks_of, data_of, fast_dev_run, module_of, output_of
 from grail_lightning.callbacks.prompt_checks import check_prompts, unequal_mini_batches
 from grail_lightning.data.loaders import TrainingLoader
@@ -97,10 +98,10 @@ class Preflight(Callback):
                 "had them."
             )
         gated = next((one for one in _parts(module.credit) if getattr(one, "gate", None) == "negative"), None)
-        if objective.baseline == 0 and gated is not None:
+        if getattr(module.advantage, "share", 1) == 0 and gated is not None:
             rank_zero_warn(
-                f"`objective.baseline` 0 leaves no negative advantage if no reward is below 0, so "
-                f"`{type(gated).__name__}` reweights nothing. Set its `gate` to all, if it has one, or a baseline."
+                f"`advantage.share` 0 leaves no negative advantage if no reward is below 0, so "
+                f"`{type(gated).__name__}` reweights nothing. Set its `gate` to all, if it has one, or another share."
             )
         compared = [f"the policy before the {steps} optimiser steps of a batch"] if steps > 1 else []
         compared += ["the reference of the KL term"] if objective.kl_coefficient else []
@@ -128,10 +129,10 @@ class Preflight(Callback):
     ) -> None:
         """Check the metrics of the batch and its verdicts over all ranks."""
         module, output = module_of(pl_module), output_of(outputs)
-        figures, objective = output.metrics, module.objective
+        figures = output.metrics
         statuses = Counter(verdict.status for verdict in output.batch.verdicts)
         verdicts = sum_by_name({status: float(number) for status, number in statuses.items()})
-        self._check_groups(figures, verdicts, train_equal=objective.train_equal)
+        self._check_groups(figures, verdicts, train_equal=module.advantage.trains_equal_groups)
         self._check_responses(figures, verdicts, module)
         # A warm-up from 0 has a positive rate after its first step. A batch without a gradient says nothing.
         rates = [figures.get("learning_rate", 1.0), *(group["lr"] for group in trainer.optimizers[0].param_groups)]
@@ -144,13 +145,13 @@ class Preflight(Callback):
                 "scheduler.",
                 self.patience,
             )
-        rewards = output.batch.rewards if objective.scale_rewards == "bnpo" else torch.zeros(0)
+        rewards = output.batch.rewards if isinstance(module.advantage, BNPO) else torch.zeros(0)
         if len(outside := rewards[(rewards < -ROUNDING) | (rewards > 1 + ROUNDING)]):
             self._report(
                 "bnpo",
                 True,
-                f"A reward of {outside[0].item():.3g} lies outside [0, 1], and `objective.scale_rewards: bnpo` stops "
-                "the run at the first group whose mean does. Scale the rewards to [0, 1], or set it to group.",
+                f"A reward of {outside[0].item():.3g} lies outside [0, 1], and `model.advantage: BNPO` stops the "
+                "run at the first group whose mean does. Scale the rewards to [0, 1], or take `GroupMean`.",
             )
         gap = figures.get(SAMPLER_GAP, 0.0)
         if gap > _BEYOND_ROUNDING and module.policy is not None and not module.engine.copies_weights:

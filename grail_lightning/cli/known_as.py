@@ -29,7 +29,7 @@ model.execution.sample_ahead: async_rollout one_step_off
 model.sampling.max_response_length: max_completion_length max_new_tokens max_tokens response_length
 model.sampling.stop: stop_strings stop_sequences
 model.objective.aggregation: loss_type loss_agg_mode
-model.objective.scale_rewards: norm_adv_by_std_in_grpo scale_advantages
+model.advantage.scale: norm_adv_by_std_in_grpo scale_advantages scale_rewards
 model.objective.clip_low: epsilon clip_ratio clip_ratio_low cliprange eps_clip
 model.objective.clip_high: epsilon_high clip_ratio_high
 model.objective.ratio_cap: delta clip_ratio_c
@@ -38,7 +38,10 @@ model.objective.kl_coefficient: beta kl_coef kl_loss_coef use_kl_loss use_kl_in_
 model.objective.kl_estimator: kl_loss_type kl_penalty
 model.objective.entropy_coefficient: entropy_coeff entropy_coef
 model.objective.mask_truncated: mask_truncated_completions
-model.credit: adv_estimator advantage_estimator top_entropy_quantile
+model.credit: top_entropy_quantile
+model.advantage: adv_estimator advantage_estimator multi_objective_aggregation normalize_advantages
+model.advantage.share: objective.baseline
+model.advantage.train_equal: objective.train_equal
 model.engine: use_vllm vllm_mode vllm_server_base_url vllm_gpu_memory_utilization rollout.name
     gpu_memory_utilization
 model.optimizer: optim

@@ -18,6 +18,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.loggers import Logger
 
+from grail_lightning.advantages import AdvantageEstimator
 from grail_lightning.answers import AnswerForm
 from grail_lightning.cli.help import refuse
 from grail_lightning.cli.known_as import known_as
@@ -67,6 +68,7 @@ _KNOWN_AS = {
     "grail": " Did you mean GRAIL?",
 }
 BASES: dict[str, tuple[type, tuple[str, ...]]] = {
+    "model.advantage": (AdvantageEstimator, ("grail_lightning.advantages",)),
     "model.credit": (TokenCredit, ("grail_lightning.credit",)),
     "predictions.compare": (TokenCredit, ("grail_lightning.credit",)),
     "model.control": (CreditControl, ("grail_lightning.credit",)),

@@ -131,7 +131,7 @@ class Balanced(CreditControl):
               k \in \{\text{right}, \text{wrong}\}
 
     The sums run over the tokens of a batch on all ranks, those of truncated rollouts included. A method that praises
-    more than it blames trains better for that alone (`objective.baseline`); what is left of its gain under this control
+    more than it blames trains better for that alone (`advantage.share`); what is left of its gain under this control
     comes from the tokens. A sum that is zero, of the other sign, or less than a hundredth of the sum of absolute values
     has no such factor: its rollouts stay as they are, and the figure `unbalanced` counts it.
     """

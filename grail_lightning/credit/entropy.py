@@ -148,7 +148,7 @@ class UCAS(TokenCredit):
         penalty_scale: 0.35 in the equation, the growth of a negative advantage with certainty.
         token_penalty: 0.05 in the equation, the amount subtracted at the token of the highest logit.
         standardise: Whether ``C`` is divided by the group's standard deviation. The published code only centres it if
-            rewards are not scaled (`objective.scale_rewards: none`); its sums then differ by tens of nats.
+            rewards are not scaled (`advantage.scale: none`); its sums then differ by tens of nats.
 
     Source: arXiv 2510.10649 and its published code.
     """

@@ -74,7 +74,7 @@ class TreeAdvantage(TokenCredit):
         shrinkage: κ, the number of rewards that the value of the state before stands for; used if `own_row` is off.
         scale: c, the factor of the terms.
         standardise: Whether the terms are divided by the unbiased standard deviation of the group's rewards + 1e-4,
-            which goes with `objective.scale_rewards: group`. Without a deviation they are 0.
+            which goes with `advantage.scale: group`. Without a deviation they are 0.
         advantage: Whether the group's advantage ``A_i`` is kept; without it the terms are the whole advantage.
         state: The state: `prefix`, the tokens so far; or `numbers`, the set of numbers completed so far, where all
             tokens from one state to the next get the change between them, those after the last state the reward less
@@ -161,7 +161,7 @@ class OptimalBaseline(TokenCredit):
 
     over the rows ``j`` of the group that have a token ``t``, of an environment's answer, too, whose tokens have no
     summand. The summand is the squared norm of the gradient of a token's log-probability with respect to its logits.
-    The whole advantage is the additive stage, so `objective.scale_rewards` does not act. Positions that one row alone
+    The whole advantage is the additive stage, so `model.advantage` does not act. Positions that one row alone
     reaches have the baseline 0. Groups without an advantage have none and need no forward pass.
 
     Args:

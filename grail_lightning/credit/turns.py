@@ -152,7 +152,7 @@ class GiGPO(TokenCredit):
         discount: γ, of a turn.
         scores: Whether the environment's scores of turns are added to the rewards.
         standardise: Whether the difference is divided by the unbiased standard deviation of the returns of the state +
-            1e-4, which goes with `objective.scale_rewards: group`.
+            1e-4, which goes with `advantage.scale: group`.
 
     Source: GiGPO, arXiv 2505.10978, and its published code, where rewards are those of the environment's steps, the
     mean of the group is taken over turns, and 1e-6 is added.
@@ -195,8 +195,8 @@ class TurnRewards(TokenCredit):
     .. math:: A_{it} = R_{ik} - b, \qquad R_{ik} = \sum_{l \ge k} \gamma^{l-k} r_{il}
 
     Token ``t`` is of turn ``k``. ``r`` is what the environment's `score_turn` returned, 0 where it returned None; the
-    last turn's also has the reward of the rollout. This is the whole advantage: `objective.scale_rewards` and
-    `objective.baseline` do not act. A rollout without an environment is one turn with the reward alone.
+    last turn's also has the reward of the rollout. This is the whole advantage: `model.advantage` does not act. A
+    rollout without an environment is one turn with the reward alone.
 
     Args:
         discount: γ, of a turn.
@@ -248,7 +248,7 @@ class IGPO(TokenCredit):
               a_{<j})\Bigr)
 
     Token ``t`` is of turn ``k``. The reward of the last turn is that of the rollout. Rewards are normalised over the
-    turns of the group. This is the whole advantage: `objective.scale_rewards` and `objective.baseline` do not act. It
+    turns of the group. This is the whole advantage: `model.advantage` does not act. It
     takes one forward pass over what came before each turn, of rollouts with several turns. Rollouts without a
     reference answer keep their advantage and count as fallbacks. Without turns a rollout is one turn: the normalised
     reward.

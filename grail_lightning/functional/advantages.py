@@ -16,7 +16,7 @@ from grail_lightning.functional.tokens import running_sum
 
 Scaling = Literal["none", "group", "batch", "bnpo"]
 
-_SCALE_EPS = 1e-4
+SCALE_EPS = 1e-4
 # Rewards of one group that differ by less than this count as equal: a rounding error must not become an advantage.
 EQUAL_REWARDS = 1e-6
 _LARGEST_SCALE = 1e6
@@ -81,12 +81,12 @@ def group_advantages(
         case "none":
             advantages = centred
         case "group":
-            advantages = centred / (_unbiased_std(groups).to(centred) + _SCALE_EPS)
+            advantages = centred / (_unbiased_std(groups).to(centred) + SCALE_EPS)
         case "batch":
             if batch_std is None:
                 raise ValueError('`scale="batch"` needs `batch_std`, the std of all rewards over all ranks.')
             std = torch.as_tensor(batch_std, dtype=torch.float64).to(centred)
-            advantages = centred / (std + _SCALE_EPS)
+            advantages = centred / (std + SCALE_EPS)
         case "bnpo":
             if batch_means is None:
                 raise ValueError('`scale="bnpo"` needs `batch_means`, the mean rewards of all groups over all ranks.')
@@ -106,6 +106,25 @@ def _unbiased_std(groups: Tensor) -> Tensor:
     """``[M, 1]``: the unbiased standard deviation of the rewards of each group ``[M, G]``; 0 where it has but one."""
     squares = (groups - groups.nanmean(1, keepdim=True)).square().nansum(1, keepdim=True)
     return (squares / ((~groups.isnan()).sum(1, keepdim=True) - 1).clamp(min=1)).sqrt()
+
+
+def leave_one_out_factor(rewards: Tensor, group_size: int) -> Tensor:
+    r"""``[N]`` float64: :math:`n / (n - 1)`, from the reward less its group's mean to that less the others'.
+
+    ``n`` is the number of rows of the group that have a reward (not NaN) of ``rewards [N]``; 1 where it is below 2.
+    """
+    number = (~rewards.isnan()).double().reshape(-1, group_size).sum(1)
+    return torch.where(number > 1, number / (number - 1), 1).repeat_interleave(group_size)
+
+
+def standardised_values(values: Tensor, group_size: int) -> Tensor:
+    r"""Each column of ``values [N, K]`` relative to the group, :math:`(v - \bar v) / (s + 10^{-4})`; NaN stays NaN.
+
+    ``s`` is the unbiased standard deviation of the group's values that are not NaN, 0 for a single one.
+    """
+    groups = values.double().reshape(-1, group_size, values.shape[1]).transpose(1, 2).reshape(-1, group_size)
+    relative = (groups - groups.nanmean(1, keepdim=True)) / (_unbiased_std(groups) + SCALE_EPS)
+    return relative.reshape(-1, values.shape[1], group_size).transpose(1, 2).reshape(values.shape)
 
 
 def energy_baselines(
@@ -175,8 +194,8 @@ def beta_scale(means: Tensor, batch_means: Tensor) -> Tensor:
     outside = (everyone < -ROUNDING) | (everyone > 1 + ROUNDING)
     if outside.any():
         raise ValueError(
-            "`scale_rewards: bnpo` needs groups whose mean reward lies in [0, 1], but got "
-            f"{everyone[outside][0].item():.4g}. Scale the rewards to [0, 1], or use `scale_rewards: group`."
+            "`BNPO` needs groups whose mean reward lies in [0, 1], but got "
+            f"{everyone[outside][0].item():.4g}. Scale the rewards to [0, 1], or use `GroupMean` with `scale: group`."
         )
     if len(everyone) < 2 or everyone.var() <= _EQUAL_MEANS:
         return torch.ones_like(means)
@@ -361,7 +380,7 @@ def relative(values: Tensor, key: Tensor, counted: Tensor, *, standardise: bool 
     found, same = values[counted], key.expand_as(values)[counted]
     (total, size), std = group_sums(found, same), group_std(found, same)
     centred = found - total / size
-    scaled = centred / (std + _SCALE_EPS) if standardise else centred
+    scaled = centred / (std + SCALE_EPS) if standardise else centred
     return torch.zeros_like(values).masked_scatter(counted, scaled.masked_fill(std <= EQUAL_REWARDS, 0))
 
 

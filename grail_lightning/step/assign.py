@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from grail_lightning.advantages import AdvantageContext, AdvantageEstimator
 from grail_lightning.answers.records import AnswerSpan, Verdict
 from grail_lightning.batch import AnswerMasks, GradedBatch, RolloutBatch, cut_responses
 from grail_lightning.credit.base import (
@@ -26,10 +27,10 @@ from grail_lightning.credit.base import (
 )
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.engines.base import build_batch
-from grail_lightning.functional.advantages import EQUAL_REWARDS, energy_baselines, group_advantages, reward_ranges
 from grail_lightning.policy import Policy
+from grail_lightning.runtime.checks import Claim, check_claims, check_tensor
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.runtime.collectives import all_gather_rows, all_reduce
+from grail_lightning.runtime.collectives import all_reduce
 from grail_lightning.step.forward import Forward, Teacher
 from grail_lightning.step.loss import live_rows, loss_mask
 from grail_lightning.step.options import Objective
@@ -37,31 +38,32 @@ from grail_lightning.tasks.base import Prompt, Task, TokenText
 
 
 def compute_advantages(
-    batch: GradedBatch, group_size: int, objective: Objective, policy: Policy, context: CreditContext
+    batch: GradedBatch,
+    group_size: int,
+    estimator: AdvantageEstimator,
+    objective: Objective,
+    policy: Policy,
+    context: CreditContext,
 ) -> RolloutBatch:
-    """The batch with its rollouts' advantages ``[B]``: rewards less the baseline of the group.
-
-    Statistics of the batch are those of all ranks, and of the rows that have a reward. `objective.baseline: energy`
-    needs the policy: it weighs rewards by the squared norms of gradients.
-    """
+    """The batch with its rollouts' advantages ``[B]`` float32 by the estimator; 0 for rows without a reward."""
     _check_rewards(batch, context.step)
-    rewards, scale = batch.rewards.double(), objective.scale_rewards
-    std = means = None
-    if scale == "batch":
-        everyone = all_gather_rows(rewards[batch.scored])
-        std = everyone.std() if len(everyone) > 1 else torch.zeros(())  # Of one reward there is no advantage.
-    elif scale == "bnpo":
-        means = rewards.reshape(-1, group_size).nanmean(1)
-        means = all_gather_rows(means[~means.isnan()])
-    if objective.baseline == "energy":
-        baseline: float | Tensor = _energy_baselines(batch, group_size, objective, policy, context)
-    else:
-        baseline = float(objective.baseline)
-    even, dtype = objective.train_equal, torch.float32
-    advantages = group_advantages(
-        rewards, group_size, scale, std, means, baseline=baseline, train_equal=even, dtype=dtype
+    mask = loss_mask(batch, objective)
+    given = AdvantageContext(policy=policy, credit=context, mask=mask, row_scale=objective.row_scale(mask))
+    advantages = estimator(batch, group_size, given)
+    _check_advantages(estimator, advantages, batch)
+    return batch.with_advantages(advantages.float())
+
+
+def _check_advantages(estimator: AdvantageEstimator, advantages: Tensor, batch: GradedBatch) -> None:
+    name = f"`{type(estimator).__name__}`"
+    check_tensor(
+        f"{name} must return advantages", advantages, "floating-point", batch.rewards.shape, batch.rewards.device
     )
-    return batch.with_advantages(advantages)
+    claims = [
+        Claim(f"{name} must return finite advantages", ~advantages.isfinite(), advantages),
+        Claim(f"{name} must return 0 for rows without a reward", (advantages != 0) & ~batch.scored, advantages),
+    ]
+    check_claims(claims, "`batch.scored` tells these rows, whose `batch.rewards` are NaN.")
 
 
 def _check_rewards(batch: GradedBatch, step: int) -> None:
@@ -85,23 +87,6 @@ def trained_rows(batch: RolloutBatch) -> RolloutBatch:
     if batch.scored.all():
         return batch
     return batch.select(batch.scored.nonzero().flatten() if batch.scored.any() else torch.tensor([0]))
-
-
-def _energy_baselines(
-    batch: GradedBatch, group_size: int, objective: Objective, policy: Policy, context: CreditContext
-) -> Tensor:
-    """``[M]``: `energy_baselines`, with the energies of the tokens in the loss, in groups with different rewards."""
-    from grail_lightning.credit.measure import gradient_energies
-
-    groups, mask = batch.rewards.reshape(-1, group_size), loss_mask(batch, objective)
-    mixed = (reward_ranges(groups) > EQUAL_REWARDS).repeat_interleave(group_size) & mask.any(1)
-    with gathered(policy):
-        tokens = gradient_energies(policy, batch, context, mixed.nonzero().flatten())
-    energies = tokens.masked_fill(~mask, 0).sum(1)
-    if objective.aggregation == "grpo":  # It divides the gradient of a row by the row's length.
-        energies = energies / mask.sum(1).clamp(min=1).square()
-    pooled = all_gather_rows(batch.rewards[mixed]), all_gather_rows(energies[mixed])
-    return energy_baselines(batch.rewards, mask.any(1), group_size, *pooled)
 
 
 def assign_credit(

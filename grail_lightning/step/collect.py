@@ -29,6 +29,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from grail_lightning.advantages import AdvantageEstimator
 from grail_lightning.batch import GradedBatch, SampledBatch, join
 from grail_lightning.credit.base import TokenCredit
 from grail_lightning.engines.base import RolloutEngine
@@ -42,9 +43,12 @@ from grail_lightning.tasks.base import EARNED, Prompt, problem_id
 _PATIENCE = 2.0  # Seconds that the end of a process waits for a sampling in flight, whose thread ends with it.
 
 
-def check_engine(engine: RolloutEngine, execution: Execution, credit: TokenCredit) -> None:
+def check_engine(
+    engine: RolloutEngine, execution: Execution, credit: TokenCredit, advantage: AdvantageEstimator
+) -> None:
     """Check that the engine can sample while the policy trains, if that is asked for; and, from Python, the types."""
-    for name, given, kind in (("credit", credit, TokenCredit), ("engine", engine, RolloutEngine)):
+    given_parts: list[tuple[str, object, type]] = [("credit", credit, TokenCredit), ("engine", engine, RolloutEngine)]
+    for name, given, kind in [*given_parts, ("advantage", advantage, AdvantageEstimator)]:
         if not isinstance(given, kind):
             raise ValueError(
                 f"`{name}` must be an object, an instance of `{kind.__name__}`, but got {given!r:.80}. Call the class, "
@@ -64,11 +68,17 @@ def check_engine(engine: RolloutEngine, execution: Execution, credit: TokenCredi
 
 
 def collect(
-    prompts: list[Prompt], sampler: Sampler, ahead: Ahead, loader: Any, execution: Execution, step: int
+    prompts: list[Prompt],
+    sampler: Sampler,
+    ahead: Ahead,
+    loader: Any,
+    execution: Execution,
+    step: int,
+    estimator: AdvantageEstimator,
 ) -> tuple[GradedBatch, dict[str, float]]:
     """The graded rollouts of a training batch, and figures to log, over all ranks.
 
-    `step` is the number of optimiser steps that the policy has taken.
+    `step` is the number of optimiser steps that the policy has taken. The estimator knows which groups are dead.
     """
     for option, method in (("sample_ahead", "peek"), ("refill_rounds", "take")):
         if getattr(execution, option) and not hasattr(loader, method):
@@ -86,32 +96,37 @@ def collect(
         lambda further, number: sampler(further, training_key(step, number)),
         loader,
         execution.refill_rounds,
+        estimator.dead_groups,
     )
 
 
 def refill(
-    batch: GradedBatch, sample: Callable[[list[Prompt], int], GradedBatch], loader: Any, rounds: int
+    batch: GradedBatch,
+    sample: Callable[[list[Prompt], int], GradedBatch],
+    loader: Any,
+    rounds: int,
+    dead_groups: Callable[[GradedBatch], Tensor],
 ) -> tuple[GradedBatch, dict[str, float]]:
-    """Replace groups that are all right or all wrong, as far as `rounds` further samplings allow.
+    """Replace dead groups, such as those that are all right or all wrong, as far as `rounds` further samplings allow.
 
-    The further prompts are the training loader's next ones, so that a resumed run continues with the right prompt. The
-    criterion is correctness, not the reward: a shaped reward may differ between responses that are all right or all
-    wrong. All ranks sample the same number of times.
+    The further prompts are the training loader's next ones, so that a resumed run continues with the right prompt. All
+    ranks sample the same number of times.
 
-    `sample` is a function from prompts and the number of the round to graded groups.
+    `sample` is a function from prompts and the number of the round to graded groups; `dead_groups` is that of the
+    estimator of the advantage.
 
     Source: DAPO, arXiv 2503.14476, section 3.2.
     """
-    groups = float(len(same_verdict_groups(batch)))
+    groups = float(len(dead_groups(batch)))
     drawn, right, made = groups, float(batch.correct.sum()), 0
     while made < rounds:
-        dead = same_verdict_groups(batch).sum().to(batch.input_ids.device)
+        dead = dead_groups(batch).sum().to(batch.input_ids.device)
         if not (most := int(all_reduce(dead, "max"))):
             break
         made += 1
         fresh = sample(loader.take(most * world_size()), made)
-        drawn, right = drawn + len(same_verdict_groups(fresh)), right + float(fresh.correct.sum())
-        batch = _replace(batch, fresh)
+        drawn, right = drawn + len(dead_groups(fresh)), right + float(fresh.correct.sum())
+        batch = _replace(batch, fresh, dead_groups(batch), dead_groups(fresh))
     total = sum_by_name({"drawn": drawn, "right": right, "kept": groups})
     size = len(batch) / max(groups, 1)
     return batch, {
@@ -122,27 +137,14 @@ def refill(
     }
 
 
-def same_verdict_groups(batch: GradedBatch) -> Tensor:
-    """``[K]`` bool on the CPU: groups whose rows are all right or all wrong, in the order of the rows.
-
-    Rows without a reward are neither; a group with fewer than two others teaches nothing.
-    """
-    if not len(batch):
-        return torch.zeros(0, dtype=torch.bool)
-    number = len(torch.unique(batch.group))
-    correct, scored = (rows.cpu().reshape(number, -1) for rows in (batch.correct, batch.scored))
-    right = (correct & scored).sum(1)
-    return (right == 0) | (right == scored.sum(1))
-
-
-def _replace(batch: GradedBatch, fresh: GradedBatch) -> GradedBatch:
+def _replace(batch: GradedBatch, fresh: GradedBatch, dead: Tensor, dead_fresh: Tensor) -> GradedBatch:
     """Replace dead groups by the first of the fresh live groups, which take over their row and group numbers."""
-    places = same_verdict_groups(batch).nonzero().flatten()
-    useful = (~same_verdict_groups(fresh)).nonzero().flatten()[: len(places)]
+    places = dead.nonzero().flatten()
+    useful = (~dead_fresh).nonzero().flatten()[: len(places)]
     places = places[: len(useful)]
     if not len(places):
         return batch
-    order = torch.arange(len(batch)).reshape(len(same_verdict_groups(batch)), -1)
+    order = torch.arange(len(batch)).reshape(len(dead), -1)
     size = order.shape[1]
     new = (useful[:, None] * size + torch.arange(size)).flatten()
     order[places] = len(batch) + torch.arange(len(new)).reshape(-1, size)

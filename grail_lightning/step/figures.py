@@ -217,7 +217,7 @@ def _add_credit_at_steps(
 def effective_weights(batch: RolloutBatch, weights: TokenWeights) -> Tensor:
     """``A_it / A_i``, ``[B, T]``: the weight that an additive stage amounts to; ``w_it`` where ``A_i`` is 0.
 
-    In a wrong rollout whose group is trained on, an ``A_i`` of 0 (`objective.baseline: 0`) counts as −1.
+    In a wrong rollout whose group is trained on, an ``A_i`` of 0 (`advantage.share: 0`) counts as −1.
     """
     if weights.additive is None:
         return weights.values

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from grail_lightning.credit.distillation import SENTENCE, check_sentence
-from grail_lightning.functional.advantages import Scaling
 from grail_lightning.functional.policy_gradient import (
     Aggregation,
     Estimator,
@@ -58,12 +57,6 @@ class Objective:
 
     Attributes:
         aggregation: Aggregation of token losses: grpo, dr_grpo or dapo.
-        scale_rewards: Divisor of the advantages: none; the standard deviation of the group, or of the batch over all
-            ranks; bnpo uses the density of a Beta distribution that is fitted to the mean rewards of all groups.
-        baseline: The share of the group's mean reward that is subtracted from each reward: 1 is GRPO's, 0 trains on
-            right rollouts alone where wrong ones have the reward 0. energy weighs the group's rewards by the mean
-            squared norm of the gradients of the batch's rows with the same reward, and needs a further forward pass.
-        train_equal: Whether groups whose rewards are all equal are trained on where the baseline leaves an advantage.
         clip_low: Lower clip range of the ratio.
         clip_high: Upper clip range of the ratio; .inf is off.
         ratio_cap: Upper bound on the unclipped ratio (two-sided or dual clip); null is off.
@@ -79,9 +72,6 @@ class Objective:
     """
 
     aggregation: Aggregation = "dr_grpo"
-    scale_rewards: Scaling = "none"
-    baseline: float | Literal["energy"] = 1.0
-    train_equal: bool = False
     clip_low: float = 0.2
     clip_high: float = 0.28
     ratio_cap: float | None = None
@@ -96,19 +86,8 @@ class Objective:
 
     def __post_init__(self) -> None:
         check_options(self, "objective", kl_coefficient="[0, inf)", entropy_coefficient="[0, inf)")
-        check_options(self, "objective", aggregation=Aggregation, scale_rewards=Scaling, kl_estimator=Estimator)
+        check_options(self, "objective", aggregation=Aggregation, kl_estimator=Estimator)
         check_options(self, "objective", level=Level, surrogate=Surrogate)
-        share = None if isinstance(self.baseline, str) else self.baseline
-        if self.baseline != "energy" if share is None else not 0 <= share <= 1:
-            raise ValueError(
-                f"`objective.baseline` must lie in [0, 1] or be energy, but got {self.baseline!r}. 1 is GRPO's."
-            )
-        if self.train_equal and (share in (None, 1) or self.scale_rewards != "none"):
-            raise ValueError(
-                "`objective.train_equal` needs an `objective.baseline` below 1, since groups of equal rewards have no "
-                "advantage otherwise, and `objective.scale_rewards: none`, since they have no deviation to divide by, "
-                f"but got {self.baseline} and {self.scale_rewards}."
-            )
         one = torch.ones(1, 1)  # A trial call: `clipped_surrogate` checks the clip ranges and the cap.
         self.token_losses(one, one, one, one.bool())
 
@@ -117,6 +96,11 @@ class Objective:
         """Whether rows without an advantage have a gradient, too."""
         distils = self.distillation is not None and not self.distillation.only_positive
         return self.kl_coefficient > 0 or self.entropy_coefficient > 0 or distils
+
+    def row_scale(self, mask: Tensor) -> Tensor:
+        """``[B]`` float64: the factor of a row in the loss for its own number of tokens in it, ``mask [B, T]``."""
+        lengths = mask.sum(1).clamp(min=1).double()
+        return 1 / lengths if self.aggregation == "grpo" else torch.ones_like(lengths)
 
     def token_losses(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
         """`clipped_surrogate` with these options, ``[B, T]``."""

@@ -94,7 +94,8 @@ class AnswerTask(Task):
             if isinstance(of_one, RewardValues)
             for what, share in of_one.shares.items()
         }
-        return TaskReward(total=_weighted_sums(self.rewards, values), values=values, shares=shares)
+        weights = {reward.name: reward.weight for reward in self.rewards}
+        return TaskReward(total=_weighted_sums(self.rewards, values), values=values, weights=weights, shares=shares)
 
     def reward_values(
         self,

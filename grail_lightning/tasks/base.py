@@ -39,6 +39,8 @@ class TaskReward:
     total: Sequence[float | None]  # The reward of each response; None if nothing scores it.
     # The parts by name before weighting, which are logged; None if a part does not apply.
     values: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    # The factors of these parts in the total, by name; 1 where it is not given.
+    weights: Mapping[str, float] = field(default_factory=dict)
     # What is logged beside their means, as `rewards/<name>`: numbers of each response.
     shares: Mapping[str, Sequence[float]] = field(default_factory=dict)
 

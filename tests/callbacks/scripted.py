@@ -5,6 +5,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from grail_lightning.advantages import GroupMean
 from grail_lightning.answers import Verdict
 from grail_lightning.batch import Sampling
 from grail_lightning.credit.base import CreditContext, TokenWeights, Uniform
@@ -51,7 +52,7 @@ class Scripted(pl.LightningModule):
         self.policy_name, self.loading = "arithmetic", Loading()
         self.policy = load_policy("arithmetic").train()
         self.gradients, self.second = None, None
-        self.credit, self.control = Uniform(), None
+        self.credit, self.control, self.advantage = Uniform(), None, GroupMean()
         self.tokenizer = self.policy.tokenizer
         self.evaluation = None
         self.seen = []

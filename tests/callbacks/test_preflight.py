@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import MiniMaxConfig
 
+from grail_lightning.advantages import BNPO
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Preflight
 from grail_lightning.callbacks.preflight import stuck_share
@@ -32,11 +33,12 @@ def _warnings(fit):
     return [text for text in texts if "val_dataloader" not in text and "LeafSpec" not in text]
 
 
-def _said(say, num_prompts=2, sampling=None, make=Scripted, **objective):
+def _said(say, num_prompts=2, sampling=None, make=Scripted, advantage=None, **objective):
     """The warnings of a run of four batches with two optimiser steps each, about what is so in two of them in a row."""
     module = make(say)
     module.sampling = sampling or module.sampling
     module.objective, module.execution = configured(objective)
+    module.advantage = advantage or module.advantage
     return _warnings(lambda: run(8, Preflight(2)).fit(module, loader(*[prompts(num_prompts)] * 4)))
 
 
@@ -101,7 +103,7 @@ TOP_P = {"sampling": Sampling(max_response_length=LIMIT, top_p=0.95, top_k=50)}
             ],
         ),
         (_mixed, {"mini_batches": 8}, [["mini_batches` 8 are more than the 2 groups", "6 of 8 optimiser steps"]]),
-        (_mixed, {"scale_rewards": "bnpo", "make": Penalised}, [["A reward of -0.25 lies outside [0, 1]", "bnpo"]]),
+        (_mixed, {"advantage": BNPO(), "make": Penalised}, [["A reward of -0.25 lies outside [0, 1]", "BNPO"]]),
         (_mixed, TOP_P, [["`sampling.top_p` 0.95 and `sampling.top_k` 50"]]),
     ],
 )

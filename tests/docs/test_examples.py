@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy
 import pandas
 import pytest
 import torch
@@ -176,6 +177,16 @@ def test_a_mistake_in_a_credit_method_of_ones_own_is_told_and_another_one_keeps_
     memory = ["--model.credit=my_memory.RememberedValues", "--model.credit.limit=50"]
     _, figures = fit("my_credit", *small, *memory)
     assert figures["credit/remembered"] == 50
+
+
+def test_an_estimator_of_the_advantage_of_ones_own_trains_beside_the_median(capsys):
+    small = ["--data.num_train=64", "--data.num_val=2"]
+    rollouts, _ = fit("my_advantage", *small)
+    rewards = rollouts["reward"].to_numpy().reshape(-1, 8)
+    medians = numpy.sort(rewards, axis=1)[:, 3]  # torch takes the lower one of two in the middle
+    assert rollouts["advantage"].tolist() == pytest.approx((rewards - medians[:, None]).ravel().tolist())
+    said = fails(capsys, "fit", "--config=my_advantage.yaml", *small, "--model.advantage=GroupMena")
+    assert "Did you mean GroupMean" in said
 
 
 def test_a_data_module_of_ones_own_reads_csv_files():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas
 import pytest
 
+from grail_lightning.advantages import GroupMean
 from grail_lightning.batch import Sampling
 from grail_lightning.data import MathData
 from grail_lightning.policy.source import Loading
@@ -23,7 +24,13 @@ from tests.tool_calling_policy import END
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "trl.md").read_text()
-GROUPS = {"objective": Objective, "execution": Execution, "sampling": Sampling, "loading": Loading}
+GROUPS = {
+    "objective": Objective,
+    "advantage": GroupMean,
+    "execution": Execution,
+    "sampling": Sampling,
+    "loading": Loading,
+}
 
 
 @pytest.fixture
@@ -108,6 +115,4 @@ def test_the_program_of_the_page_makes_the_run_of_its_config():
     (train,) = data.load("train")
     assert [prompt.columns["target"] for prompt in train.prompts] == list(range(1, 17))
     assert [*names["task"].tools.by_name] == ["multiply", "climb"]
-    assert names["module"].objective == Objective(
-        aggregation="dapo", scale_rewards="group", clip_high=0.2, mask_truncated=False
-    )
+    assert names["module"].objective == Objective(aggregation="dapo", clip_high=0.2, mask_truncated=False)
