@@ -36,6 +36,8 @@ class AnswerTask(Task):
             raise ValueError(f"`compare` must be one of {', '.join(get_args(Comparison))}, but got {compare!r}.")
         self.form, self.compare = answer or Boxed(), compare
         self.evaluated = self.form.evaluated
+        if rewards is not None and not rewards:
+            raise ValueError("`rewards` must name at least one reward, but got []. Leave it out for `correctness`.")
         self.rewards = [Reward(spec) for spec in rewards or [RewardSpec(function="correctness")]]
         names = [reward.name for reward in self.rewards]
         if len(set(names)) < len(names):

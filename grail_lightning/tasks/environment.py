@@ -111,7 +111,7 @@ class EnvironmentTask(MathTask):
         self.tools = ToolSet(self.environment_class, functions, results)
         self.gives_reward, self.solved_at = hasattr(self.environment_class, "get_reward"), solved_at
         own = [RewardSpec(function="environment")] if self.gives_reward else None
-        super().__init__(instruction, system_prompt, rewards or own, answer, compare)
+        super().__init__(instruction, system_prompt, own if rewards is None else rewards, answer, compare)
         self._judges = self.gives_reward or any(reward.is_trl for reward in self.rewards)
         self.optional_columns = ("problem", "answer") if self._judges else ()
         self._asks_for_answer = instruction is None

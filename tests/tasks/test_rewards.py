@@ -177,6 +177,7 @@ MODULE = "grail_lightning.tasks.rewards"
         ({"function": "correctness", "after_retries": "skip"}, r"`after_retries` stop or none, but got .*'skip'"),
         ({"function": "correctness", "weight": math.inf}, r"`weight` of the reward `correctness` must be a finite"),
         ([RewardSpec(function="correctness")] * 2, r"`rewards` must have different names, but got \['correctness', 'c"),
+        ([], r"`rewards` must name at least one reward, but got \[\]"),
         ([{"function": "correctness"}], r"must be a list of `RewardSpec`, but got {'function'.*write their type"),
     ],
 )
