@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.answers.evaluated import unevaluated
-from grail_lightning.answers.records import AnswerSpan, AnswerVerifier, Verdict
+from grail_lightning.answers.records import UNSCORED, AnswerSpan, AnswerVerifier, Verdict
 from grail_lightning.answers.spans import Alignment, align, special_ids, unknown_ids
 from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch
 from grail_lightning.picture import as_text
@@ -67,6 +67,9 @@ def grade_and_locate(
         unknown = thread.submit(_with_unknown_tokens, batch, tokenizer)
         masks = thread.submit(lambda: answer_masks(batch, align_rows(batch, tokenizer)))
         verdicts = grade_answers(_without_calls(batch), batch.prompts, verifier)
+        for row, verdict in enumerate(verdicts):
+            if verdict.status == UNSCORED and _hangs(batch, row):  # Its judge could not be asked, by its own doing.
+                verdicts[row] = replace(verdict, status="wrong")
         for row in (rows := unknown.result()):
             verdicts[row] = replace(verdicts[row], correct=False, status="unknown_tokens", layer="none")
         rewards, values, shares = _rewards(batch, verdicts)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from grail_lightning.answers import AnswerForm
-from grail_lightning.answers.records import Verdict
+from grail_lightning.answers.records import UNSCORED, Verdict
 from grail_lightning.environments.calls import CallLimits
 from grail_lightning.environments.dialogue import CallFormat, Dialect, Encode, describe, find_dialect
 from grail_lightning.environments.episode import EpisodeLimits
@@ -182,13 +182,14 @@ class EnvironmentTask(MathTask):
         return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
     def verdict(self, prompt: Prompt) -> Verdict | None:
-        """By the environment's reward where a row has no `answer`; None compares answers."""
+        """By the environment's reward where a row has no `answer`, `unscored` without one; None compares answers."""
         if not self._judges or prompt.columns.get("answer") is not None:
             return None
         reward = prompt.columns.get(REWARD) if self.gives_reward else self._sum(prompt.columns.get(FUNCTION_REWARDS))
         solved = reward is not None and reward >= self.solved_at
-        status = "right" if solved else "wrong"
-        return Verdict(correct=solved, status=status, layer="none", gold="", prediction=str(reward))
+        status = UNSCORED if reward is None else "right" if solved else "wrong"
+        prediction = "" if reward is None else str(reward)
+        return Verdict(correct=solved, status=status, layer="none", gold="", prediction=prediction)
 
     def _sum(self, kept: Mapping[str, float | None] | None) -> float | None:
         """The weighted sum of the values of the rewards in TRL's form; None if there is none."""
