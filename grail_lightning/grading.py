@@ -181,19 +181,31 @@ def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict
                 f"{wanted} between ±{LARGEST_REWARD:g}, since advantages are float32, but got {largest:g}. Lower the "
                 "`weight` of its rewards, or divide its own `reward` by a constant."
             )
-        paid = [0.0 if value is None and _hangs(batch, row) else value for value, row in zip(total, rows, strict=True)]
-        rewards[rows] = _or_nan(paid)
+        rewards[rows] = _or_nan(total)
         for name, part in earned.values.items():
             if len(part) != len(rows):
                 raise ValueError(f"{wanted} but its part `{name}` has {len(part)}.")
             values[name][rows] = _or_nan(part)
         for name, share in earned.shares.items():
             shares[name][rows] = torch.tensor(share, dtype=torch.float64)
-    return rewards, dict(values), dict(shares)
+    return _without_praise(batch, rewards), dict(values), dict(shares)
+
+
+def _without_praise(batch: SampledBatch, rewards: Tensor) -> Tensor:
+    """The rewards ``[B]``, of which that of a rollout in which a tool hangs is at most the least of its group.
+
+    Its environment could not be asked: without a reward it would never pay, and 0 is the best of a group of penalties.
+    """
+    hanging = torch.tensor([_hangs(batch, row) for row in range(len(batch))], dtype=torch.bool)
+    group, known, paid = batch.group.cpu(), ~rewards.isnan() & ~hanging, rewards.clone()
+    for row in hanging.nonzero().flatten().tolist():
+        others = rewards[known & (group == group[row])].tolist()
+        paid[row] = min([rewards[row].nan_to_num(0.0).item(), *others])
+    return paid
 
 
 def _hangs(batch: SampledBatch, row: int) -> bool:
-    """Whether a tool of a rollout hangs, so that its environment could not be asked: it earns 0, or would never pay."""
+    """Whether a tool of a rollout hangs, so that its environment could not be asked."""
     turns = batch.episodes[row].turns[-1:] if batch.episodes else ()
     return any(call.status == "timeout" for turn in turns for call in turn.calls)
 

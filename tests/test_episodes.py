@@ -204,10 +204,12 @@ def test_a_rollout_whose_judge_has_no_opinion_is_neither_right_nor_wrong():
         raise ConnectionError("down")
 
     down = RewardSpec(function=fails, after_retries="none")
+    slow = task_of(Slow, {"tool_seconds": 1.0}, rewards=[down])
     with pytest.warns(UserWarning, match="ConnectionError: down"):
-        slow = task_of(Slow, {"tool_seconds": 1.0}, rewards=[down])
         lost = played([slow] * 2, [waits, ["<wait>60</wait>"]], rows[:2])
-    assert [verdict.status for verdict in lost.verdicts] == ["right", "wrong"], "a tool that hangs is no outage of the judge"
+    assert [verdict.status for verdict in lost.verdicts] == ["right", "wrong"], (
+        "a tool that hangs is no outage of the judge"
+    )
     with pytest.warns(UserWarning, match="ConnectionError: down"):
         lost = played([task_of(Calculator, rewards=[down])], [none], rows[:1])
     assert [verdict.status for verdict in lost.verdicts] == ["unscored"]

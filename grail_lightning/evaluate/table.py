@@ -115,7 +115,9 @@ def evaluation_table(samples: pd.DataFrame, options: TableOptions) -> str:
     averaged = parts_of({label: len(rows) for label, rows in datasets.items()})
     known = judged(samples)
     solved = {text: rows for name, text in labels.items() if len(rows := known[known["dataset"] == name])}
-    blocks = [_solved(solved, parts_of({label: len(rows) for label, rows in solved.items()}), options)] if solved else []
+    blocks = (
+        [_solved(solved, parts_of({label: len(rows) for label, rows in solved.items()}), options)] if solved else []
+    )
     if number := (samples["sample"] == 0).sum() - (known["sample"] == 0).sum():
         blocks.append(f"Left out of the accuracy: {number} problems with a response that is `unscored`.")
     blocks.append(_responses(datasets, averaged))

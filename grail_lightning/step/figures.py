@@ -122,8 +122,8 @@ def batch_figures(
 def add_rollouts(tally: Tally, batch: GradedBatch) -> None:
     """Add rewards, verdicts, lengths, and dead groups by total reward and by correctness alone.
 
-    Means of rewards are those of the rollouts that have one, and accuracy is of those that are right or wrong. `entropy_sampled` is −mean log π of the sampled tokens of
-    *all* rollouts.
+    Means of rewards are those of the rollouts that have one, and accuracy is of those that are right or wrong.
+    `entropy_sampled` is −mean log π of the sampled tokens of *all* rollouts.
     """
     lengths = batch.response_lengths
     tally.add("reward", batch.rewards)

@@ -194,7 +194,9 @@ def test_a_judge_that_is_down_lowers_no_accuracy_and_ends_no_run(down, tmp_path)
     asked = [task.prompt({"problem": f"{k}+1", "down": how, "answer": None}) for k, how in enumerate(down)]
     data = torch.utils.data.DataLoader([asked], batch_size=None)
     up = [[task.prompt({"problem": "3+1", "down": False, "answer": None})] * 2] * 2
-    made = trainer(2, *default_callbacks(), default_root_dir=tmp_path, enable_checkpointing=True, logger=board(tmp_path))
+    made = trainer(
+        2, *default_callbacks(), default_root_dir=tmp_path, enable_checkpointing=True, logger=board(tmp_path)
+    )
     made.fit(module(), torch.utils.data.DataLoader(up, batch_size=None), data)
     figures = made.callback_metrics
     assert figures["val/verdict/unscored"] == sum(down) / 2
