@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from grail_lightning.answers.records import Verdict
+from grail_lightning.answers.records import UNSCORED, Verdict
 from grail_lightning.environments.episode import Episode, one_turn
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.base import Prompt
@@ -205,6 +205,12 @@ class GradedBatch(SampledBatch):
     def scored(self) -> Tensor:
         """``[B]`` bool: rows that have a reward. The others are in no statistic of rewards and are not trained on."""
         return ~self.rewards.isnan()
+
+    @property
+    def judged(self) -> Tensor:
+        """``[B]`` bool: rows that are right or wrong. The others, which are `unscored`, are in no accuracy."""
+        known = [verdict.status != UNSCORED for verdict in self.verdicts]
+        return torch.tensor(known, dtype=torch.bool, device=self.correct.device)
 
     @property
     def rewards_in_files(self) -> list[float | None]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.answers.evaluated import unevaluated
-from grail_lightning.answers.records import AnswerSpan, AnswerVerifier, Verdict
+from grail_lightning.answers.records import UNSCORED, AnswerSpan, AnswerVerifier, Verdict
 from grail_lightning.answers.spans import Alignment, align, special_ids, unknown_ids
 from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch
 from grail_lightning.picture import as_text
@@ -67,6 +67,9 @@ def grade_and_locate(
         unknown = thread.submit(_with_unknown_tokens, batch, tokenizer)
         masks = thread.submit(lambda: answer_masks(batch, align_rows(batch, tokenizer)))
         verdicts = grade_answers(_without_calls(batch), batch.prompts, verifier)
+        for row, verdict in enumerate(verdicts):
+            if verdict.status == UNSCORED and _hangs(batch, row):  # Its judge could not be asked, by its own doing.
+                verdicts[row] = replace(verdict, status="wrong")
         for row in (rows := unknown.result()):
             verdicts[row] = replace(verdicts[row], correct=False, status="unknown_tokens", layer="none")
         rewards, parts = _rewards(batch, verdicts)
@@ -185,8 +188,7 @@ def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict
                 f"{wanted} between ±{LARGEST_REWARD:g}, since advantages are float32, but got {largest:g}. Lower the "
                 "`weight` of its rewards, or divide its own `reward` by a constant."
             )
-        paid = [0.0 if value is None and _hangs(batch, row) else value for value, row in zip(total, rows, strict=True)]
-        rewards[rows] = _or_nan(paid)
+        rewards[rows] = _or_nan(total)
         for name, part in earned.values.items():
             if len(part) != len(rows):
                 raise ValueError(f"{wanted} but its part `{name}` has {len(part)}.")
@@ -194,11 +196,25 @@ def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict
             weights[name][rows] = earned.weights.get(name, 1.0)
         for name, share in earned.shares.items():
             shares[name][rows] = torch.tensor(share, dtype=torch.float64)
-    return rewards, {"values": dict(values), "weights": dict(weights), "shares": dict(shares)}
+    parts = {"values": dict(values), "weights": dict(weights), "shares": dict(shares)}
+    return _without_praise(batch, rewards), parts
+
+
+def _without_praise(batch: SampledBatch, rewards: Tensor) -> Tensor:
+    """The rewards ``[B]``, of which that of a rollout in which a tool hangs is at most the least of its group.
+
+    Its environment could not be asked: without a reward it would never pay, and 0 is the best of a group of penalties.
+    """
+    hanging = torch.tensor([_hangs(batch, row) for row in range(len(batch))], dtype=torch.bool)
+    group, known, paid = batch.group.cpu(), ~rewards.isnan() & ~hanging, rewards.clone()
+    for row in hanging.nonzero().flatten().tolist():
+        others = rewards[known & (group == group[row])].tolist()
+        paid[row] = min([rewards[row].nan_to_num(0.0).item(), *others])
+    return paid
 
 
 def _hangs(batch: SampledBatch, row: int) -> bool:
-    """Whether a tool of a rollout hangs, so that its environment could not be asked: it earns 0, or would never pay."""
+    """Whether a tool of a rollout hangs, so that its environment could not be asked."""
     turns = batch.episodes[row].turns[-1:] if batch.episodes else ()
     return any(call.status == "timeout" for turn in turns for call in turn.calls)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
 
-import lightning.pytorch as pl
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -37,7 +36,7 @@ from grail_lightning.policy.vision import PictureTokens, load_pictures
 from grail_lightning.policy.weights import rotary_frequencies_kept
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce, world_size
-from grail_lightning.runtime.hooks import adapt_trainer
+from grail_lightning.runtime.hooks import GuardedModule, adapt_trainer
 from grail_lightning.runtime.run_folder import check_last_found
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
 from grail_lightning.step.assign import assign_credit, compute_advantages, of_whole_batch, run_credit, trained_rows
@@ -60,7 +59,7 @@ else:  # What YAML can say.
     PolicyLike = str
 
 
-class GrailModule(pl.LightningModule):
+class GrailModule(GuardedModule):
     """Trains a policy by reinforcement learning with verifiable rewards and token-level credit.
 
     Args:
@@ -206,7 +205,7 @@ class GrailModule(pl.LightningModule):
         if stage == "fit":
             check_draws(self.sampling)
             check_schedule(self.optimizer, self.scheduler, self.trainer, self.execution.steps_per_batch)
-        adapt_trainer(self.trainer)
+        adapt_trainer(self.trainer)  # Of a subclass that has `configure_callbacks` of its own, too.
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """See `torch.nn.Module.to`, by which Lightning converts to bf16-true; rotary frequencies keep their dtype."""

@@ -54,8 +54,11 @@ def test_generated_worlds_of_numbers_ask_for_values():
     assert not MathTask().evaluated
 
 
-def test_answers_that_are_compared_as_text_are_what_they_were(verifier):
-    task = MathTask(answer=Boxed(evaluated=True), compare="text")
+@pytest.mark.parametrize("compare", ["text", "exact", "relaxed"])
+def test_answers_that_are_compared_as_text_are_not_worked_out_and_are_not_asked_to_be(compare, verifier):
+    with pytest.raises(ValueError, match=rf"`compare` must be math with `evaluated: true` .* but got '{compare}'"):
+        MathTask(answer=Boxed(evaluated=True), compare=compare)
+    task = MathTask(compare=compare)
     assert _rewards(task, [r"\boxed{7+5}"] * 2, ["7+5", "12"], verifier)[1] == ["right", "wrong"]
 
 

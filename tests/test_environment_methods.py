@@ -3,11 +3,17 @@
 import signal
 import threading
 import time
+import warnings
+from dataclasses import replace
 
 import pytest
+import torch
 
+from grail_lightning.answers import Verifier
+from grail_lightning.engines.base import given_batch
 from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.tools import ToolSet
+from grail_lightning.grading import grade_and_locate
 from grail_lightning.step import episodes
 from grail_lightning.step.collect import _record
 from grail_lightning.tasks import EnvironmentTask, EpisodeLimits
@@ -15,7 +21,7 @@ from grail_lightning.tasks.base import problem_id
 from grail_lightning.tasks.rewards import RewardSpec
 from tests.environments.test_dialogue import _model
 from tests.environments.test_tools import run
-from tests.test_episodes import played, task_of
+from tests.test_episodes import POLICY, played, task_of
 from tests.tool_calling_policy import END
 from tests.written_turns import WritingEngine
 
@@ -51,8 +57,8 @@ class Room:
 
     def close(self):
         """Give back what it has."""
-        assert threading.current_thread() is not threading.main_thread()
-        self.log.append("close")
+        self.log.append("close")  # That of a task, which looks at the class, is the one that the main thread closes.
+        assert "reset" not in self.log or threading.current_thread() is not threading.main_thread()
 
 
 class Paid(Room):
@@ -68,7 +74,7 @@ class Paid(Room):
 @pytest.fixture(autouse=True)
 def _fresh():
     Room.made.clear()
-    episodes._TOLD.clear()
+    episodes._CLOSES_TOLD.clear()
 
 
 def logs():
@@ -87,7 +93,7 @@ def test_an_environment_is_closed_once_behind_its_rewards_and_is_no_tool():
     assert logs() == [["reset", "get_reward", "close"]] * 2
     assert batch.rewards.tolist() == [1 + 20.0, 2 + 30.0]
     assert [*task.tools.by_name] == ["say"]
-    assert Room.made[0].log == [] or Room.made[0].log == ["close"]
+    assert Room.made[0].log == ["close"], "that of the task"
 
 
 class Broken(WritingEngine):
@@ -145,6 +151,73 @@ def test_an_environment_whose_tool_hangs_is_closed_and_has_no_reward_outside():
     assert logs() == [["reset", "close"]] * 2
     assert batch.reward_values["said"].isnan().tolist() == [True, False]
     assert batch.prompts[1].columns["function_rewards"] == {"said": 1.0}
+
+
+def test_how_often_a_function_failed_is_known_of_one_that_reads_environments_too():
+    """The values of two calls, of which the first one fails, come together as those of a refilled batch do."""
+    asked = []
+
+    def paid(environments):
+        asked.append(len(environments))
+        if len(asked) in (1, 3):
+            raise ConnectionError("down")
+        return [1.0 for _ in environments]
+
+    for retries, shares in ((0, {"failed": 1.0, "retried": 0.0}), (1, {"failed": 0.0, "retried": 1.0})):
+        spec = RewardSpec(function=paid, after_retries="none", retries=retries, pause_seconds=0.0)
+        task = task_of(Room, {"tool_seconds": 0.3}, rewards=[spec])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rows = [{"problem": "a"}, {"problem": "b"}]
+            batch = played([task] * 2, [[SAY.format("sleep")], [END]], rows)
+        assert {name: of.tolist() for name, of in batch.reward_shares.items()} == {
+            f"paid/{what}": [share] * 2 for what, share in shares.items()
+        }
+        (kept,) = _record(batch.select(torch.tensor([1])))["columns"]
+        assert kept["function_shares"] == {"paid": shares}
+        asked[:] = [0, 0]
+        if retries:
+            once = replace(batch.prompts[1], columns={"function_shares": {"paid": {"failed": 1.0, "retried": 1.0}}})
+            assert problem_id(once) == problem_id(replace(once, columns={}))
+            values = task.trl_values([""] * 2, [once, batch.prompts[1]], {})["paid"]()
+            assert values.shares == {"failed": 0.5, "retried": 1.0}
+
+
+class Penalty(Room):
+    """It pays the number that the row names."""
+
+    def reset(self, pays=0.0, **row):
+        """Begin."""
+        self.pays = pays
+
+    def get_reward(self) -> float:
+        """A number."""
+        return self.pays
+
+
+def test_a_tool_that_hangs_is_never_the_best_of_its_group():
+    hangs = [SAY.format("sleep")]
+    format_too = [RewardSpec(function="environment"), RewardSpec(function=lambda r, _: [0.5] * len(r), name="same")]
+    for pays, rewards, expected in (
+        (-3.0, None, -3.0),
+        (2.0, None, 0.0),
+        (-3.0, format_too, -2.5),
+        (2.0, format_too, 0.5),
+    ):
+        task = task_of(Penalty, {"tool_seconds": 0.3}, rewards=rewards)
+        row = {"problem": "a", "pays": pays}
+        batch = played([task], [hangs, [END]], [row], size=2)
+        assert batch.rewards[0] == expected
+        assert batch.rewards[1] == pays + (0.5 if rewards else 0)
+
+
+def test_given_responses_of_an_environment_have_no_reward_of_one():
+    task = task_of(Paid)
+    row = task.prompt({"problem": "a", "response": "Bye."})
+    with Verifier() as verifier:
+        batch = grade_and_locate(given_batch(POLICY, [row]), verifier, POLICY.tokenizer)
+    assert batch.scored.tolist() == [False]
+    assert [verdict.status for verdict in batch.verdicts] == ["unscored"]
 
 
 def test_what_functions_gave_is_kept_with_a_batch_in_flight_and_changes_no_identity():

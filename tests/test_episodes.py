@@ -20,7 +20,7 @@ from grail_lightning.environments.episode import transcript
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import Policy
 from grail_lightning.step.episodes import play
-from grail_lightning.step.figures import Tally, add_episodes, warn_of_limits
+from grail_lightning.step.figures import Tally, add_episodes, add_rollouts, warn_of_limits
 from grail_lightning.tasks import EnvironmentTask, EpisodeLimits, MathTask
 from grail_lightning.tasks.rewards import RewardSpec
 from tests.tool_calling_policy import END, calling_policy
@@ -186,6 +186,36 @@ def test_an_environment_may_have_no_opinion_about_a_rollout():
     paid = [RewardSpec(function=name) for name in ("environment", "correctness")]
     both = played([task_of(Shy, rewards=paid)] * 2, texts, rows)
     assert both.rewards.tolist() == [2.0, 0.0], "another reward scores it"
+
+
+def test_a_rollout_whose_judge_has_no_opinion_is_neither_right_nor_wrong():
+    waits, none = ["<wait>0</wait>", f"done{END}"], [f"done{END}"]
+    rows = [{"problem": letter} for letter in "abc"]
+    batch = played([task_of(Shy), task_of(Shy), task_of(Shy, solved_at=2.0)], [waits, none, waits], rows)
+    assert [verdict.status for verdict in batch.verdicts] == ["right", "unscored", "wrong"]
+    assert batch.judged.tolist() == [True, False, True]
+    tally = Tally()
+    add_rollouts(tally, batch)
+    figures = tally.compute()
+    assert figures["accuracy"] == 1 / 2, "of two"
+    assert {figures[f"verdict/{status}"] for status in ("right", "wrong", "unscored")} == {1 / 3}
+
+    def fails(environments, **columns):
+        raise ConnectionError("down")
+
+    down = RewardSpec(function=fails, after_retries="none")
+    slow = task_of(Slow, {"tool_seconds": 1.0}, rewards=[down])
+    with pytest.warns(UserWarning, match="ConnectionError: down"):
+        lost = played([slow] * 2, [waits, ["<wait>60</wait>"]], rows[:2])
+    assert [verdict.status for verdict in lost.verdicts] == ["right", "wrong"], (
+        "a tool that hangs is no outage of the judge"
+    )
+    with pytest.warns(UserWarning, match="ConnectionError: down"):
+        lost = played([task_of(Calculator, rewards=[down])], [none], rows[:1])
+    assert [verdict.status for verdict in lost.verdicts] == ["unscored"]
+    tally = Tally()
+    add_rollouts(tally, lost)
+    assert "accuracy" not in tally.compute(), "nothing is right or wrong"
 
 
 def test_a_tool_that_hangs_ends_its_rollout_alone_and_the_order_of_answers_changes_nothing():

@@ -11,7 +11,7 @@ import yaml
 
 from grail_lightning.advantages import GroupMean
 from grail_lightning.cli.app import FitOptions
-from grail_lightning.cli.known_as import KNOWN_AS
+from grail_lightning.cli.known_as import KNOWN_AS, known_as
 from grail_lightning.cli.mistakes import BASES
 from grail_lightning.data import MathData
 from grail_lightning.policy.source import LoRA
@@ -36,6 +36,12 @@ def test_each_of_our_names_for_an_option_of_another_trainer_is_an_option(options
     ours |= {f"model.loading.lora.{field.name}" for field in dataclasses.fields(LoRA)}
     assert {*KNOWN_AS.values()} - ours == set()
     assert not {*KNOWN_AS} & ours, "ours is not answered with another"
+
+
+def test_tools_of_another_trainer_are_our_tools_and_ours_are_answered_with_nothing():
+    assert known_as("tools") == " Here it is `data.task.tools`."
+    assert known_as("environment_factory") == " Here it is `data.task.environment`."
+    assert known_as("data.train.tools") == ""
 
 
 def optional(cls):

@@ -87,8 +87,9 @@ def test_a_mixture_of_games_and_sums_trains_to_its_end(credit, tmp_path):
     outputs = ran(credit, games, tmp_path)
     played = [output.batch.episodes is not None for output in outputs]
     assert {*played} == {True, False}, "batches of either kind"
+    alive = {own for output, own in zip(outputs, played, strict=True) if output.metrics["grad_norm"] > 0}
+    assert alive == {True, False}, "batches of either kind have a gradient"
     for output, own in zip(outputs, played, strict=True):
-        assert output.metrics["grad_norm"] >= 0
         assert ("episodes/turns" in output.metrics) == own
 
 

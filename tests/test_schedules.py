@@ -112,6 +112,16 @@ def test_a_rate_that_rises_again_or_stays_at_zero_is_told(make, steps, said):
     assert bool(said) == bool(told)
 
 
+def test_what_code_of_the_users_raises_in_the_rehearsal_is_no_schedule_that_is_too_short():
+    def rate(step):
+        return {0: 1.0, 1: 0.5}[step]
+
+    ours = module(scheduler=lambda optimizer: torchs.LambdaLR(optimizer, rate))
+    with pytest.raises(ValueError, match=r"LambdaLR raised KeyError: 2 in .*rate` \(test_schedules.py, line") as raised:
+        trainer(4).fit(ours, batches(4, size=2))
+    assert "must last" not in str(raised.value)
+
+
 class Unreliable(torchs.LRScheduler):
     """One that fails in the run alone, as one does that reads a figure of the run."""
 

@@ -12,6 +12,8 @@ import torch
 from grail_lightning import default_callbacks
 from grail_lightning.answers import Verdict
 from grail_lightning.credit import CreditControl, Uniform
+from grail_lightning.data.loaders import PromptSet
+from grail_lightning.data.modules import PromptData
 from grail_lightning.engines import HFEngine
 from grail_lightning.guard import explained
 from grail_lightning.runtime.hooks import GuardedHooks
@@ -122,7 +124,7 @@ class Cursed(torch.utils.data.IterableDataset):
 
 
 @pytest.mark.parametrize("error", KINDS, ids=lambda error: type(error).__name__)
-def test_what_ends_a_process_or_a_loop_is_an_error_with_its_place_in_every_hook(error):
+def test_what_ends_a_process_or_a_loop_is_an_error_with_its_place(error):
     hooks = GuardedHooks(pl.profilers.PassThroughProfiler())
     with (
         pytest.raises(
@@ -131,6 +133,56 @@ def test_what_ends_a_process_or_a_loop_is_an_error_with_its_place_in_every_hook(
         hooks.profile("[Callback]Mine{'every': 2.5}.on_fit_end"),
     ):
         gives_up(error)
+
+
+class Data(PromptData):
+    """A data module with a hook that raises."""
+
+    def __init__(self, hook, error):
+        super().__init__(prompts_per_batch=2, eval_prompts_per_batch=2)
+        setattr(self, hook, lambda *_, **__: gives_up(error))
+
+    def load(self, split):
+        task = ArithmeticTask()
+        return [PromptSet("sums", [task.prompt({"problem": f"{k}+2"}) for k in range(4)])]
+
+
+CALLBACK_HOOKS = [
+    "setup",
+    "on_fit_start",
+    "on_sanity_check_start",
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_validation_start",
+    "on_validation_batch_end",
+    "on_validation_epoch_end",
+    "on_validation_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "on_fit_end",
+    "teardown",
+]
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), StopIteration(3)], ids=["exit", "stop"])
+@pytest.mark.parametrize(
+    ("part", "hook"),
+    [
+        *(("callback", hook) for hook in CALLBACK_HOOKS),
+        *(("data", hook) for hook in ("prepare_data", "setup", "load", "teardown")),
+    ],
+)
+def test_no_hook_of_a_run_from_python_ends_it_without_a_message(part, hook, error):
+    given = Callback(error, hook) if part == "callback" else Data(hook, error)
+    data = {"datamodule": given if part == "data" else Data("unused", error)}
+    callbacks = [given] if part == "callback" else []
+    made = trainer(2, *callbacks, val_check_interval=1, num_sanity_val_steps=1)
+    with pytest.raises(
+        ValueError, match=rf"must not raise .* raised {type(error).__name__}: . in `gives_up` \(test_us"
+    ):
+        made.fit(module(), **data)
 
 
 @pytest.mark.parametrize("error", KINDS, ids=lambda error: type(error).__name__)

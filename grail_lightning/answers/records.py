@@ -19,7 +19,14 @@ STATUSES = (
     "timeout",
     "crashed",
     "unknown_tokens",
+    "unscored",
 )
+
+UNSCORED = "unscored"
+"""The status of what is neither right nor wrong, and in no accuracy: a judge was asked, but had no opinion."""
+
+WITHOUT_VOTE = ("unevaluated", "unknown_tokens", UNSCORED)
+"""The statuses whose answers have no vote in maj@k, although there is one: it may equal an answer that is right."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +64,8 @@ class Verdict:
         status: One of `STATUSES`; all but `right` are not correct. `unevaluated`: equal to the reference, but to be
             carried out still, where the form of the answer does not allow that. `crashed`: a worker died or ran out of
             memory, or a layer has a bug (`Verifier.faults`). `unknown_tokens`: the policy sampled tokens that its
-            tokenizer does not know, whatever the answer is.
+            tokenizer does not know, whatever the answer is. `unscored`: a rollout that is judged by a reward and has
+            none; it is neither right nor wrong, and in no accuracy.
         layer: the layer that decided: string | number | structure | symbolic | math-verify | none.
         gold: the reference answer as given.
         prediction: the model's answer as given.

@@ -13,12 +13,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 from torchmetrics import MetricCollection
 
-from grail_lightning.answers.records import STATUSES
+from grail_lightning.answers.records import STATUSES, UNSCORED
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, tell_policy
 from grail_lightning.callbacks.samples import KeptSamples, samples_of, tested_batches
 from grail_lightning.data.sources import metric_name, metric_names
-from grail_lightning.evaluate.records import Sample, sample_frame, with_votes
+from grail_lightning.evaluate.records import Sample, judged, sample_frame, with_votes
 from grail_lightning.evaluate.table import TableOptions, by_column, evaluation_table
 from grail_lightning.metrics import AnswerAccuracy, MajAtK, PassAtK
 from grail_lightning.runtime.checks import check_option
@@ -241,6 +241,9 @@ class _Running:
         known = {f"{stage}/{name}": value for name, value in figures.items() if value == value}
         # Without a step Lightning would log at the number of batches, which is 0 outside of a fit.
         pl_module.log_dict(known | {"step": float(self._step)}, batch_size=1, sync_dist=world_size() > 1)
+        if len(self.samples) and math.isnan(figures["accuracy"]):
+            # `ModelCheckpoint` raises without its figure, and NaN is worse than any number to it.
+            pl_module.log(f"{stage}/accuracy", math.nan, logger=False, batch_size=1, sync_dist=world_size() > 1)
         return figures
 
     def conditions(self) -> dict[str, Any]:
@@ -275,7 +278,8 @@ def _all_figures(samples: pd.DataFrame, options: TableOptions) -> dict[str, floa
 
 def _figures(samples: pd.DataFrame, options: TableOptions) -> dict[str, float]:
     """The figures of a set of problems: means over problems, or over all responses. Every rank has all problems."""
-    correct, lengths = samples["correct"], samples["num_tokens"]
+    lengths, known = samples["num_tokens"], judged(samples)
+    right, wrong = samples["correct"], ~samples["correct"] & (samples["status"] != UNSCORED)
     metrics = MetricCollection(
         {
             "accuracy": AnswerAccuracy(sync_on_compute=False),
@@ -284,8 +288,8 @@ def _figures(samples: pd.DataFrame, options: TableOptions) -> dict[str, float]:
         },
         compute_groups=False,
     )
-    group = samples.groupby(["dataset", "index"], sort=False).ngroup()
-    columns = {"correct": correct, "group": group, "votes": samples["vote"]}
+    group = known.groupby(["dataset", "index"], sort=False).ngroup()
+    columns = {"correct": known["correct"], "group": group, "votes": known["vote"]}
     metrics.update(**{name: torch.tensor(column.to_numpy()) for name, column in columns.items()})
     return {
         **{name: float(value) for name, value in metrics.compute().items()},
@@ -294,8 +298,8 @@ def _figures(samples: pd.DataFrame, options: TableOptions) -> dict[str, float]:
         "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()),
         "completions/clipped_ratio": _mean(~samples["finished"]),
-        "completions/mean_length_right": _mean(lengths[correct]),
-        "completions/mean_length_wrong": _mean(lengths[~correct]),
+        "completions/mean_length_right": _mean(lengths[right]),
+        "completions/mean_length_wrong": _mean(lengths[wrong]),
         **{f"verdict/{status}": (samples["status"] == status).sum() / max(1, len(samples)) for status in STATUSES},
     }
 

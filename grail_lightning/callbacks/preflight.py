@@ -268,8 +268,7 @@ def stuck_share(parameters: Iterable[Tensor], learning_rate: float) -> float:
 
 
 def _parts(credit: object) -> Iterator[object]:
-    """The method, and those that it wraps."""
+    """The method, and the one that it wraps."""
     yield credit
-    for name in ("inner", "first", "second"):
-        if (wrapped := getattr(credit, name, None)) is not None:
-            yield from _parts(wrapped)
+    if (wrapped := getattr(credit, "inner", None)) is not None:
+        yield from _parts(wrapped)

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from grail_lightning.callbacks.evaluation import Evaluation
 from grail_lightning.callbacks.hooks import callbacks_of
 from grail_lightning.data.loaders import EvaluationLoader, TrainingLoader
-from grail_lightning.data.modules import PromptData, PromptLimit, check_evaluated
+from grail_lightning.data.modules import PromptData, PromptLimit, check_held_out
 from grail_lightning.data.rows import RowPrompts
 from grail_lightning.policy import check_policy
 from grail_lightning.step.options import Execution
@@ -49,8 +49,8 @@ def check_prompts(trainer: Trainer, module: GrailModule, data: PromptData, stage
     if stage == "fit" and not trainer.enable_validation:
         return
     loaders = {"predict": data.predict_dataloader, "test": data.test_dataloader}.get(stage, data.val_dataloader)()
-    evaluated = [loader.prompts for loader in loaders if isinstance(loader, EvaluationLoader) and len(loader.prompts)]
-    for prompts in evaluated:
+    held_out = [loader.prompts for loader in loaders if isinstance(loader, EvaluationLoader) and len(loader.prompts)]
+    for prompts in held_out:
         _check_beginning(module, prompts)
         # Responses that `predict` is given are not sampled.
         sampled = stage != "predict" or "response" not in prompts[0].columns
@@ -58,9 +58,9 @@ def check_prompts(trainer: Trainer, module: GrailModule, data: PromptData, stage
         check_policy(module.policy_name, module.loading, response)
         option = "evaluation.sampling.max_response_length"
         encode = module.prompt_encoder(prompts[0].task)
-        check_evaluated(prompts, encode, PromptLimit(None, module.context_length, response, option))
+        check_held_out(prompts, encode, PromptLimit(None, module.context_length, response, option))
     if sets and not data.disjoint_splits and trainer.is_global_zero and not getattr(trainer, "overfit_batches", 0):
-        _compare_splits(sets, evaluated)
+        _compare_splits(sets, held_out)
 
 
 def _check_beginning(module: GrailModule, prompts: Sequence[Prompt]) -> None:
@@ -134,8 +134,9 @@ def unequal_mini_batches(groups: int, execution: Execution, ranks: int) -> str:
     if not more:
         return ""
     divisors = [str(k) for k in range(1 + execution.split_groups, min(number, 64) + 1) if number % k == 0]
+    advice = f"Set it to one of {', '.join(divisors)}, or change" if divisors else "Change"
     return (
         f"`execution.mini_batches` {parts} deals the {number} {what} unequally: {more} of {parts} optimiser steps have "
-        f"{small + 1}, the others {small}, and all count alike. Set it to one of {', '.join(divisors)}, or change the "
-        "number of prompts a batch."
+        f"{small + 1}, the others {small}, and all count alike. {advice} the number of "
+        "prompts a batch."
     )

@@ -8,12 +8,14 @@ from collections import Counter
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from grail_lightning.answers.records import UNSCORED, Verdict
 from grail_lightning.batch import GradedBatch, Sampling
 from grail_lightning.callbacks.hooks import module_of, output_of
 from grail_lightning.callbacks.rollouts import prompt_text
 from grail_lightning.environments.episode import transcript
 from grail_lightning.evaluate.table import plain
 from grail_lightning.runtime.checks import check_option
+from grail_lightning.tasks.base import Prompt, Task
 
 _PROMPT, _RESPONSE, _ANSWER = 300, 700, 80  # Most characters that are shown of each.
 _LINES = 14  # Most lines of a text.
@@ -100,9 +102,14 @@ def response_lines(batch: GradedBatch, row: int) -> list[str]:
     return [
         *_in_margin("prompt", _shortened(prompt_text(prompt), 0, _PROMPT)),
         *_in_margin("response", _shortened(response, _RESPONSE // 2, _RESPONSE // 2)),
-        *_in_margin("answer", [answer + reference]),
+        *([] if _has_no_answer(verdict) else _in_margin("answer", [answer + reference])),
         *_in_margin("verdict", [f"{plain(verdict.status)}, {earned}, {length} tokens{end}"]),
     ]
+
+
+def _has_no_answer(verdict: Verdict) -> bool:
+    """Whether a reward has judged the rollout, of which no answer is read."""
+    return not verdict.gold and verdict.layer == "none" and verdict.status in ("right", "wrong", UNSCORED)
 
 
 def _in_margin(name: str, lines: list[str]) -> list[str]:
@@ -136,13 +143,35 @@ def remark_on(batch: GradedBatch, limit: str, most: int) -> str:
         )
     if batch.correct.any() or (len(scored) and scored.max() > scored.min()):
         return ""
-    if statuses == {"missing"}:
-        return (
-            f"None of {number} responses has an answer in the form that the task reads. Compare the responses above "
-            "with `data.task.answer`, and see whether the prompt asks for this form (`data.task.instruction`, "
-            "`few_shot`)."
-        )
-    return (
-        f"None of {number} responses is right. Compare answers and references above: if the answers are right, look at "
-        "the column of the reference and `data.task.compare`; if not, take a stronger policy or easier problems."
-    )
+    status = next(iter(statuses)) if len(statuses) == 1 else "several"
+    if status == "wrong" or status not in _REMARKS:
+        status = "wrong" if any(map(_is_compared, batch.prompts, batch.verdicts)) else "judged"
+    return _REMARKS[status].format(number=number)
+
+
+def _is_compared(prompt: Prompt, verdict: Verdict) -> bool:
+    """Whether an answer of the response is compared with a reference, rather than judged by a reward or by tests."""
+    return not _has_no_answer(verdict) and type(prompt.task).verdicts is Task.verdicts
+
+
+_REMARKS = {
+    "missing": "None of {number} responses has an answer in the form that the task reads. Compare the responses above "
+    "with `data.task.answer`, and see whether the prompt asks for this form (`data.task.instruction`, `few_shot`).",
+    "unevaluated": "None of {number} responses has an answer that is worked out: all are equal to the reference, but "
+    "could still be carried out. See whether the prompt asks for a worked-out answer, or set "
+    "`data.task.answer.evaluated: false` (docs/grading.md).",
+    "unknown_tokens": "In each of {number} responses the policy sampled tokens that its tokenizer does not know. See "
+    "whether the tokenizer is the model's own (`model.policy`).",
+    UNSCORED: "None of {number} responses was judged: the reward returned None for all of them. Look at the service or "
+    "the data that `data.task.rewards` or `get_reward` asks.",
+    **dict.fromkeys(
+        ("timeout", "crashed"),
+        "None of {number} responses could be judged: each took too long, or its process ended. See whether the machine "
+        "has free cores and memory, and look at the responses above for what takes so long (docs/grading.md).",
+    ),
+    "wrong": "None of {number} responses is right. Compare answers and references above: if the answers are right, "
+    "look at the column of the reference and `data.task.compare`; if not, take a stronger policy or easier problems.",
+    "judged": "None of {number} responses is right. Look at what judges the responses above, the tests or the reward "
+    "(`data.task.solved_at`); if it is right, take a stronger policy or easier problems.",
+}
+"""What to look at if no response is right, by the one status of all of them."""

@@ -24,7 +24,7 @@ from grail_lightning.data.loaders import EvaluationLoader
 from grail_lightning.data.rows import RowPrompts
 from grail_lightning.distributed.sharding import weights_digest
 from grail_lightning.environments.episode import episode_columns
-from grail_lightning.environments.tools import new_environment
+from grail_lightning.environments.tools import trial_environment
 from grail_lightning.evaluate.records import (
     FACTS,
     FORMAT,
@@ -172,8 +172,8 @@ def _grading(task: Task) -> dict[str, Any]:
         grading["verifier"] = f"{kind.make_verifier.__module__}.{kind.make_verifier.__qualname__}"
     if isinstance(task, EnvironmentTask):
         # What two of them have in common: others may be drawn, or a clock.
-        made, other = new_environment(task.environment), new_environment(task.environment)
-        one, two = (getattr(of, "__dict__", {}) for of in (made, other))
+        with trial_environment(task.environment) as made, trial_environment(task.environment) as other:
+            one, two = (dict(getattr(of, "__dict__", {})) for of in (made, other))
         options = {k: value for k, value in one.items() if isinstance(value, str | int | float) and value == two.get(k)}
         grading["environment"] = {"class": _class_path(made), "options": options, "calls": task.calls}
         grading["environment"] |= {"instruction": task.tool_instruction, "limits": dataclasses.asdict(task.limits)}

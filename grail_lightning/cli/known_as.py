@@ -54,7 +54,7 @@ data.eval_prompts_per_batch: per_device_eval_batch_size val_batch_size
 data.max_prompt_length: max_prompt_len
 data.overlong: filter_overlong_prompts truncation
 data.task.rewards: reward_funcs reward_weights reward_function custom_reward_function reward_model reward_fn
-data.task.environment: environment_factory tools
+data.task.environment: environment_factory
 evaluation.num_samples: num_generations_eval val_kwargs.n
 evaluation.at_start: val_before_train eval_on_start
 trainer.max_epochs: num_train_epochs total_epochs
@@ -91,6 +91,8 @@ _GROUPS = ("actor_rollout_ref", "algorithm", "actor", "rollout", "critic", "rewa
 def known_as(option: str) -> str:
     """A sentence, after a space, with our option for one of another trainer; empty if it is none that we know."""
     parts = option.split(".")
+    if option == "tools":  # At the end of a longer name it is our own.
+        return " Here it is `data.task.tools`."
     for start in range(len(parts)):
         if ours := KNOWN_AS.get(".".join(parts[start:])):
             return f" Here it is `{ours}`."

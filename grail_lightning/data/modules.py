@@ -117,7 +117,7 @@ def _leave_out_long(
     return replace(prompts, prompts=[every[number] for number in short], difficulty=difficulty)
 
 
-def check_evaluated(prompts: Sequence[Prompt], encode: Encode, limit: PromptLimit) -> None:
+def check_held_out(prompts: Sequence[Prompt], encode: Encode, limit: PromptLimit) -> None:
     """Check that all prompts of an evaluation can be answered; an accuracy without some would be of other problems."""
     lengths = {} if limit.tokens is None else long_prompts(prompts, encode, limit.tokens)
     if lengths:

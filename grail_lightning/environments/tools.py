@@ -13,8 +13,8 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
 from itertools import groupby
 from types import MethodType
@@ -324,6 +324,17 @@ def new_environment(make: Callable[[], Any]) -> Any:
     kind = getattr(make, "func", make)  # A `functools.partial` has the class as `func`.
     with _must_not_fail(f"{getattr(kind, '__name__', type(kind).__name__)}()"):
         return make()
+
+
+@contextmanager
+def trial_environment(make: Callable[[], Any]) -> Iterator[Any]:
+    """A new environment to look at, which no rollout plays; it is closed behind."""
+    made = new_environment(make)
+    try:
+        yield made
+    finally:
+        with suppress(ValueError):  # It may need what `reset` makes.
+            call_close(made)
 
 
 def _must_not_fail(name: str) -> AbstractContextManager[None]:

@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 
 from grail_lightning.answers import answer_classes, text_classes
+from grail_lightning.answers.records import UNSCORED, WITHOUT_VOTE
 from grail_lightning.runtime.files import write_whole
 from grail_lightning.tasks.base import Comparison
 
@@ -82,17 +83,25 @@ def sample_frame(samples: Iterable[Sample], num_samples: int) -> pd.DataFrame:
 def with_votes(frame: pd.DataFrame, compare: Mapping[str, Comparison]) -> pd.DataFrame:
     """The samples with the column ``vote``: equal numbers for equal answers to a problem, -1 without an answer.
 
-    Answers are equal as the task of a dataset compares them; `compare` says how, by dataset. An answer that is not
-    worked out where it has to be (`unevaluated`) has no vote, for it is equal to one that is right.
+    Answers are equal as the task of a dataset compares them; `compare` says how, by dataset. What has a status
+    of `WITHOUT_VOTE` has none: an answer that is not worked out, for one, is equal to an answer that is right.
     """
     votes = list[int]()
-    counted = frame["prediction"].mask(frame["status"] == "unevaluated", other=None)
+    counted = frame["prediction"].mask(frame["status"].isin(WITHOUT_VOTE), other=None)
     for (dataset, _), predictions in frame.assign(prediction=counted).groupby(_PROBLEM, sort=False)["prediction"]:
         if (how := compare.get(dataset, "math")) == "math":
             votes += answer_classes(list(predictions))
         else:
             votes += text_classes(list(predictions), ignore_case=how != "exact")
     return frame.assign(vote=np.array(votes, dtype=int))
+
+
+def judged(frame: pd.DataFrame) -> pd.DataFrame:
+    """The samples of the problems whose samples are all right or wrong: an `unscored` one leaves its problem out."""
+    unscored = frame["status"] == UNSCORED
+    if not unscored.any():
+        return frame
+    return frame[~unscored.groupby([frame[name] for name in _PROBLEM]).transform("any")]
 
 
 def set_digest(problems: Sequence[str]) -> str:

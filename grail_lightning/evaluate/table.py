@@ -16,6 +16,8 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
+from grail_lightning.answers.records import UNSCORED
+from grail_lightning.evaluate.records import judged
 from grail_lightning.evaluate.statistics import Floats, Interval, Share, average_interval, estimate, ratio_interval
 from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
 
@@ -111,9 +113,16 @@ def evaluation_table(samples: pd.DataFrame, options: TableOptions) -> str:
     labels = {name: label(name, options.first.get(name)) for name in samples["dataset"].unique()}
     datasets = {text: samples[samples["dataset"] == name] for name, text in labels.items()}
     averaged = parts_of({label: len(rows) for label, rows in datasets.items()})
-    blocks = [_solved(datasets, averaged, options), _responses(datasets, averaged)]
+    known = judged(samples)
+    solved = {text: rows for name, text in labels.items() if len(rows := known[known["dataset"] == name])}
+    blocks = (
+        [_solved(solved, parts_of({label: len(rows) for label, rows in solved.items()}), options)] if solved else []
+    )
+    if number := (samples["sample"] == 0).sum() - (known["sample"] == 0).sum():
+        blocks.append(f"Left out of the accuracy: {number} problems with a response that is `unscored`.")
+    blocks.append(_responses(datasets, averaged))
     for column in options.by:
-        split = {f"{labels[name]}, {column} {text}": rows for name, text, rows in by_column(samples, column)}
+        split = {f"{labels[name]}, {column} {text}": rows for name, text, rows in by_column(known, column)}
         alone = {name: {name: 1.0} for name in split}
         blocks.append(_solved(split, alone, options) if split else f"No problem has a text or number {column!r}.")
     return "\n\n".join([*blocks, "In brackets: 95 % intervals."])
@@ -167,7 +176,8 @@ def _lengths(parts: _Parts, wanted: bool | None) -> list[str]:
     totals = []
     for samples in parts.values():
         right = by_problem(samples, "correct")
-        chosen = np.full_like(right, True) if wanted is None else right == wanted
+        known = by_problem(samples, "status") != UNSCORED
+        chosen = np.full_like(right, True) if wanted is None else (right == wanted) & known
         totals.append(((by_problem(samples, "num_tokens") * chosen).sum(1), chosen.sum(1)))
     cells = [_mean_length([total]) for total in totals]
     if len(parts) > 1:

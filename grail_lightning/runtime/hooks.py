@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from grail_lightning.guard import ends_silently, explained, said, silent_end
@@ -21,6 +21,15 @@ def adapt_trainer(trainer: Trainer) -> None:
     of_run.profiler = GuardedHooks(of_run.profiler)
     # Lightning's conversion (FSDP, double) refuses the frozen records in a batch. It has no hook for this.
     trainer.precision_plugin.convert_input = lambda data: data  # type: ignore[method-assign]
+
+
+class GuardedModule(LightningModule):
+    """A module in whose runs no hook ends the run without a message, from `prepare_data` on."""
+
+    def configure_callbacks(self) -> Sequence[Callback] | Callback:
+        """Guard the hooks: no other hook that the module has is called before those of callbacks and data modules."""
+        adapt_trainer(self.trainer)
+        return super().configure_callbacks()
 
 
 class GuardedHooks:

@@ -68,7 +68,7 @@ class _Rollout:
     logprobs: list[float] | None = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     reward: float | None = None
-    function_rewards: dict[str, float | None] | None = None  # What functions gave that read the environment.
+    outside: dict[str, Any] = field(default_factory=dict)  # The columns of functions that read the environment.
     end: EndReason | None = None
 
     # Of the newest turn: its ids, its calls before and after they were run, and where it began and ended.
@@ -268,7 +268,9 @@ def _each(rollouts: Sequence[_Rollout], method: Literal["begin", "judge_turn", "
             )
 
 
-_TOLD: set[str] = set()  # What was said of a `close` that failed: the rollouts are whole, so that it ends no run.
+_CLOSES_TOLD: set[str] = (
+    set()
+)  # What was said of a `close` that failed: the rollouts are whole, so that it ends no run.
 
 
 def _close(rollouts: Sequence[_Rollout]) -> None:
@@ -278,17 +280,17 @@ def _close(rollouts: Sequence[_Rollout]) -> None:
     for (rollout, seconds), outcome in zip(made, outcomes, strict=True):
         name = f"`{type(rollout.environment).__name__}.close`"
         late = f"{name} did not return within `limits.method_seconds`, {seconds:g} seconds"
-        said = {"failed": str(outcome.value).rstrip("."), "timeout": late}.get(outcome.status)
-        if said and name not in _TOLD:
-            _TOLD.add(name)
-            warnings.warn(f"{said}. The run goes on, and further failures of it are not told.", stacklevel=2)
+        failure = {"failed": str(outcome.value).rstrip("."), "timeout": late}.get(outcome.status)
+        if failure and name not in _CLOSES_TOLD:
+            _CLOSES_TOLD.add(name)
+            warnings.warn(f"{failure}. The run goes on, and further failures of it are not told.", stacklevel=2)
 
 
 def _reward_outside(rollouts: Sequence[_Rollout]) -> None:
     """Ask the reward functions that read the environments of their task's rollouts, before these are closed."""
     for task in {id(rollout.task): rollout.task for rollout in rollouts if rollout.task}.values():
         own = [rollout for rollout in rollouts if rollout.task is task and not rollout.lost]
-        if not own or not task.reads_token_ids:
+        if not own or not task.has_trl_rewards:
             continue
         columns = [{**r.prompt.columns, **({REWARD: r.reward} if task.gives_reward else {})} for r in own]
         names = dict.fromkeys(name for row in columns for name in row)
@@ -299,8 +301,8 @@ def _reward_outside(rollouts: Sequence[_Rollout]) -> None:
             columns={name: [row.get(name) for row in columns] for name in names},
             environments=[rollout.environment for rollout in own],
         )
-        for rollout, values in zip(own, task.rewards_outside(told), strict=True):
-            rollout.function_rewards = values
+        for rollout, earned in zip(own, task.rewards_outside(told), strict=True):
+            rollout.outside = earned
 
 
 def _answer(rollouts: Sequence[_Rollout], engine: RolloutEngine) -> None:
@@ -368,4 +370,4 @@ def _earned(rollout: _Rollout) -> dict[str, Any]:
     """The columns of a rollout in an environment; None where a tool hangs."""
     task = rollout.task
     own: dict[str, Any] = {REWARD: rollout.reward} if task and task.gives_reward else {}
-    return own | ({FUNCTION_REWARDS: rollout.function_rewards} if task and task.reads_token_ids else {})
+    return own | ({FUNCTION_REWARDS: None} | rollout.outside if task and task.has_trl_rewards else {})

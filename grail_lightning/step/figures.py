@@ -122,16 +122,16 @@ def batch_figures(
 def add_rollouts(tally: Tally, batch: GradedBatch) -> None:
     """Add rewards, verdicts, lengths, and dead groups by total reward and by correctness alone.
 
-    Means of rewards are those of the rollouts that have one. `entropy_sampled` is −mean log π of the sampled tokens of
-    *all* rollouts.
+    Means of rewards are those of the rollouts that have one, and accuracy is of those that are right or wrong.
+    `entropy_sampled` is −mean log π of the sampled tokens of *all* rollouts.
     """
     lengths = batch.response_lengths
     tally.add("reward", batch.rewards)
     tally.add("reward_std", batch.rewards, "std")
     tally.add("rewards/unscored", ~batch.scored)
-    tally.add("accuracy", batch.correct)
-    tally.add("frac_reward_zero_std", _in_dead_group(batch, batch.rewards))
-    tally.add("frac_correct_zero_std", _in_dead_group(batch, batch.correct.float()))
+    tally.add("accuracy", batch.correct[batch.judged])
+    tally.add("frac_reward_zero_std", _in_dead_group(batch, batch.rewards, batch.scored))
+    tally.add("frac_correct_zero_std", _in_dead_group(batch, batch.correct.float(), batch.scored & batch.judged))
     for kind in ("mean", "min", "max"):
         tally.add(f"completions/{kind}_length", lengths, kind)
     tally.add("completions/clipped_ratio", ~batch.finished)
@@ -233,11 +233,11 @@ def _as_mean(value: float | Mean, rows: int) -> Mean:
     return Mean(0.0, 0) if math.isnan(value) else Mean(value * rows, rows)
 
 
-def _in_dead_group(batch: GradedBatch, values: Tensor) -> Tensor:
-    """``[B]`` bool: rows in whose group all rows that have a reward have the same entry of ``values [B]``."""
+def _in_dead_group(batch: GradedBatch, values: Tensor, counted: Tensor) -> Tensor:
+    """``[B]`` bool: rows in whose group all rows that are ``counted [B]`` have the same entry of ``values [B]``."""
     _, place = torch.unique(batch.group, return_inverse=True)
     low, high = (
-        values.scatter_reduce(0, place, values.masked_fill(~batch.scored, none), how, include_self=False)
+        values.scatter_reduce(0, place, values.masked_fill(~counted, none), how, include_self=False)
         for how, none in (("amin", torch.inf), ("amax", -torch.inf))
     )
     return (high - low <= EQUAL_REWARDS)[place]  # There are at most as many groups as rows.

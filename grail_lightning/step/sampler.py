@@ -29,8 +29,8 @@ def training_key(step: int, sampling: int = 0) -> SeedKey:
     """The key of the random numbers of a training batch, sampled ahead or not.
 
     The policy will have taken `step` optimiser steps when the batch trains, or fewer if the one before trains nothing
-    (`sample_ahead`). `sampling` is 0, or the number of the
-    further sampling that replaces groups that are all right or all wrong.
+    (`sample_ahead`). `sampling` is 0, or the number of the further sampling that replaces groups that are all right or
+    all wrong.
     """
     return "train", step, sampling
 
@@ -114,15 +114,15 @@ class Sampler:
         return graded
 
 
-_TOLD: WeakSet[Policy] = WeakSet()  # The policies of whose unknown tokens a warning has told.
+_POLICIES_TOLD: WeakSet[Policy] = WeakSet()  # The policies of whose unknown tokens a warning has told.
 
 
 def _warn_of_unknown_tokens(batch: GradedBatch, policy: Policy) -> None:
     """Warn once, on the rank that sampled them, of tokens that the policy's tokenizer does not know."""
     rows = [row for row, verdict in enumerate(batch.verdicts) if verdict.status == "unknown_tokens"]
-    if not rows or policy in _TOLD:
+    if not rows or policy in _POLICIES_TOLD:
         return
-    _TOLD.add(policy)
+    _POLICIES_TOLD.add(policy)
     sampled = torch.unique(batch.response_ids[batch.response_mask])
     ids = sorted(unknown_ids(policy.tokenizer, sampled.tolist()))
     named = ", ".join(map(str, ids[:5])) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")

@@ -69,6 +69,11 @@ def check_schedule(
     schedule, rates = make_schedule(optimizer), list[float]()
 
     def explain(error: BaseException) -> str:
+        if place := users_place(error):  # It is no end of a schedule, but a fault of this code.
+            return (
+                f"`scheduler` must not fail, but {type(schedule).__name__} raised {said(error)} in {place}, after "
+                f"optimiser step {len(rates):,} of a rehearsal without a model."
+            )
         return (
             f"`scheduler` must last for the {num_steps:,} optimiser steps of the run ({limit}), but "
             f"{type(schedule).__name__} raised {said(error).rstrip('.')}, after optimiser step {len(rates):,}. Set its "

@@ -38,11 +38,21 @@ class AnswerTask(Task):
         self.evaluated = self.form.evaluated
         if rewards is not None and not rewards:
             raise ValueError("`rewards` must name at least one reward, but got []. Leave it out for `correctness`.")
+        if self.evaluated and compare != "math":
+            raise ValueError(
+                "`compare` must be math with `evaluated: true` of the answer's form, since only numbers are worked "
+                f"out, but got {compare!r}. Leave out one of them (docs/grading.md)."
+            )
         self.rewards = [Reward(spec) for spec in rewards or [RewardSpec(function="correctness")]]
         names = [reward.name for reward in self.rewards]
         if len(set(names)) < len(names):
             raise ValueError(f"`rewards` must have different names, but got {names}. Give one of them a `name`.")
-        self.reads_token_ids = any(reward.is_trl for reward in self.rewards)
+        self.reads_token_ids = self.has_trl_rewards
+
+    @property
+    def has_trl_rewards(self) -> bool:
+        """Whether one of the rewards has TRL's form."""
+        return any(reward.is_trl for reward in self.rewards)
 
     def check_length(self, max_response_length: int) -> None:
         """Check that no overlong penalty is 0 for all responses of at most this length."""

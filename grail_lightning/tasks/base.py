@@ -100,7 +100,8 @@ class Prompt:
 LARGEST_REWARD = 1.7e38
 REWARD = "environment_reward"  # The column with what `get_reward` returned; rewards can ask for it.
 FUNCTION_REWARDS = "function_rewards"  # The column with what functions of TRL's form gave for an environment, by name.
-EARNED = (REWARD, FUNCTION_REWARDS)  # Columns of a rollout rather than of its problem.
+FUNCTION_SHARES = "function_shares"  # The column with what is logged of their calls, by name.
+EARNED = (REWARD, FUNCTION_REWARDS, FUNCTION_SHARES)  # Columns of a rollout rather than of its problem.
 
 
 def response_group(prompt: Prompt) -> object:

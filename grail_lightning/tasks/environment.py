@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 from abc import ABC
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from grail_lightning.answers import AnswerForm
-from grail_lightning.answers.records import Verdict
+from grail_lightning.answers.records import UNSCORED, Verdict
 from grail_lightning.environments.calls import CallLimits
 from grail_lightning.environments.dialogue import CallFormat, Dialect, Encode, describe, find_dialect
 from grail_lightning.environments.episode import EpisodeLimits
-from grail_lightning.environments.tools import ResultFormat, ToolSet, call_close, check_columns, new_environment
+from grail_lightning.environments.tools import ResultFormat, ToolSet, check_columns, trial_environment
 from grail_lightning.picture import Picture, PictureEncoder
 from grail_lightning.tasks.answered import MathTask
-from grail_lightning.tasks.base import FUNCTION_REWARDS, REWARD, Comparison, Prompt
+from grail_lightning.tasks.base import FUNCTION_REWARDS, FUNCTION_SHARES, REWARD, Comparison, GradedAnswer, Prompt
 from grail_lightning.tasks.import_path import import_function
-from grail_lightning.tasks.rewards import Rewards, RewardSpec, TRLRollouts, Values
+from grail_lightning.tasks.rewards import Rewards, RewardSpec, RewardValues, TRLRollouts, Values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -112,7 +111,7 @@ class EnvironmentTask(MathTask):
         self.gives_reward, self.solved_at = hasattr(self.environment_class, "get_reward"), solved_at
         own = [RewardSpec(function="environment")] if self.gives_reward else None
         super().__init__(instruction, system_prompt, own if rewards is None else rewards, answer, compare)
-        self._judges = self.gives_reward or any(reward.is_trl for reward in self.rewards)
+        self._judges = self.gives_reward or self.has_trl_rewards
         self.optional_columns = ("problem", "answer") if self._judges else ()
         self._asks_for_answer = instruction is None
         self.tool_instruction = describe(self.tools.schemas) if tool_instruction is None else tool_instruction
@@ -171,30 +170,59 @@ class EnvironmentTask(MathTask):
         ids: Sequence[Sequence[int]] | None = None,
     ) -> dict[str, Callable[[], Values]]:
         """What was kept of each rollout: the functions are called by `rewards_outside`, when environments are there."""
-        kept = [prompt.columns.get(FUNCTION_REWARDS) or {} for prompt in prompts]
-        names = [reward.name for reward in self.rewards if reward.is_trl]
-        return {name: partial(list, [own.get(name) for own in kept]) for name in names}
+        kept, shares = (
+            [prompt.columns.get(column) or {} for prompt in prompts] for column in (FUNCTION_REWARDS, FUNCTION_SHARES)
+        )
 
-    def rewards_outside(self, rollouts: TRLRollouts) -> list[dict[str, float | None]]:
-        """The values of the rewards in TRL's form for each rollout, by name, which read the environments' states."""
+        def values(name: str) -> RewardValues:
+            made = RewardValues([own.get(name) for own in kept])
+            made.shares = _means([own[name] for own in shares if name in own])
+            return made
+
+        return {reward.name: partial(values, reward.name) for reward in self.rewards if reward.is_trl}
+
+    def reward_values(
+        self,
+        texts: Sequence[str],
+        prompts: Sequence[Prompt],
+        verdicts: Sequence[GradedAnswer],
+        lengths: Sequence[int] | None = None,
+        ids: Sequence[Sequence[int]] | None = None,
+    ) -> dict[str, Values]:
+        """See `AnswerTask`. A response that was given was played in no environment, whose reward is then None."""
+        known = [replace(p, columns={REWARD: None, **p.columns}) if self.gives_reward else p for p in prompts]
+        return super().reward_values(texts, known, verdicts, lengths, ids)
+
+    def rewards_outside(self, rollouts: TRLRollouts) -> list[dict[str, Any]]:
+        """The columns that each rollout gets of the rewards in TRL's form, which read the environments' states."""
         started = {reward.name: reward.start_trl(rollouts) for reward in self.rewards if reward.is_trl}
         values = {name: finish() for name, finish in started.items()}
-        return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+        shares = {name: dict(of.shares) for name, of in values.items() if isinstance(of, RewardValues) and of.shares}
+        told = {FUNCTION_SHARES: shares} if shares else {}
+        return [
+            {FUNCTION_REWARDS: dict(zip(values, r, strict=True))} | told for r in zip(*values.values(), strict=True)
+        ]
 
     def verdict(self, prompt: Prompt) -> Verdict | None:
-        """By the environment's reward where a row has no `answer`; None compares answers."""
+        """By the environment's reward where a row has no `answer`, `unscored` without one; None compares answers."""
         if not self._judges or prompt.columns.get("answer") is not None:
             return None
         reward = prompt.columns.get(REWARD) if self.gives_reward else self._sum(prompt.columns.get(FUNCTION_REWARDS))
         solved = reward is not None and reward >= self.solved_at
-        status = "right" if solved else "wrong"
-        return Verdict(correct=solved, status=status, layer="none", gold="", prediction=str(reward))
+        status = UNSCORED if reward is None else "right" if solved else "wrong"
+        prediction = "" if reward is None else str(reward)
+        return Verdict(correct=solved, status=status, layer="none", gold="", prediction=prediction)
 
     def _sum(self, kept: Mapping[str, float | None] | None) -> float | None:
         """The weighted sum of the values of the rewards in TRL's form; None if there is none."""
         own = ((reward.weight, (kept or {}).get(reward.name)) for reward in self.rewards)
         known = [weight * value for weight, value in own if value is not None]
         return math.fsum(known) if known else None
+
+
+def _means(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each share over the rollouts, which may be those of several calls."""
+    return {what: math.fsum(own[what] for own in shares) / len(shares) for what in (shares[0] if shares else ())}
 
 
 class _Stateless:
@@ -206,7 +234,5 @@ class _Stateless:
 
 def _class_of(environment: Callable[[], Any]) -> type:
     """The class of what a factory makes, of which one is made to see."""
-    made = new_environment(environment)
-    with suppress(ValueError):  # It may need what `reset` makes.
-        call_close(made)
-    return type(made)
+    with trial_environment(environment) as made:
+        return type(made)

@@ -10,7 +10,7 @@ those of the dataset's rows, and
 - ``lengths``: generated tokens, the end token included.
 
 These replace columns of the same name. A function gets only the columns that its signature names, unless it takes
-``**columns``. The reward of response ``i`` is ``Σ_k weight_k · value_ki``. Accuracy depends on the verifier alone.
+``**columns``. The reward of response ``i`` is ``Σ_k weight_k · value_ki``. Accuracy depends on the verdict alone.
 
 A function in TRL's form ``(prompts, completions, completion_ids, environments, **columns)`` is taken, too. It is known
 by these names, of which it may leave out some, and gets all of them by name.

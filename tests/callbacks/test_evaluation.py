@@ -6,12 +6,14 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
+from grail_lightning import default_callbacks
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation, LastCheckpoint
 from grail_lightning.data.loaders import PromptSet, TrainingLoader
-from grail_lightning.tasks import ArithmeticTask
+from grail_lightning.tasks import ArithmeticTask, EnvironmentTask
 from grail_lightning.tasks.rewards import RewardSpec
 from tests.callbacks.scripted import LIMIT, Scripted, board, box, loader, prompts, run, scalars
+from tests.runs import module, trainer
 
 
 def _right_for(problems_and_samples):
@@ -169,3 +171,34 @@ def test_outside_of_a_fit_figures_stand_at_the_step_of_the_policy_and_it_is_said
     assert "--ckpt_path last" not in caplog.text
     assert [step for step, _ in scalars(fit)["val/accuracy"]] == [0, 4, 4]
     assert [step for step, _ in scalars(later)["test/accuracy"]] == [4, 0]
+
+
+class Judged:
+    """An environment whose judge is asked by `get_reward`, and is down for some problems."""
+
+    def reset(self, problem, down, **columns):
+        self.down = down
+
+    def look(self) -> str:
+        """Look around."""
+        return "nothing"
+
+    def get_reward(self):
+        return None if self.down else 1.0
+
+
+@pytest.mark.filterwarnings("ignore:.*of the rollouts", "ignore:All .* groups", "ignore:`Preflight`")
+@pytest.mark.parametrize("down", [(False, True), (True, True)])
+def test_a_judge_that_is_down_lowers_no_accuracy_and_ends_no_run(down, tmp_path):
+    task = EnvironmentTask(Judged)
+    asked = [task.prompt({"problem": f"{k}+1", "down": how, "answer": None}) for k, how in enumerate(down)]
+    data = torch.utils.data.DataLoader([asked], batch_size=None)
+    up = [[task.prompt({"problem": "3+1", "down": False, "answer": None})] * 2] * 2
+    made = trainer(
+        2, *default_callbacks(), default_root_dir=tmp_path, enable_checkpointing=True, logger=board(tmp_path)
+    )
+    made.fit(module(), torch.utils.data.DataLoader(up, batch_size=None), data)
+    figures = made.callback_metrics
+    assert figures["val/verdict/unscored"] == sum(down) / 2
+    assert figures["val/accuracy"].nan_to_num(-1) == (-1 if all(down) else 1), "NaN is never the best"
+    assert ("val/accuracy" in scalars(tmp_path)) == (not all(down)), "no plot has NaN"

@@ -10,11 +10,12 @@ from grail_lightning.advantages import BNPO
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Preflight
 from grail_lightning.callbacks.preflight import stuck_share
+from grail_lightning.callbacks.prompt_checks import unequal_mini_batches
 from grail_lightning.data import ArithmeticData, MathData
 from grail_lightning.engines import HFEngine
 from grail_lightning.module import GrailModule
 from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer
-from grail_lightning.step.options import Objective
+from grail_lightning.step.options import Execution, Objective
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.rewards import RewardSpec
 from tests import runs
@@ -285,3 +286,11 @@ def test_the_difference_between_sampler_and_trainer_is_measured():
     said = _warnings(lambda: runs.trainer(1, Preflight(), same).fit(runs.module(), runs.batches(1)))
     assert not [text for text in said if GAP in text]
     assert 0 <= same.outputs[0].metrics["sampling/sampling_logp_difference/mean"] < roundings(100, torch.float32)
+
+
+def test_a_number_of_rollouts_that_nothing_divides_is_told_without_an_empty_list():
+    """67 is prime, so that no number of mini-batches up to 64 deals it evenly."""
+    execution = Execution(mini_batches=4, split_groups=True, group_size=67)
+    remark = unequal_mini_batches(1, execution, 1)
+    assert "deals the 67 rollouts of a batch unequally" in remark
+    assert remark.endswith("all count alike. Change the number of prompts a batch.")

@@ -13,6 +13,7 @@ from grail_lightning.callbacks.progress import BatchProgressBar
 from grail_lightning.callbacks.responses import first_rows, remark_on, response_lines
 from grail_lightning.picture import with_pictures
 from grail_lightning.policy import load_policy
+from grail_lightning.tasks import CodeTask, EnvironmentTask
 from grail_lightning.tasks.base import Prompt
 from tests import runs
 from tests.batches import graded, in_turns
@@ -179,6 +180,60 @@ def test_what_all_responses_lack_is_one_line_with_what_to_look_at(texts, changes
         start, *rest = said.split(" .* ")
         assert remark.startswith(start)
         assert all(part in remark for part in rest)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "named"),
+    [
+        (("unevaluated",), "`data.task.answer.evaluated"),
+        (("unknown_tokens",), "tokenizer"),
+        (("timeout",), "machine"),
+        (("crashed",), "machine"),
+        (("unscored",), "None for all"),
+        (("capped",), "`data.task.compare`"),
+        (("wrong", "timeout"), "`data.task.compare`"),
+    ],
+)
+def test_the_remark_names_what_the_status_of_all_responses_points_to(statuses, named):
+    batch = _batch([box(0)] * 2)
+    each = zip(batch.verdicts, statuses * (2 // len(statuses)), strict=True)
+    batch = batch.replace(verdicts=[replace(verdict, status=status) for verdict, status in each])
+    remark = remark_on(batch, "limit", 24)
+    assert named in remark
+    assert ("`data.task.compare`" in remark) == (named == "`data.task.compare`")
+
+
+class Asks:
+    """An environment that pays nothing."""
+
+    def reset(self, **row):
+        """Begin."""
+
+    def look(self) -> str:
+        """Look around."""
+        return "nothing"
+
+    def get_reward(self):
+        """None at all."""
+        return 0.25
+
+
+def test_a_rollout_that_a_reward_judges_has_no_answer_to_compare():
+    """A reward is no answer, and a program is not compared with its reference."""
+    task = EnvironmentTask(Asks)
+    prompt = task.prompt({"problem": "Go.", "answer": None})
+    batch = _batch(["One.", "Two."])
+    paid = [replace(prompt, columns=prompt.columns | {"environment_reward": reward}) for reward in (0.25, None)]
+    batch = batch.replace(prompts=paid, verdicts=[task.verdict(own) for own in paid])
+    for row, status in enumerate(("wrong", "unscored")):
+        lines = response_lines(batch, row)
+        assert not [line for line in lines if line.startswith("answer")]
+        assert lines[-1].startswith(f"verdict   {status}, ")
+    assert "`data.task.solved_at`" in remark_on(batch, "limit", 24)
+    code = CodeTask()
+    program = replace(prompt, task=code)
+    batch = _batch([box(0)] * 2).replace(prompts=[program] * 2)
+    assert "`data.task.compare`" not in remark_on(batch, "limit", 24)
 
 
 def test_the_remark_is_the_last_line_below_the_responses(capsys):

@@ -4,7 +4,7 @@ import pytest
 
 from grail_lightning.data import Curriculum, FewShot, MathData
 from grail_lightning.data.loaders import PromptSet
-from grail_lightning.data.modules import PromptLimit, check_evaluated, long_prompts
+from grail_lightning.data.modules import PromptLimit, check_held_out, long_prompts
 from grail_lightning.policy import encode_prompt, load_tokenizer
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import Prompt
@@ -112,9 +112,9 @@ def test_an_evaluation_leaves_nothing_out(tmp_path):
     data.setup("validate")
     (loader,) = data.val_dataloader()
     assert len(loader.prompts) == 2
-    check_evaluated(loader.prompts, as_bytes, PromptLimit(None, 31, 10))
+    check_held_out(loader.prompts, as_bytes, PromptLimit(None, 31, 10))
     with pytest.raises(ValueError, match=r"1 of 2 .*: line 2 \(21 tokens\)\. .* An evaluation leaves no problem out"):
-        check_evaluated(loader.prompts, as_bytes, PromptLimit(None, 30, 10))
+        check_held_out(loader.prompts, as_bytes, PromptLimit(None, 30, 10))
 
 
 def test_without_a_tokenizer_the_limit_is_not_applied_and_that_is_told(tmp_path):

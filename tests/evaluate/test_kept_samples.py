@@ -196,6 +196,25 @@ def test_samples_belong_to_the_options_of_environments_and_sandboxes():
     assert _grading(limited) != _grading(Trusted())
 
 
+class Licensed(Game):
+    """A game with something that has to be given back."""
+
+    lent = 0
+
+    def __init__(self):
+        Licensed.lent += 1
+
+    def close(self):
+        """Give it back."""
+        Licensed.lent -= 1
+
+
+def test_environments_that_are_made_to_see_their_options_are_closed():
+    task = EnvironmentTask(environment=Licensed)
+    assert _grading(task)["environment"]["class"].endswith("Licensed")
+    assert Licensed.lent == 0
+
+
 def test_the_same_weights_and_problems_in_other_places_are_continued(undisturbed, interrupted):
     ours = module()
     ours.policy_name = str(Path(grail_lightning.__file__).parent / "assets" / "arithmetic")

@@ -114,6 +114,21 @@ def test_an_answer_that_is_not_worked_out_has_no_vote_although_it_equals_a_right
     assert tuple(with_votes(sample_frame(samples, 2), {"d": "math"})["vote"]) == (-1, 0)
 
 
+def test_a_problem_with_an_unscored_sample_is_in_no_accuracy_and_in_every_length():
+    """`b` has two problems, of which one is left out; `c` has none left."""
+    known = _problem("b", 0, (1, 0, 0), level=1)
+    silent = [_problem(name, 1, (1, 1, 0), statuses=("right", "right", "unscored"), level=1) for name in "bc"]
+    options = TableOptions(pass_at=(1, 2), maj_at=(3,), by=("level",))
+    table = evaluation_table(pd.concat([known, *silent], ignore_index=True), options)
+    solved, left_out, responses, by_level, _ = table.split("\n\n")
+    alone = evaluation_table(known, options).split("\n\n")
+    assert (solved, by_level) == (alone[0], alone[2])
+    assert left_out == "Left out of the accuracy: 2 problems with a response that is `unscored`."
+    of_b = _rows(responses)["b"]
+    assert [of_b[name].split()[0] for name in ("mean tokens", "of right", "of wrong")] == ["20.0", "10.0", "30.0"]
+    assert evaluation_table(silent[1], options).startswith("Left out of the accuracy: 1 problems")
+
+
 def test_problems_are_whole_and_in_order_whatever_the_order_of_their_samples():
     samples = [sample(index=index, sample=k, num_tokens=10 * index + k) for index in (1, 0, 2) for k in (2, 0, 1)]
     again = sample(index=0, sample=1, num_tokens=99)  # Of a sample that is there twice the first one counts.

@@ -106,14 +106,14 @@ class ServerClient:
         except (aiohttp.ClientError, OSError) as error:
             number = getattr(error, "errno", None)
             raise ServerGone(os.strerror(number) if number else str(error) or type(error).__name__) from None
-        said = f"status {status}: {' '.join(text.split())[:300]}"
+        answered = f"status {status}: {' '.join(text.split())[:300]}"
         if status in (408, 425, 429, 503):
-            raise _ServerBusy(said)
+            raise _ServerBusy(answered)
         # vLLM answers 500 to a call of a method that its workers lack; to ask again would not help.
         if status >= 500 and "has no attribute" not in text:
-            raise ServerGone(said)
+            raise ServerGone(answered)
         if not 200 <= status < 300:
-            refused = f"{self.url} refused {path} ({said})."
+            refused = f"{self.url} refused {path} ({answered})."
             if path == "/collective_rpc":
                 refused += f" It takes weights if it is started with this command: {self.command}."
             if status in (401, 403):
