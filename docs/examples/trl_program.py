@@ -16,7 +16,9 @@ from grail_lightning.tasks.rewards import RewardSpec
 SYSTEM = {"role": "system", "content": "Use the tools."}
 rows = [{"prompt": [SYSTEM, {"role": "user", "content": "Help me."}], "target": target} for target in range(1, 17)]
 
-task = EnvironmentTask(House, tools=[multiply], rewards=[arrived, RewardSpec(function=few_calls, weight=0.05)])
+task = EnvironmentTask(
+    House, tools=[multiply], rewards=[arrived, RewardSpec(function=few_calls, weight=0.05)], solved_at=0.5
+)
 module = GrailModule(
     "Qwen/Qwen3-0.6B",
     sampling=Sampling(max_response_length=512),

@@ -138,6 +138,17 @@ class EnvironmentTask(MathTask):
             made.between([[Picture(Image.new("RGB", (64, 64)))]])  # A template that does not show it is refused.
         return made
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> str:
+        """A remark where the sum of several rewards is compared with a `solved_at` that a solution may not reach."""
+        parts = [f"`{reward.name}`" for reward in self.rewards if reward.is_trl]
+        judged = not self.gives_reward and any(prompt.columns.get("answer") is None for prompt in prompts)
+        if not judged or len(parts) < 2 or self.solved_at != 1:
+            return ""
+        return (
+            f"Accuracy counts a rollout from a weighted sum of {', '.join(parts)} of 1 on (`task.solved_at`), which a "
+            "solution may not reach. Set `task.solved_at` to what a rollout earns at least that solves its problem."
+        )
+
     def check_columns(self, columns: Collection[str]) -> None:
         """Check that the data has the columns that the rewards ask for."""
         super().check_columns({*columns, REWARD, "environments"})

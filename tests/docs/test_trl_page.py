@@ -84,6 +84,20 @@ def test_the_example_runs_from_its_config(capsys):
 
 
 @pytest.mark.usefixtures("_beside_the_examples")
+def test_a_sum_of_rewards_that_a_solution_may_not_reach_is_told():
+    """A visitor on the right floor earns 1, less 0.05 for each call."""
+    from trl_environment import House, arrived, few_calls
+
+    paid = [arrived, RewardSpec(function=few_calls, weight=0.05)]
+    row = {"prompt": [{"role": "user", "content": "Help."}], "target": 6}
+    for options, rewards, told in (({}, paid, True), ({"solved_at": 0.5}, paid, False), ({}, paid[:1], False)):
+        task = EnvironmentTask(House, rewards=rewards, **options)
+        remark = task.check_prompts([task.prompt(row)])
+        assert ("sum of `arrived`, `few_calls` of 1 on (`task.solved_at`)" in remark) == told
+        assert task.check_prompts([task.prompt(row | {"answer": "6"})]) == ""
+
+
+@pytest.mark.usefixtures("_beside_the_examples")
 def test_the_example_pays_for_the_floor_and_for_few_calls():
     from trl_environment import House, arrived, few_calls, multiply
 
