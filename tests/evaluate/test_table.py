@@ -109,6 +109,12 @@ def test_answers_vote_as_the_task_compares_them(compare, predictions, votes):
     assert tuple(with_votes(sample_frame(samples, len(samples)), {"d": compare})["vote"]) == votes
 
 
+@pytest.mark.parametrize("status", ["unknown_tokens", "unscored"])
+def test_what_can_not_be_right_whatever_its_answer_is_has_no_vote(status):
+    samples = [sample(prediction="12", status=status), sample(sample=1, prediction="12", status="right")]
+    assert with_votes(sample_frame(samples, 2), {})["vote"].tolist() == [-1, 0]
+
+
 def test_an_answer_that_is_not_worked_out_has_no_vote_although_it_equals_a_right_one():
     samples = [sample(prediction="7+5", status="unevaluated"), sample(sample=1, prediction="12", status="right")]
     assert tuple(with_votes(sample_frame(samples, 2), {"d": "math"})["vote"]) == (-1, 0)
