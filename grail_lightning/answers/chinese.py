@@ -28,9 +28,16 @@ _WORDS = dict.fromkeys(_LEFT_OUT, "") | {
 _WORD = re.compile("|".join(sorted(_WORDS, key=len, reverse=True)))
 _DIGITS = {character: value for value, character in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2}
 _POWERS = {"十": 10, "百": 100, "千": 1000, "万": 10**4, "亿": 10**8}
-_NUMERAL = "[零〇一二两三四五六七八九十百千万亿]"
+_KILO = "(?![米克瓦])"  # `6千米` are 6 km
+_NUMERAL = f"(?:千{_KILO}|[零〇一二两三四五六七八九十百万亿])"
 _SPELLED = re.compile(rf"(负)?(?:({_NUMERAL}+)分之({_NUMERAL}+)|({_NUMERAL}+))")
-_SCALED = re.compile(r"(?<![0-9.])([0-9]+(?:\.[0-9]+)?)\s*([千万亿百]+)")
+_SCALED = re.compile(rf"(?<![0-9.])([0-9]+(?:\.[0-9]+)?)\s*((?:千{_KILO}|[万亿百])+)")
+# What names the value behind it: `最大值为 8`, `面积是 8`.
+_NAMED = re.compile(
+    "^(?:(?:因此|所以|故|则|答|解)[:,]?)?(?:[其它]的?)?"
+    "(?:最大值|最小值|极大值|极小值|取值|数值|值|结果|面积|体积|周长|表面积|长度|长|宽|高|半径|直径|距离|概率|总数|个数|人数|种数|总和|和|差|积|商|余数|公差|公比|斜率|共有|一共有|共|有)?"
+    r"(?:等于|为|是|有)\s*(?=[-+]?[0-9\\$])"
+)
 _LETTERS = re.compile(r"[\u3007\u4e00-\u9fff]")
 
 
@@ -39,6 +46,7 @@ def translated(text: str) -> str:
     if not _LETTERS.search(text):
         return text
     text = re.sub(r"\\text\{([^{}]*[\u4e00-\u9fff][^{}]*)\}", r" \1 ", text)
+    text = _NAMED.sub("", text.strip())
     text = _SCALED.sub(_multiplied, text)
     text = _SPELLED.sub(_number, text)
     text = _WORD.sub(lambda word: _WORDS[word[0]], text)

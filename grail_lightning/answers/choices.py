@@ -4,7 +4,7 @@ import re
 
 # A choice, and behind it that it is right, or what is chosen, in which there is no second answer.
 _CHOICE = re.compile(
-    r"(?:\\text\{)?(?:(?:[Tt]he )?(?:[Cc]orrect |[Ff]inal )?(?:[Oo]ption|[Cc]hoice|[Aa]nswer):? ?(?:is:? )?)?"
+    r"(?:\\text\{)?(?:(?:[Tt]he )?(?:[Cc]orrect |[Ff]inal |[Rr]ight )?(?:[Oo]ption|[Cc]hoice|[Aa]nswer):? ?(?:is:? )?)?"
     r"\(?([A-E])(?:[).:]|\}|(?= is )|$)\s*\}?\s*"
     r"(?:(?:\\text\{)?\s*is (?:correct|right|true|the (?:correct |right |best )?(?:answer|choice|option))\}?|"
     r"(?:(?!.*\bor\b|is\b)(?:[0-9]|\\\$|\\frac|\\sqrt|\\text\{[a-z ]|(?<= )[a-z]|(?<=\))[a-z]{3})[^A-Z(,;=]*)?)"
@@ -21,8 +21,14 @@ _REJECTED = re.compile(
 )
 
 
+# `The correct option is C`: this `is` says nothing of a choice before it.
+_CHOSEN = re.compile(
+    r"^(?:\\text\{)?(?:[Tt]he )?(?:[Cc]orrect |[Ff]inal |[Rr]ight )?(?:[Oo]ption|[Cc]hoice|[Aa]nswer) is\b"
+)
+
+
 def _choice(prediction: str) -> str | None:
-    found = None if _REJECTED.search(prediction) else _CHOICE.fullmatch(prediction)
+    found = None if _REJECTED.search(_CHOSEN.sub("", prediction)) else _CHOICE.fullmatch(prediction)
     return found[1] if found else None
 
 

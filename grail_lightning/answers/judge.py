@@ -19,7 +19,7 @@ from grail_lightning.answers.compare import LAYERS, Conventions, Formulas, Undec
 from grail_lightning.answers.named import by_axis, labelled, named_values, unnamed_items
 from grail_lightning.answers.normalise import CACHED_CHARACTERS, TEXT, normalise, string_key
 from grail_lightning.answers.parse import Node, letters, negated, number
-from grail_lightning.answers.quantity import NOTHING, Said
+from grail_lightning.answers.quantity import NOTHING, Said, agree
 from grail_lightning.answers.records import text_key
 from grail_lightning.answers.relations import (
     determinant,
@@ -149,7 +149,7 @@ class _Comparison(Formulas):
             return by_name
         gold, other = finite_set(gold), finite_set(other)
         match gold, other:
-            case Atom(), Atom() if same_unit and gold.said.kind != other.said.kind:
+            case Atom(), Atom() if same_unit and not agree(gold.said, other.said, missing=False):
                 return False
             case Atom(), Atom():
                 return self.leaves(gold, other)

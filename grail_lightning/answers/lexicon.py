@@ -59,7 +59,9 @@ TYPED_UNITS = UNITS | _names("typed")
 """The name that stands for all names of a unit, by the singular; `TYPED_UNITS` has those in upright type, too."""
 SYMBOLS = _words_of["symbols"]
 AMBIGUOUS = {names[0]: frozenset(names[1:]) for names in _FOUND["ambiguous"]}
-COUNTED, DESCRIBING, UNCOUNTABLE = (_words_of[name] for name in ("counted", "describing", "uncountable"))
+COUNTED, PLURAL, DESCRIBING, UNCOUNTABLE = (
+    _words_of[name] for name in ("counted", "plural", "describing", "uncountable")
+)
 TOTALS, QUALIFIERS = (frozenset(map(" ".join, _FOUND[name])) for name in ("totals", "qualifiers"))
 MONTHS = tuple("january february march april may june july august september october november december".split())  # noqa: SIM905
 CARDINALS = {word: value for value, word in enumerate(_FOUND["cardinals"][0])}

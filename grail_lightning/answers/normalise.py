@@ -43,7 +43,7 @@ GREEK = frozenset(_GREEK_LETTERS.values()) - {"pi"}  # those that are no number
 # Characters with the command of each.
 _NAMED = (
     "∞infty √sqrt ≤le ⩽le ≦le ≥ge ⩾ge ≧ge ≠ne ±pm ∓mp ∪cup ∩cap ∖setminus ∅emptyset ∈in ≈approx ∠angle ∥parallel "
-    "⟂perp ⊥perp ≡equiv ⟨langle ⟩rangle ‖| …ldots"
+    "△triangle ∆triangle ⟂perp ⊥perp ≡equiv ⟨langle ⟩rangle ‖| …ldots"
 )
 _SYMBOLS = str.maketrans(
     {letter: rf"\{name} " for letter, name in _GREEK_LETTERS.items()}
@@ -164,7 +164,7 @@ _BEFORE = [
     ("**", r"(?<=[\w)}])\*\*(?=[\w({\\-])", "^"),  # a power in a programming language
     ("*", r"^\s*\*+([A-Za-z ]+)\*+(?=\s*:)", r"\1"),
     (":=", r":=", "="),
-    ("*", r"^\s*\*+(?=[^*])|\*\*|(?<=[^*])\*+\s*$", ""),  # bold type of Markdown
+    ("*", r"^\s*\*+(?=[^*])|\*\*|(?<=[^*^])\*+\s*$", ""),  # bold type of Markdown
     ("__", r"(?<![\w}])__(?=\S)|(?<=[^\s_])__(?![\w{])", ""),
     ("...", r"(?<=[,+*<=-])\s*\.{3,}", r"\\ldots "),
     ("x", r"(?<=\d)\s*x\s*(?=10\^)", "*"),

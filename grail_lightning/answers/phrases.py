@@ -21,11 +21,19 @@ _CHANGED = re.compile(
     r"\b(?:more|less|fewer|greater|times|third|quarter|part|question|step|case|option|or|and|exercise|problem|between|around|nearly|almost)\b",
     re.IGNORECASE,
 )
+_THEN = r"(?:therefore|thus|then|hence|now)\b"
 # Up to a verb that ends the upright type or, for the phrase that all use, that stands inside of it.
 _INTRODUCTION = re.compile(
-    rf"\\text\{{\s*(?:(?P<inside>{_RESULT}\s+(?:is|are)\s*[:,]?\s(?=[^\s}}]))"
-    r"|(?:(?:so|thus|hence|therefore)\s*,?|[A-Za-z][A-Za-z ,']*?(?:\s(?:is|are|equals|equal to)|\s*:))"
+    rf"\\text\{{\s*(?:(?P<inside>{_RESULT}\s+(?:is|are)(?:\s{_THEN})?\s*[:,]?\s(?!{_THEN})(?=[^\s}}]))"
+    rf"|(?:(?:so|thus|hence|therefore)\s*,?|[A-Za-z][A-Za-z ,']*?(?:\s(?:is|are|equals|equal to)(?:\s{_THEN})?|\s*:))"
     r"\s*:?\s*\}\s*(?=\S))",
+    re.IGNORECASE,
+)
+# Whose the number is: `She has 27`, `We get 15`.
+_OWNER = re.compile(
+    r"^(?P<type>\\text\{)?\s*(?:(?:so|thus|hence|therefore),?\s)?(?:(?:he|she|it|they|we|you|I|one)\s"
+    r"(?:(?:will\s)?(?:have|need|get|take|pay|obtain)|has|needs|gets|takes|pays|paid|spent|earned|costs|equals)"
+    r"|(?:so|thus|hence|therefore),?)(?:\s(?:exactly|that))?(?:\s*(?P<end>\})\s*|\s)(?=[0-9]|\\\$|\\frac)",
     re.IGNORECASE,
 )
 _THUS = re.compile(r"^\\text\{\s*(?:so|thus|hence|therefore)\s*\}\s*,\s*(?=\S)", re.IGNORECASE)
@@ -44,11 +52,21 @@ _SENTENCE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _VERB = re.compile(r"(?:\\text\{)?\s*(?:the|this|it)\s(?:[a-z]+\s){0,3}?(converges|diverges)\.?\s*\}?", re.IGNORECASE)
+# What follows is an end of the values, or near the value.
+_BOUND = (
+    r"\b(?:at (?:least|most)|up to|above|below|over|under|beyond|near|nearly|almost|close to|bounded by|within"
+    r"|starting (?:at|from))\s*\}?\s*$"
+)
 # A denial, a comparison or a calculation, or at the beginning a bound or a part of what follows.
 _DENIAL = re.compile(
     r"\b(?:not?|never|nor|neither|cannot|false|wrong|incorrect|unless|if|whether|than|opposite|negative|minus|plus|reciprocal|half|twice|double|triple|impossible|invalid"
-    r"|rejected|excluded|extraneous|undefined|guess|maybe|perhaps|possibly)\b"
-    r"|n't|\bof (?:the |my )?(?:\w+ )?(?:answer|result|solution)s?\b"
+    r"|rejected|excluded|extraneous|undefined|guess|maybe|perhaps|possibly|candidate|mistake|error|typo|trap|negation"
+    r"|assum(?:e|ing)|suppos(?:e|ing)|imagine|let|exceeds|none|nobody|nothing|hardly|barely"
+    r"|squared|cubed|logarithm|add(?:s|ed|ing)?|subtract(?:s|ed|ing)?|divid(?:e|es|ed|ing)|multipl(?:y|ies|ied|ying))\b"
+    r"|\bits (?:square|cube|inverse|conjugate|complement|square root|cube root)\b"
+    rf"|{_BOUND}"
+    r"|n't|\bof (?:the |my )?(?:\w+ )?(?:answers?|results?|solution)\b"
+    r"|(?<!number )(?<!sum )(?<!product )\bof (?:the |my )?(?:\w+ )?solutions\b"
     r"|^(?:\\text\{)?\s*(?:at (?:least|most)|(?:less|more|fewer|greater) than|(?:everything )?except)\b",
     re.IGNORECASE,
 )
@@ -65,6 +83,7 @@ _ENVIRONMENT = re.compile(
 )
 _SAID_RIGHT = re.compile(
     r"(?<=\S)\s*(?:\\text\{)?\s*\bis (?:correct|right|true|the (?:correct |final )?(?:answer|solution))\s*\}?\.?$"
+    r"|(?<=\S)\s*(?:\\text\{|(?<=\s))\s*\(?Q\.?E\.?D\.?\)?\s*\}?$"
 )
 _BECAUSE = re.compile(r"(?<=\S)\s*,?\s*\\text\{\s*,?\s*(?:because|since)\b.*$", re.DOTALL)
 _SYSTEM = re.compile(r"\s*\\left\s*\\\{(.*)\\right\s*\.\s*", re.DOTALL)
@@ -123,6 +142,7 @@ def without_phrases(text: str) -> str:
         text = text[: remark.start()]
     if (reason := _BECAUSE.search(text)) is not None and not _REFUSAL.search(reason[0]):
         text = text[: reason.start()]
+    text = _OWNER.sub(lambda owner: "" if owner["end"] or not owner["type"] else owner["type"], text)
     text = _THUS.sub("", _SAID_RIGHT.sub("", text))
     text = _SEVERAL_TYPES.sub(lambda phrase: phrase[0] if _DENIAL.search(phrase[0]) else "", text)
     phrase = _INTRODUCTION.match(text)
@@ -164,7 +184,9 @@ _DECLARED = re.compile(
     r"[\s,]*(?:\\text\{[\s,]*(?:where|for|with)?(?: some| any| all| every)?\s*\}|\b(?:where|for)\b)?\s*"
     r"\(?([a-z]\s*\\in\s*\\mathbb\{[A-Z]\})\)?$"
 )
+_POSITIVE = re.compile(r"\\mathbb\{N\}(?:\^\{?[+*]\}?|_\{?\+\}?)")
 _WITHOUT = re.compile(r"(\\mathbb\{[A-Z]\})\s*-\s*\\\{")
+_FIGURE = re.compile(r"(?:\\text\{\s*)(triangle|angle)\s*\}\s*(?=[A-Z]{3}(?![A-Za-z]))")
 _ENDS = re.compile(r"\\angle\s?([A-Z])([A-Z])([A-Z])(?![A-Za-z])|(?<![0-9.])\\overline\{([A-Z])([A-Z])\}")
 _REVERSED = re.compile(r"([\[\]])([^\[\]()]+,[^\[\]()]+)([\[\]])")
 _CHOOSE_RAISED = re.compile(r"(?<![A-Za-z\\])([CA])_\{?([0-9]+)\}?\^\{?([0-9]+)\}?")
@@ -194,7 +216,10 @@ def with_one_spelling(text: str) -> str:
     if r"\mathbb" in text:
         text = _DECLARED.sub(r",\1", text)
         text = _WITHOUT.sub(r"\1\\setminus \\{", text).replace(r"\mathbb{Z}_{>0}", r"\mathbb{Z}^+")
+        text = _POSITIVE.sub(r"\\mathbb{Z}^+", text)
         text = _REALS.sub(lambda found: _HALF_LINES[(found[1] or found[2]).replace(" ", "")], text)
+    if "triangle" in text or "angle" in text:
+        text = _FIGURE.sub(r"\\\1 ", text)
     if r"\angle" in text or r"\overline" in text:
         text = _ENDS.sub(_by_ends, text)
     if r"\hat" in text or r"\vec" in text:

@@ -14,6 +14,7 @@ from grail_lightning.answers.lexicon import (
     COUNTED,
     DESCRIBING,
     MONTHS,
+    PLURAL,
     QUALIFIERS,
     SYMBOLS,
     TOTALS,
@@ -88,15 +89,15 @@ _FACTOR = re.compile(r"([a-z$%°?]+)\.?(?:\^?\{?(-?[1-9])\}?)?")
 _MEGA = re.compile(r"\bM(?=[WmgVAJNL]\b)")
 _IN_WORDS = {
     **{"degree of freedom": "df", "degrees of freedom": "df"},
-    **{"light year": "lightyear", "nautical mile": "nauticalmile"},
+    **{"light year": "lightyear", "nautical mile": "nauticalmile", "fluid ounce": "floz", "fl oz": "floz"},
 }
 _POWER_WORDS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3, "cu": 3}
 # What else is a product of other units.
 _DERIVED = {
-    **{"j": "kg*m^2*s^-2", "n": "kg*m*s^-2", "w": "kg*m^2*s^-3", "pa": "kg*m^-1*s^-2", "kj": "kn*m"},
+    **{"j": "kg*m^2*s^-2", "n": "kg*m*s^-2", "w": "kg*m^2*s^-3", "pa": "kg*m^-1*s^-2", "kj": "kn*m", "cc": "cm^3"},
     **{"hz": "s^-1", "mph": "mi*h^-1", "kph": "km*h^-1"},
 }
-_PER = re.compile(r"\s*/\s*|\s+per\s+(?:each\s+|every\s+|an?\s+|the\s+)?|(?<=[a-z])\s+(?:an?|every)\s+")
+_PER = re.compile(r"\s*/\s*|(?:^|\s+)per\s+(?:each\s+|every\s+|an?\s+|the\s+)?|(?<=[a-z])\s+(?:an?|every)\s+")
 _ARTICLE = re.compile(r"\b(?:the|an?)\s+")
 
 
@@ -147,6 +148,8 @@ def _noun_key(text: str) -> str | None:
     """A counted noun and what describes it, in the singular: `red apple`."""
     *before, last = _ARTICLE.sub("", text).split() or [""]
     if singular(last) not in COUNTED or not all(word in DESCRIBING or word in COUNTED for word in before):
+        return None
+    if last in PLURAL and not before:
         return None
     return " ".join([*before, singular(last)])
 

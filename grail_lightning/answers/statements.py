@@ -26,7 +26,7 @@ _DATES = [
     )
 ]
 _CONGRUENCE = re.compile(
-    r"(?:(?P<left>.+?)\\equiv)?\s*(?P<residue>-?[0-9]+)\s*,?\s*\(?\s*\\?(?:text\{\s*\(?)?\s*\\?p?mod\s*\}?\s*\{?\s*(?P<modulus>[0-9]+)\s*\}?\s*\)?\}?",
+    r"(?:(?P<left>.+?)\\equiv)?\s*(?P<residue>-?[0-9]+)\s*,?\s*\(?\s*\\?(?:text\{\s*\(?)?\s*\\?[bp]?mod\s*\}?\s*\{?\s*(?P<modulus>[0-9]+)\s*\}?\s*\)?\}?",
     re.ASCII,
 )
 _SYMMETRIC = re.compile(
@@ -142,7 +142,9 @@ def _symmetric(text: str) -> tuple[str, frozenset[str]] | None:
 
 
 _DECLARED = re.compile(r"(?<![A-Za-z\\])([a-z])\s*\\in\s*(\\mathbb\{[A-Z]\}(?:[\^_]\{?[+*0-9]\}?)?|\\mathbb [A-Z])")
-_FUNCTION = re.compile(r"([A-Za-z]'?)\(([a-z](?:,[a-z])*)\)\s*=(?!.*=)")
+_VARIABLE = r"(?:[a-z]|\\(?:theta|phi|alpha|beta|omega|tau)(?![a-z]))"
+_FUNCTION = re.compile(rf"(?P<head>[A-Za-z]'?)\(\s?(?P<of>{_VARIABLE}\s?(?:,\s?{_VARIABLE}\s?)*)\)\s*=(?!.*=)")
+_SEQUENCE = re.compile(r"([A-Za-z])_\{?([i-n])\}?\s*=(?!.*=)")
 _INDEX = re.compile(r"\\(?:sum|prod)_\{([a-z])=|\\\{\(?([a-z])(?:\\in[^:|]*?)?(?::|\\mid|\|)|d([a-z])$")
 _LETTER = re.compile(r"\\text\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z]")
 
@@ -150,20 +152,25 @@ _LETTER = re.compile(r"\\text\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z]")
 def as_named(gold: str, other: str) -> str:
     """The answer with each letter that both sides declare in the same way called as in the reference."""
     declared = "\\" in gold and "\\" in other
-    if not declared and not (")=" in gold and ")=" in other):
+    if not declared and not any(sign in gold and sign in other for sign in (")=", "_")):
         return other
     pairs = [*zip(_DECLARED.finditer(gold), _DECLARED.finditer(other), strict=False)]
     renames = {theirs[1]: ours[1] for ours, theirs in pairs if ours[2] == theirs[2]}
     ours, theirs = _FUNCTION.match(gold), _FUNCTION.match(other)
-    if ours and theirs and ours[1] == theirs[1] and len(ours[2]) == len(theirs[2]):
-        renames |= zip(theirs[2].split(","), ours[2].split(","), strict=True)
+    if ours and theirs and ours["head"] == theirs["head"]:
+        variables = [[letter.strip() for letter in side["of"].split(",")] for side in (theirs, ours)]
+        renames |= zip(*variables, strict=True) if len(variables[0]) == len(variables[1]) else ()
+    ours, theirs = _SEQUENCE.match(gold), _SEQUENCE.match(other)
+    if ours and theirs and ours[1] == theirs[1]:
+        renames[theirs[2]] = ours[2]
     ours, theirs = _INDEX.search(gold), _INDEX.search(other)
     if ours and theirs and ours.lastindex == theirs.lastindex:
         renames[theirs[theirs.lastindex or 0]] = ours[ours.lastindex or 0]
     renames = {old: new for old, new in renames.items() if old != new}
     if not renames or len(set(renames.values())) < len(renames):
         return other
-    used = {letter for letter in _LETTER.findall(other) if len(letter) == 1}
+    used = {letter for letter in _LETTER.findall(other) if re.fullmatch(_VARIABLE, letter)}
     if used & {*renames.values()} - renames.keys() or {"e", "d"} & {*renames, *renames.values()}:
         return other
-    return _LETTER.sub(lambda letter: renames.get(letter[0], letter[0]), other)
+    # A space keeps `\theta` and `\sin` apart from the letter behind it.
+    return _LETTER.sub(lambda letter: f" {renames[letter[0]]} " if letter[0] in renames else letter[0], other)
