@@ -15,8 +15,9 @@ from grail_lightning.functional.policy_gradient import (
     Estimator,
     Level,
     Surrogate,
+    check_cap,
+    check_clip,
     clipped_surrogate,
-    sampler_correction,
 )
 from grail_lightning.runtime.checks import check_options
 
@@ -109,8 +110,7 @@ class Objective:
                 "advantage otherwise, and `objective.scale_rewards: none`, since they have no deviation to divide by, "
                 f"but got {self.baseline} and {self.scale_rewards}."
             )
-        one = torch.ones(1, 1)  # A trial call: `clipped_surrogate` checks the clip ranges and the cap.
-        self.token_losses(one, one, one, one.bool())
+        check_clip(self.clip_low, self.clip_high, self.ratio_cap, self.surrogate)
 
     @property
     def trains_all_rows(self) -> bool:
@@ -176,8 +176,7 @@ class Execution:
         if self.max_grad_norm is not None:
             check_options(self, "execution", max_grad_norm="(0, inf)")
         if (cap := self.decided_cap) is not None:
-            one = torch.ones(1, 1)
-            sampler_correction(one, one, cap)  # It checks the cap.
+            check_cap(cap)
         if self.sample_ahead and self.sampler_cap is None:
             raise ValueError(
                 "`execution.sampler_cap` must be set with `execution.sample_ahead`, whose rollouts come from the "
