@@ -10,8 +10,8 @@ import torch
 import yaml
 
 from grail_lightning.cli.app import FitOptions
+from grail_lightning.cli.classes import BASES
 from grail_lightning.cli.known_as import KNOWN_AS
-from grail_lightning.cli.mistakes import BASES
 from grail_lightning.data import MathData
 from grail_lightning.policy.source import LoRA
 from grail_lightning.tasks import CodeTask, EnvironmentTask, MathTask
