@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from grail_lightning.cli import mistakes as choices_of_options
+from grail_lightning.cli import classes as choices_of_options
 from grail_lightning.cli.app import ALWAYS_ON, GrailCLI, run
 
 PLACE = "<!-- options -->"

@@ -11,8 +11,8 @@ import yaml
 
 from grail_lightning.advantages import GroupMean
 from grail_lightning.cli.app import FitOptions
+from grail_lightning.cli.classes import BASES
 from grail_lightning.cli.known_as import KNOWN_AS, known_as
-from grail_lightning.cli.mistakes import BASES
 from grail_lightning.data import MathData
 from grail_lightning.policy.source import LoRA
 from grail_lightning.tasks import CodeTask, EnvironmentTask, MathTask

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from grail_lightning.cli.app import FitOptions
-from grail_lightning.cli.config_files import expand_configs, not_followed
+from grail_lightning.cli.config_files import expand_configs
 from grail_lightning.credit import OARGradient
 from grail_lightning.runtime.run_folder import RunFolder
 from tests.shell import built, fails
@@ -95,22 +95,3 @@ def test_a_file_that_several_build_on_is_read_once(tmp_path):
 
 def test_a_method_without_a_model_is_one_line(capsys):
     assert "`model.policy` must be given" in fails(capsys, "fit", "--config=configs/published/grail.yaml")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "config: base.yaml # of all\nseed_everything: 1",
-        "seed_everything: 1\nconfig: 'base.yaml'\ntrainer: {}",
-        "config: >-\n  base.yaml\nseed_everything: 1",
-        "config: base{1}.yaml\n",
-        "{config: base.yaml, seed_everything: 1}",
-        "config: [a.yaml, b.yaml]",
-        "config:\nseed_everything: 1",
-        "model: {config: base.yaml}",
-    ],
-)
-def test_a_base_that_the_parser_must_not_follow_is_a_list_and_all_else_as_it_was(text):
-    before, after = yaml.safe_load(text), yaml.safe_load(not_followed(text))
-    named = before.get("config")
-    assert after == before | ({"config": [named]} if isinstance(named, str) else {})

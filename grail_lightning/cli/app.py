@@ -34,7 +34,7 @@ from grail_lightning.callbacks.export import check_steps_left
 from grail_lightning.callbacks.hooks import fast_dev_run
 from grail_lightning.callbacks.preflight import check_folders
 from grail_lightning.callbacks.progress import BatchProgressBar
-from grail_lightning.cli.config_files import expand_configs, not_followed, replace_lists
+from grail_lightning.cli.config_files import as_arguments, merged
 from grail_lightning.cli.help import answer
 from grail_lightning.cli.mistakes import mistakes_in_one_line, option_error
 from grail_lightning.cli.run_files import SaveRunConfig, keep_tables
@@ -81,10 +81,6 @@ class _Parser(LightningArgumentParser):
             args = [re.sub(r"(?<=^--)([\w.]+)=None$", r"\1=null", arg) for arg in args]
         return super().parse_args(args, *more, **options)
 
-    def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
-        """Parse a config file; `expand_configs` has put those on which it builds before it, each of them once."""
-        return super().parse_string(not_followed(content), *args, **kwargs)
-
 
 class GrailCLI(LightningCLI):
     """LightningCLI with the callbacks of every run, in which the command line takes precedence over a checkpoint."""
@@ -118,10 +114,11 @@ class GrailCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments; a ValueError if one is wrong."""
         assert isinstance(args, list)
+        options, rest = merged(args)
         try:
-            self.config = parser.parse_args([*replace_lists(args)])
+            self.config = parser.parse_args(as_arguments(options, rest))
         except ArgumentError as error:
-            raise ValueError(option_error(error, self.known_options)) from error
+            raise ValueError(option_error(error, self.known_options, options)) from error
         # That is how jsonargparse reads, and prints, a `null` for an option of a class within a class.
         for name in [name for name, value in self.config.items() if value == "None"]:
             self.config[name] = None
@@ -213,7 +210,7 @@ def run(cli: type[CLI], args: Sequence[str] | None = None) -> CLI:
         GrailModule,
         LightningDataModule,
         subclass_mode_data=True,
-        args=expand_configs(arguments),
+        args=arguments,
         parser_class=_Parser,
         seed_everything_default=0,
         auto_configure_optimizers=False,
@@ -259,7 +256,7 @@ class FitOptions:
         if self._cli is None:
             self._cli = run(_ParsedOnly, ["fit", *arguments])
         else:
-            self._cli.parse_arguments(self._cli.parser, expand_configs(["fit", *arguments]))
+            self._cli.parse_arguments(self._cli.parser, ["fit", *arguments])
             self._cli.before_instantiate_classes()
         options: Namespace = self._cli.config.fit
         return options

@@ -1,17 +1,56 @@
-"""The arguments of a command line, with the files of ``--config`` and those on which these build, in their order."""
+"""The options of the files of ``--config`` and those on which these build, merged, and the arguments beside them."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import get_loader
+
+from grail_lightning.cli.classes import BEGINS_ANEW, class_name, still_valid
+from grail_lightning.cli.trainer_options import as_list
 
 CONFIGS = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs")
 _MERGE = "tag:yaml.org,2002:merge"  # The key `<<`, with which a mapping takes over others.
+_CLASS, _INIT = "class_path", "init_args"
+
+
+def merged(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The options of all config files of a command line as one mapping, and its other arguments.
+
+    Of files in their order mappings are merged, lists and other values replaced, and ``name+`` adds to a list. What an
+    argument replaces as a whole is left out, in the mapping and among the arguments before it: a list, and the options
+    of a class in `BEGINS_ANEW` whose name differs from the one before. jsonargparse would give entries of a list what
+    the entries at their places had, and a class the options of another one.
+    """
+    options: dict[str, Any] = {}
+    rest: list[str] = []
+    pending = deque(expand_configs(arguments))
+    while pending:
+        name, joined, value = pending.popleft().partition("=")
+        if name.startswith("--") and not joined and pending and not pending[0].startswith("-"):
+            joined, value = "=", pending.popleft()
+        if name == "--config":
+            content = _nested(read_options(Path(value)), Path(value).parent)
+            options = _over(options, {key: part for key, part in content.items() if key != "config"}, "")
+            continue
+        if name.startswith("--") and joined and not name.endswith("+"):
+            for option in list(_replaced(plain_name(name[2:]), _parsed(value), options, rest)):
+                options = _without(options, option)
+                rest = [earlier for earlier in rest if not f"{_named(earlier)[0]}.".startswith(f"{option}.")]
+        rest.append(f"{name}{joined}{value}")
+    return options, rest
+
+
+def as_arguments(options: Mapping[str, Any], rest: Sequence[str]) -> list[str]:
+    """Arguments of jsonargparse for merged options: the subcommand, one ``--config`` that is YAML, and the others."""
+    start = int(bool(rest) and not rest[0].startswith("-"))
+    config = [f"--config={yaml.dump(options, Dumper=_Quoted, sort_keys=False)}"] if options else []
+    return [*rest[:start], *config, *rest[start:]]
 
 
 def expand_configs(args: Sequence[str]) -> list[str]:
@@ -40,59 +79,95 @@ def expand_configs(args: Sequence[str]) -> list[str]:
     return [*expanded[:start], *files, *expanded[start:]]
 
 
-def not_followed(content: str) -> str:
-    """The text of a config file in which the key ``config`` holds a list, which jsonargparse keeps but does not follow.
-
-    It would read a base again, over the options of a file that came after it, and it looks in the file's folder alone.
-    """
-    root: Any = yaml.compose(content, yaml.SafeLoader) if "config" in content else None
-    for place, (key, value) in enumerate(root.value if isinstance(root, yaml.MappingNode) else []):
-        if key.value == "config" and value.tag == "tag:yaml.org,2002:str":
-            root.value[place] = key, yaml.SequenceNode("tag:yaml.org,2002:seq", [value])
-            return str(yaml.serialize(root))
-    return content
+def plain_name(option: str) -> str:
+    """The name of an option without the plus sign that adds to it, and without ``init_args``, which may be left out."""
+    return ".".join(part for part in option.removesuffix("+").split(".") if part != _INIT)
 
 
-def replace_lists(arguments: Sequence[str]) -> Iterator[str]:
-    """The arguments, where each list of classes or datasets is preceded by an empty one.
+def _nested(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The options of a file, with ``trainer.max_steps: 1`` as ``trainer: {max_steps: 1}``, and groups in own files."""
+    nested: dict[str, Any] = {}
+    for key, inner in content.items():
+        if isinstance(inner, str) and inner.endswith((".yaml", ".yml")) and (folder / inner).is_file():
+            inner = read_options(folder / inner, f"`{key}`")
+        inner = _nested(inner, folder) if isinstance(inner, dict) and key != _INIT else inner
+        first, *parts = key.split(".") if isinstance(key, str) else [key]
+        for part in reversed(parts):
+            inner = {part: inner}
+        nested = _over(nested, {first: inner}, "")
+    return nested
 
-    jsonargparse takes the options that an entry leaves out from the entry at the same place of an earlier list of the
-    same length: the second of two datasets would be read with the columns of another one.
-    """
-    pending = deque(arguments)
-    while pending:
-        name, joined, value = pending.popleft().partition("=")
-        if name.startswith("--") and not joined and pending and not pending[0].startswith("-"):
-            joined, value = "=", pending.popleft()
-        if name == "--config":
-            emptied = _emptied(read_options(Path(value)))
-        elif name.startswith("--") and not name.endswith("+") and "{" in value:
-            emptied = _emptied(_parsed(value))
+
+def _over(before: Any, after: Any, option: str) -> Any:
+    """The value of an option in a later file on top of that in earlier ones."""
+    named = isinstance(after, str) and isinstance(before, dict) and _CLASS in before
+    if named:
+        after = {_CLASS: after}
+    elif isinstance(before, str) and isinstance(after, dict) and _INIT in after:
+        before = {_CLASS: before}
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        return after
+    result = dict(before)
+    if _CLASS in before and _CLASS in after and class_name(before) != class_name(after):
+        kept = {} if option in BEGINS_ANEW else still_valid(option, after[_CLASS], before.get(_INIT) or {})
+        result = {_INIT: kept} if kept else {}
+    for name, value in sorted(after.items(), key=lambda item: str(item[0]).endswith("+")):
+        plain = name.removesuffix("+") if isinstance(name, str) else name
+        if plain != name and (plain in result or name in result):
+            place = plain if plain in result else name
+            result[place] = [*as_list(result[place]), *as_list(value)]
         else:
-            emptied = None
-        if emptied is not None:
-            yield f"{name}={yaml.safe_dump(emptied, default_flow_style=True).strip()}"
-        yield f"{name}{joined}{value}"
+            result.pop(f"{name}+", None)
+            inner = option if name == _INIT else f"{option}.{name}".removeprefix(".")
+            result[name] = _over(result.get(name), value, inner)
+    return after[_CLASS] if named and not result.get(_INIT) else result
 
 
-def _parsed(value: str) -> object:
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError:  # It may be text, and jsonargparse says so if it must not.
-        return None
+def _replaced(option: str, value: object, options: Mapping[str, Any], rest: Sequence[str]) -> Iterator[str]:
+    """The options that the value of an argument replaces as a whole."""
+    if isinstance(value, list):
+        yield option
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            if not str(key).endswith("+"):
+                yield from _replaced(plain_name(f"{option}.{key}"), inner, options, rest)
+    elif isinstance(value, str) and (of := option.removesuffix(f".{_CLASS}")) in BEGINS_ANEW:
+        given = (text for name, text in map(_named, reversed(rest)) if name in (of, f"{of}.{_CLASS}"))
+        before = class_name(next((_parsed(text) for text in given), _value_at(options, of)))
+        if before is not None and before != class_name(value):
+            yield of
 
 
-def _emptied(options: object) -> Any:
-    """The lists of mappings among the options, as empty ones, with the classes in which they lie; None without."""
-    if isinstance(options, list):
-        return [] if any(isinstance(entry, dict) for entry in options) else None
+def _value_at(options: Any, option: str) -> Any:
+    """The value of an option among merged ones, also of one of a class; None if it has none."""
+    for part in option.split("."):
+        options = options.get(_INIT, options) if isinstance(options, dict) else None
+        options = options.get(part) if isinstance(options, dict) else None
+    return options
+
+
+def _named(argument: str) -> tuple[str, str]:
+    """The name of the option that an argument sets, and the text of its value; two empty texts for others."""
+    name, joined, value = argument.partition("=")
+    return (plain_name(name[2:]), value) if name.startswith("--") and joined else ("", "")
+
+
+def _without(options: Any, option: str) -> Any:
+    """Merged options without one of them."""
     if not isinstance(options, dict):
-        return None
-    given = {name: value for name, value in options.items() if name != "config" and not str(name).endswith("+")}
-    emptied = {name: inner for name, value in given.items() if (inner := _emptied(value)) is not None}
-    if emptied and "class_path" in options:
-        emptied["class_path"] = options["class_path"]
-    return emptied or None
+        return options
+    first, dot, inner = option.partition(".")
+    left = {name: value for name, value in options.items() if dot or name not in (first, f"{first}+")}
+    if _INIT in left:
+        left[_INIT] = _without(left[_INIT], option)
+    return left | ({first: _without(left[first], inner)} if first in left else {})
+
+
+def _parsed(value: str) -> Any:
+    try:
+        return get_loader("yaml")(value)
+    except yaml.YAMLError:  # It may be text, and jsonargparse says so if it must not.
+        return value
 
 
 def find_config(name: Path, folder: Path = Path()) -> Path:
@@ -120,7 +195,9 @@ def read_options(file: Path, given_as: str = "`--config`") -> dict[str, Any]:
         raise ValueError(
             f"{given_as} {file} must hold options, as `model: {{policy: arithmetic}}` does, but got {got}."
         )
-    return content
+    # Numbers such as 1e-5, and no dates, as jsonargparse reads them; it takes a lone `trainer:` for a text.
+    values = get_loader("yaml")(file.read_text("utf-8"))
+    return values if isinstance(values, dict) else content
 
 
 class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
@@ -134,6 +211,13 @@ class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
                     raise yaml.constructor.ConstructorError(None, None, f"a second {key.value!r}", key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+class _Quoted(yaml.SafeDumper):  # type: ignore[misc]
+    """PyYAML's safe dumper, with all texts in quotes: jsonargparse reads more of them as numbers, such as 1e5."""
+
+
+_Quoted.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
 
 
 def _with_bases(folder: Path, name: str, given_as: str = "`--config`", above: tuple[Path, ...] = ()) -> list[Path]:

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import inspect
 import os
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import torch
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentError
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, LightningDataModule
-from lightning.pytorch.loggers import Logger
 
-from grail_lightning.advantages import AdvantageEstimator
-from grail_lightning.answers import AnswerForm
+from grail_lightning.cli.classes import BASES, choices, find_class, options_parser
+from grail_lightning.cli.config_files import plain_name
 from grail_lightning.cli.help import refuse
 from grail_lightning.cli.known_as import known_as
-from grail_lightning.credit import CreditControl, TokenCredit
-from grail_lightning.engines import RolloutEngine
+from grail_lightning.credit import TokenCredit
 from grail_lightning.guard import of_a_signal, silent_end, users_place
 from grail_lightning.policy.load import other_policy
-from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.import_path import did_you_mean, import_function
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -59,6 +54,8 @@ _ASIDE = (
 )
 
 
+_UNDER_INIT_ARGS = "The options of a class in `{}` must stand under `init_args`, beside `class_path`."
+
 # Algorithms that are options of others here.
 _KNOWN_AS = {
     "grpo": " GRPO is `Uniform`.",
@@ -67,32 +64,6 @@ _KNOWN_AS = {
     "oar": " Did you mean OARGradient or OARPerturbation?",
     "grail": " Did you mean GRAIL?",
 }
-BASES: dict[str, tuple[type, tuple[str, ...]]] = {
-    "model.advantage": (AdvantageEstimator, ("grail_lightning.advantages",)),
-    "model.credit": (TokenCredit, ("grail_lightning.credit",)),
-    "predictions.compare": (TokenCredit, ("grail_lightning.credit",)),
-    "model.control": (CreditControl, ("grail_lightning.credit",)),
-    "model.engine": (RolloutEngine, ("grail_lightning.engines",)),
-    "model.optimizer": (torch.optim.Optimizer, ("torch.optim",)),
-    "model.scheduler": (torch.optim.lr_scheduler.LRScheduler, ("torch.optim.lr_scheduler",)),
-    "data": (LightningDataModule, ("grail_lightning.data",)),
-    "data.task": (Task, ("grail_lightning.tasks",)),
-    "data.task.answer": (AnswerForm, ("grail_lightning.answers.find",)),
-    "trainer.callbacks": (Callback, ("grail_lightning.callbacks", "lightning.pytorch.callbacks")),
-    "trainer.logger": (Logger, ("lightning.pytorch.loggers",)),
-}
-"""For each option that takes a class: its base class, and the modules that export the subclasses to users."""
-_OF_TORCH = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-# Classes of torch that no list shows: their step takes more than the gradients, or refuses dense ones.
-_UNUSABLE = ("LBFGS", "ReduceLROnPlateau", "SparseAdam")
-
-
-def choices(option: str) -> list[str]:
-    """The sorted names of the classes that an option accepts; empty for an option that is not in `BASES`."""
-    base, modules = BASES.get(option, (object, ()))
-    exported = {k: v for module in modules for k, v in vars(importlib.import_module(module)).items() if k[0] != "_"}
-    classes = {k: v for k, v in exported.items() if inspect.isclass(v) and v is not base and issubclass(v, base)}
-    return sorted(name for name, cls in classes.items() if not inspect.isabstract(cls) and name not in _UNUSABLE)
 
 
 @contextmanager
@@ -145,15 +116,20 @@ def _message(error: BaseException) -> str:
     return text
 
 
-def option_error(error: ArgumentError, known: Sequence[str]) -> str:
-    """The sentence about a wrong option, with the names that are accepted; `known` are all of the command line."""
+def option_error(error: ArgumentError, known: Sequence[str], of_files: Mapping[str, Any]) -> str:
+    """The sentence about a wrong option, with the names that are accepted.
+
+    `known` are all names of the command line, and `of_files` the options of config files.
+    """
+    if place := next(_beside_init_args(of_files), ""):
+        return _UNDER_INIT_ARGS.format(place)
     message = str(error)
     option, lines = _deepest(message)
     for line in lines:
         if found := _STRAY.search(line):
             stray = ".".join(filter(None, found.groups()))
             if stray == "class_path":
-                return f"The options of a class in `{option}` must stand under `init_args`, beside `class_path`."
+                return _UNDER_INIT_ARGS.format(option)
             if option:
                 owner = _owner(message, line)
                 return _no_option_of(import_function(owner, {}, "A class", owner), option, stray)
@@ -176,6 +152,16 @@ def option_error(error: ArgumentError, known: Sequence[str]) -> str:
     hint = _KNOWN_AS.get(name.lower().replace("-", "").replace("_", ""), "") if is_credit else ""
     why = f": {'; '.join(others)}." if others else "." + (hint or did_you_mean(name, names))
     return f"`{option}` must be {accepted or 'another value'}{value and f', but got {value!r}'}{why}"
+
+
+def _beside_init_args(options: Mapping[str, Any], group: str = "") -> Iterator[str]:
+    """The options whose value is a class with options of its own outside of its `init_args`."""
+    for name, value in options.items():
+        if isinstance(value, dict):
+            option = plain_name(f"{group}.{name}".removeprefix("."))
+            if "class_path" in value and not value.keys() <= {"class_path", "init_args", "dict_kwargs"}:
+                yield option
+            yield from _beside_init_args(value, option)
 
 
 def _type(name: str) -> str:
@@ -215,26 +201,16 @@ def _reasons(lines: Iterable[str]) -> list[str]:
 
 def _no_option_of(cls: type, option: str, stray: str) -> str:
     """The sentence about an option that the class of `option` does not have."""
-    known = _options_of(cls)
+    known = list(options_parser(cls).get_defaults().keys())
     inner, _, name = stray.rpartition(".")
     if any(other.startswith(f"{inner}.") for other in known) or did_you_mean(name, known):
         return _no_option(f"{option}.{stray}", [f"{option}.{other}" for other in known])
-    others, (_, modules) = [], BASES.get(option, (object, ()))
-    for other in choices(option):
-        of = next(vars(module)[other] for module in map(importlib.import_module, modules) if other in vars(module))
-        others += [other] if stray in inspect.signature(of).parameters else []
+    classes = {other: find_class(option, other) for other in choices(option)}
+    others = [other for other, of in classes.items() if of and stray in inspect.signature(of).parameters]
     listed = list(dict.fromkeys(other.partition(".")[0] for other in known))
     has = f"has: {', '.join(listed)}" if listed else "has no options"
     hint = f" `{stray}` is an option of {', '.join(others)}." if others else known_as(stray)
     return f"There is no option `{option}.{stray}`. {cls.__name__} of `{option}` {has}.{hint}"
-
-
-def _options_of(cls: type) -> list[str]:
-    """The options of a class that users set: not what a run gives it, such as the weights of an optimiser."""
-    parser = ArgumentParser()
-    parser.add_class_arguments(cls, fail_untyped=False)
-    given = ("params", "optimizer") if issubclass(cls, _OF_TORCH) else ()
-    return [name for name in list(parser.get_defaults().keys()) if name not in given]
 
 
 def _no_option(option: str, known: Sequence[str]) -> str:

@@ -86,6 +86,21 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor | None
     return (sequence + logprobs - logprobs.detach()).exp()
 
 
+def check_clip(clip_low: float, clip_high: float, ratio_cap: float | None, surrogate: Surrogate) -> None:
+    """Check the clip range and the cap of `clipped_surrogate`; a ValueError names the one that is wrong."""
+    if not 0 <= clip_low <= 1 or not clip_high >= 0:
+        raise ValueError(f"`clip_low` must lie in [0, 1] and `clip_high` be ≥ 0, but got {clip_low} and {clip_high}.")
+    if ratio_cap is not None and not 1 + clip_high <= ratio_cap < math.inf:
+        raise ValueError(
+            f"`ratio_cap` must be finite and at least 1 + clip_high = {1 + clip_high:g}, but got {ratio_cap}. "
+            "Use null to switch it off; without an upper clip it has nothing to act on."
+        )
+    if surrogate not in ("clip", "cispo"):
+        raise ValueError(f"`surrogate` must be clip or cispo, but got {surrogate!r}.")
+    if surrogate == "cispo" and ratio_cap is not None:
+        raise ValueError(f"`ratio_cap` must be null with `surrogate` cispo, but got {ratio_cap}. Set `clip_high`.")
+
+
 def clipped_surrogate(
     logprobs: Tensor,
     old_logprobs: Tensor,
@@ -126,17 +141,7 @@ def clipped_surrogate(
     Source: PPO, arXiv 1707.06347; clip-higher: DAPO, arXiv 2503.14476; cap: INTELLECT-2, arXiv 2505.07291; dual clip:
     arXiv 1912.09729; CISPO: MiniMax-M1, arXiv 2506.13585, equation 4.
     """
-    if not 0 <= clip_low <= 1 or not clip_high >= 0:
-        raise ValueError(f"`clip_low` must lie in [0, 1] and `clip_high` be ≥ 0, but got {clip_low} and {clip_high}.")
-    if ratio_cap is not None and not 1 + clip_high <= ratio_cap < math.inf:
-        raise ValueError(
-            f"`ratio_cap` must be finite and at least 1 + clip_high = {1 + clip_high:g}, but got {ratio_cap}. "
-            "Use null to switch it off; without an upper clip it has nothing to act on."
-        )
-    if surrogate not in ("clip", "cispo"):
-        raise ValueError(f"`surrogate` must be clip or cispo, but got {surrogate!r}.")
-    if surrogate == "cispo" and ratio_cap is not None:
-        raise ValueError(f"`ratio_cap` must be null with `surrogate` cispo, but got {ratio_cap}. Set `clip_high`.")
+    check_clip(clip_low, clip_high, ratio_cap, surrogate)
     ratio = importance_ratio(logprobs, old_logprobs, mask, level)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     if surrogate == "cispo":
@@ -144,6 +149,14 @@ def clipped_surrogate(
     if ratio_cap is not None:
         ratio = ratio.clamp(max=ratio_cap)
     return -torch.minimum(ratio * advantages, clipped * advantages)
+
+
+def check_cap(cap: float) -> None:
+    """Check the bound of `sampler_correction`; a ValueError if it is below 1 or not finite."""
+    if not 1 <= cap < math.inf:
+        raise ValueError(
+            f"`sampler_cap` must be finite and at least 1, but got {cap}. Use null to switch the correction off."
+        )
 
 
 def sampler_correction(trainer_logprobs: Tensor, sampler_logprobs: Tensor, cap: float) -> Tensor:
@@ -159,10 +172,7 @@ def sampler_correction(trainer_logprobs: Tensor, sampler_logprobs: Tensor, cap: 
 
     Source: Yao et al., "Your efficient RL framework secretly brings you off-policy RL training" (2025).
     """
-    if not 1 <= cap < math.inf:
-        raise ValueError(
-            f"`sampler_cap` must be finite and at least 1, but got {cap}. Use null to switch the correction off."
-        )
+    check_cap(cap)
     ratio = (trainer_logprobs.detach() - sampler_logprobs).exp().clamp(max=cap)
     return ratio.masked_fill(sampler_logprobs.isnan(), 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -20,10 +21,16 @@ def check_option(name: str, value: Any, allowed: object) -> None:
         if value not in get_args(allowed):
             raise ValueError(f"`{name}` must be one of {', '.join(get_args(allowed))}, but got {value!r}.")
         return
-    low, high = map(float, allowed[1:-1].split(","))
+    low, high = _ends(allowed)
     ends = (allowed[0] == "[" and value == low) or (allowed[-1] == "]" and value == high)
     if not (low < value < high or ends):
         raise ValueError(f"`{name}` must lie in {allowed}, but got {value}.")
+
+
+@cache
+def _ends(interval: str) -> tuple[float, float]:
+    low, high = map(float, interval[1:-1].split(","))
+    return low, high
 
 
 def check_options(owner: object, group: str = "", /, **allowed: object) -> None:

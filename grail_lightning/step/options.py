@@ -14,8 +14,9 @@ from grail_lightning.functional.policy_gradient import (
     Estimator,
     Level,
     Surrogate,
+    check_cap,
+    check_clip,
     clipped_surrogate,
-    sampler_correction,
 )
 from grail_lightning.runtime.checks import check_options
 
@@ -88,8 +89,7 @@ class Objective:
         check_options(self, "objective", kl_coefficient="[0, inf)", entropy_coefficient="[0, inf)")
         check_options(self, "objective", aggregation=Aggregation, kl_estimator=Estimator)
         check_options(self, "objective", level=Level, surrogate=Surrogate)
-        one = torch.ones(1, 1)  # A trial call: `clipped_surrogate` checks the clip ranges and the cap.
-        self.token_losses(one, one, one, one.bool())
+        check_clip(self.clip_low, self.clip_high, self.ratio_cap, self.surrogate)
 
     @property
     def trains_all_rows(self) -> bool:
@@ -160,8 +160,7 @@ class Execution:
         if self.max_grad_norm is not None:
             check_options(self, "execution", max_grad_norm="(0, inf)")
         if (cap := self.decided_cap) is not None:
-            one = torch.ones(1, 1)
-            sampler_correction(one, one, cap)  # It checks the cap.
+            check_cap(cap)
         if self.sample_ahead and self.sampler_cap is None:
             raise ValueError(
                 "`execution.sampler_cap` must be set with `execution.sample_ahead`, whose rollouts come from the "

@@ -17,9 +17,9 @@ from torch.utils.tensorboard import SummaryWriter
 from grail_lightning.answers.records import STATUSES
 from grail_lightning.callbacks.predictions import prediction_types
 from grail_lightning.callbacks.rollouts import TRAINING_COLUMNS, TURN_COLUMNS
-from grail_lightning.cli.config_files import expand_configs
+from grail_lightning.cli.classes import choices
+from grail_lightning.cli.config_files import as_arguments, merged
 from grail_lightning.cli.help import SUBCOMMANDS
-from grail_lightning.cli.mistakes import choices
 from grail_lightning.evaluate import Sample
 from tests.shell import SHORT, main
 
@@ -85,7 +85,7 @@ def test_every_command_and_config_on_the_pages_is_one_that_the_parser_takes(pars
         if any({subcommand, *arguments} < set(longer) for longer in found):
             continue  # Another command has these options, and more.
         try:
-            parsers[subcommand].parse_args(expand_configs(arguments))
+            parsers[subcommand].parse_args(as_arguments(*merged(arguments)))
         except (ArgumentError, ValueError) as error:
             pytest.fail(f"{page}: {subcommand} {' '.join(arguments)}: {error}")
 
@@ -146,7 +146,8 @@ def test_the_options_on_the_page_of_methods_are_ones_that_the_parser_takes(parse
     for block in blocks:
         file = tmp_path / "method.yaml"
         file.write_text(yaml.safe_dump({"model": yaml.safe_load(block)}))
-        parsers["fit"].parse_args(expand_configs([f"--config={EXAMPLES / 'first_run.yaml'}", f"--config={file}"]))
+        given = [f"--config={EXAMPLES / 'first_run.yaml'}", f"--config={file}"]
+        parsers["fit"].parse_args(as_arguments(*merged(given)))
 
 
 def test_every_option_of_the_parser_stands_on_the_page_of_options(hook, parsers):

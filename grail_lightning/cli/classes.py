@@ -1,0 +1,97 @@
+"""The options that take a class: their base classes, the names of the subclasses, and what a new class keeps."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentError, ArgumentParser
+from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch.loggers import Logger
+
+from grail_lightning.advantages import AdvantageEstimator
+from grail_lightning.answers import AnswerForm
+from grail_lightning.credit import CreditControl, TokenCredit
+from grail_lightning.engines import RolloutEngine
+from grail_lightning.tasks.base import Task
+from grail_lightning.tasks.import_path import import_function
+
+BASES: dict[str, tuple[type, tuple[str, ...]]] = {
+    "model.advantage": (AdvantageEstimator, ("grail_lightning.advantages",)),
+    "model.credit": (TokenCredit, ("grail_lightning.credit",)),
+    "predictions.compare": (TokenCredit, ("grail_lightning.credit",)),
+    "model.control": (CreditControl, ("grail_lightning.credit",)),
+    "model.engine": (RolloutEngine, ("grail_lightning.engines",)),
+    "model.optimizer": (torch.optim.Optimizer, ("torch.optim",)),
+    "model.scheduler": (torch.optim.lr_scheduler.LRScheduler, ("torch.optim.lr_scheduler",)),
+    "data": (LightningDataModule, ("grail_lightning.data",)),
+    "data.task": (Task, ("grail_lightning.tasks",)),
+    "data.task.answer": (AnswerForm, ("grail_lightning.answers.find",)),
+    "trainer.callbacks": (Callback, ("grail_lightning.callbacks", "lightning.pytorch.callbacks")),
+    "trainer.logger": (Logger, ("lightning.pytorch.loggers",)),
+}
+"""For each option that takes a class: its base class, and the modules that export the subclasses to users."""
+BEGINS_ANEW = (
+    *("model.objective", "model.advantage", "model.credit", "model.control", "model.engine"),
+    *("data.task", "data.task.answer", "data.task.environment"),
+)
+"""Options whose value, a class of another name, begins with its own options. Other classes keep those that they have,
+too: another optimiser the learning rate, another logger the folder, other data the number of prompts."""
+_OF_TORCH = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+# Classes of torch that no list shows: their step takes more than the gradients, or refuses dense ones.
+_UNUSABLE = ("LBFGS", "ReduceLROnPlateau", "SparseAdam")
+
+
+def choices(option: str) -> list[str]:
+    """The sorted names of the classes that an option accepts; empty for an option that is not in `BASES`."""
+    base, modules = BASES.get(option, (object, ()))
+    exported = {k: v for module in modules for k, v in vars(importlib.import_module(module)).items() if k[0] != "_"}
+    classes = {k: v for k, v in exported.items() if inspect.isclass(v) and v is not base and issubclass(v, base)}
+    return sorted(name for name, cls in classes.items() if not inspect.isabstract(cls) and name not in _UNUSABLE)
+
+
+def class_name(value: object) -> str | None:
+    """The last part of the name of a class, given by its name or with its options; None for another value."""
+    name = value.get("class_path") if isinstance(value, dict) else value
+    return name.rpartition(".")[2] if isinstance(name, str) else None
+
+
+def find_class(option: str, name: str) -> type | None:
+    """The class that an option names, by its import path or, for those of `BASES`, its short name; None if none is."""
+    if "." in name:
+        try:
+            made: Any = import_function(name, {}, "A class", name)
+        except ValueError:
+            return None
+    else:
+        modules = map(importlib.import_module, BASES.get(option, (object, ()))[1])
+        made = next((vars(module)[name] for module in modules if name in vars(module)), None)
+    return made if inspect.isclass(made) else None
+
+
+def options_parser(cls: type, without: Collection[str] = ()) -> ArgumentParser:
+    """A parser of the options of a class that users set: not what a run gives it, as the weights to an optimiser."""
+    parser = ArgumentParser(exit_on_error=False)
+    given = {"params", "optimizer"} if issubclass(cls, _OF_TORCH) else set()
+    parser.add_class_arguments(cls, fail_untyped=False, skip=given.union(without))
+    return parser
+
+
+def still_valid(option: str, name: str, init_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Those options of the class before that another one has, too, with values that it accepts."""
+    cls = find_class(option, name)
+    if cls is None or not init_args:
+        return {}
+    parameters, kept = inspect.signature(cls).parameters.values(), {}
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = {of.name for of in parameters if of.default is of.empty and of.kind not in variable}
+    for key, value in init_args.items():
+        try:
+            options_parser(cls, required - {key}).parse_object({key: value})
+        except ArgumentError:
+            continue
+        kept[key] = value
+    return kept
