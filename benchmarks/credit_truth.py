@@ -18,7 +18,6 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from grail_lightning.batch import GradedBatch, RolloutBatch
-from grail_lightning.credit import TurnRewards
 from grail_lightning.credit.oar import scoped_tokens
 from grail_lightning.credit.turns import turn_scores, turn_table
 from grail_lightning.functional.advantages import spread_turns, sum_by_turn, turn_starts
@@ -92,7 +91,7 @@ def label_turns(batch: RolloutBatch) -> Lines:
     """The turns of a batch. A call is sound if the environment scores it above 0; an answer has no kind."""
     turns = turn_table(batch)
     number = turns.exists.shape[1]
-    begin, scores = turn_starts(turns.numbers, number), turn_scores(TurnRewards(), batch, turns.exists)
+    begin, scores = turn_starts(turns.numbers, number), turn_scores(batch, turns.exists)
     stop = begin + sum_by_turn(batch.response_mask.long(), turns.numbers, number)
     return Lines(begin, stop, stop, {BAD_TURN: scores <= 0, "sound": scores > 0}, mean=True)
 

@@ -15,7 +15,9 @@ from tests.shell import fails, fails_early, main
 from tests.tool_calling_policy import calling_policy
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*of the rollouts (ended by|call no)", "ignore:Checkpoint directory .* is not empty"
+    "ignore:.*of the rollouts (ended by|call no)",
+    "ignore:Checkpoint directory .* is not empty",
+    "ignore:.*validation problems are training problems",  # They are the same few.
 )
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "my_environment.py"

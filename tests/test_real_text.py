@@ -29,6 +29,7 @@ data:
 """
 
 
+@pytest.mark.filterwarnings("ignore:.*validation problems are training problems")
 def test_fit_and_test_run_on_mixed_files_and_batches_without_a_right_answer_change_nothing(empty_folder, capsys):
     """Every group is dead, so that each batch, which is larger than the dataset, is one skipped step."""
     sums = [{"question": f"What is {k}+{k}?", "final_answer": str(2 * k)} for k in range(4)]

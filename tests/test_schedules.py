@@ -50,13 +50,18 @@ def listed(optimizer, steps):
     return Listed(optimizer, [1e-4] * (steps + 1))
 
 
-@pytest.mark.parametrize("make", [one_cycle, by_epochs, after_a_warm_up, chained, listed])
-def test_a_schedule_lasts_for_the_run_or_is_refused_with_the_step_at_which_it_ends(make):
+TOO_SHORT = rf"`scheduler` must last for the {STEPS} .*`trainer.max_steps` 6.*, after optimiser step "
+OWN = r"`scheduler` must not fail, but Listed raised IndexError.*`Listed.get_lr` .* optimiser step 5 of a rehearsal"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [*((make, TOO_SHORT) for make in (one_cycle, by_epochs, after_a_warm_up, chained)), (listed, OWN)],
+)
+def test_a_schedule_lasts_for_the_run_or_is_refused_with_the_step_at_which_it_ends(make, message):
     """OneCycleLR allows as many steps as it has; a list needs one more rate, which nobody uses."""
     check_schedule(adam, lambda optimizer: make(optimizer, STEPS), trainer(STEPS), 1)
-    with pytest.raises(
-        ValueError, match=rf"`scheduler` must last for the {STEPS} .*`trainer.max_steps` 6.*, after optimiser step "
-    ):
+    with pytest.raises(ValueError, match=message):
         check_schedule(adam, lambda optimizer: make(optimizer, STEPS - 2), trainer(STEPS), 1)
 
 

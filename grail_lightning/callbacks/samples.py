@@ -184,9 +184,10 @@ def _grading(task: Task) -> dict[str, Any]:
         grading["answer"] = {"class": _class_path(form)}
         if dataclasses.is_dataclass(form) and not isinstance(form, type):
             grading["answer"] |= dataclasses.asdict(form)
-        # Left out where it is off, so that these samples can be compared with those of versions without the option.
-        grading["answer"].pop("evaluated", None)
-        grading["answer"] |= {"evaluated": True} if task.evaluated else {}
+        # Left out where they are off, so that these samples can be compared with those of versions without the options.
+        for option in ("evaluated", "in_thinking"):
+            grading["answer"].pop(option, None)
+            grading["answer"] |= {option: True} if getattr(form, option, False) else {}
     return grading
 
 
