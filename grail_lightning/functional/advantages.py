@@ -77,23 +77,30 @@ def group_advantages(
     dead = (reward_ranges(groups) <= EQUAL_REWARDS)[:, None]
     if train_equal:
         dead = dead & (centred.abs() <= EQUAL_REWARDS)
+    advantages = _scaled(centred, groups, scale, batch_std, batch_means)
+    return advantages.masked_fill(dead | ~scored | (scored.sum(1, keepdim=True) < 2), 0).reshape(-1)
+
+
+def _scaled(
+    centred: Tensor, groups: Tensor, scale: Scaling, batch_std: Tensor | float | None, batch_means: Tensor | None
+) -> Tensor:
+    """The centred rewards ``[M, G]`` of the groups over their divisor; see `group_advantages`."""
     match scale:
         case "none":
-            advantages = centred
+            return centred
         case "group":
-            advantages = centred / (_unbiased_std(groups).to(centred) + SCALE_EPS)
+            return centred / (_unbiased_std(groups).to(centred) + SCALE_EPS)
         case "batch":
             if batch_std is None:
                 raise ValueError('`scale="batch"` needs `batch_std`, the std of all rewards over all ranks.')
             std = torch.as_tensor(batch_std, dtype=torch.float64).to(centred)
-            advantages = centred / (std + SCALE_EPS)
+            return centred / (std + SCALE_EPS)
         case "bnpo":
             if batch_means is None:
                 raise ValueError('`scale="bnpo"` needs `batch_means`, the mean rewards of all groups over all ranks.')
-            advantages = centred * beta_scale(means, batch_means)[:, None].to(centred)
+            return centred * beta_scale(groups.nanmean(1), batch_means)[:, None].to(centred)
         case _:
             raise ValueError(f"`scale` must be one of none, group, batch, bnpo, but got {scale!r}.")
-    return advantages.masked_fill(dead | ~scored | (scored.sum(1, keepdim=True) < 2), 0).reshape(-1)
 
 
 def reward_ranges(groups: Tensor) -> Tensor:
