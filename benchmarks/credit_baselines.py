@@ -24,7 +24,7 @@ from grail_lightning.credit import CreditContext, Needs, TokenCredit, TokenWeigh
 from grail_lightning.credit.base import Prefix
 from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.credit.tree import prefix_path
-from grail_lightning.functional.advantages import state_values
+from grail_lightning.functional.states import state_values
 from grail_lightning.policy import Policy
 
 Kind = Literal["position", "row", "tree"]

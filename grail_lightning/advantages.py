@@ -145,7 +145,9 @@ class LeaveOneOut(AdvantageEstimator):
         """See `AdvantageEstimator`."""
         advantages = _group_advantages(batch, group_size, dtype=torch.float64)
         advantages = advantages * leave_one_out_factor(batch.rewards, group_size)
-        return (advantages / _batch_deviation(advantages, batch) if self.scale == "batch" else advantages).float()
+        return (
+            advantages / (_std_over_ranks(advantages, batch) + SCALE_EPS) if self.scale == "batch" else advantages
+        ).float()
 
 
 @dataclass(eq=False)
@@ -169,8 +171,8 @@ class BatchNormalised(AdvantageEstimator):
 
     def __call__(self, batch: GradedBatch, group_size: int, context: AdvantageContext) -> Tensor:
         """See `AdvantageEstimator`."""
-        advantages = _group_advantages(batch, group_size, share=float(self.share), dtype=torch.float64)
-        return (advantages / _batch_deviation(advantages, batch)).float()
+        advantages = _group_advantages(batch, group_size, baseline=float(self.share), dtype=torch.float64)
+        return _standardised(advantages, batch).float()
 
 
 @dataclass(eq=False)
@@ -260,7 +262,9 @@ class GDPO(AdvantageEstimator):
         dead = self._is_dead(values, group_size).repeat_interleave(group_size)
         few = (batch.scored.reshape(-1, group_size).sum(1) < 2).repeat_interleave(group_size)
         advantages = summed.masked_fill(dead | few | ~batch.scored, 0)
-        return (advantages / _batch_deviation(advantages, batch) if self.scale_batch else advantages).float()
+        return (
+            advantages / (_std_over_ranks(advantages, batch) + SCALE_EPS) if self.scale_batch else advantages
+        ).float()
 
     def dead_groups(self, batch: GradedBatch) -> Tensor:
         """Those in which the values of each function are all equal."""
@@ -292,7 +296,7 @@ def _group_advantages(
     batch: GradedBatch,
     group_size: int,
     scale: Literal["none", "group", "batch", "bnpo"] = "none",
-    share: float | Tensor = 1.0,
+    baseline: float | Tensor = 1.0,
     *,
     train_equal: bool = False,
     dtype: torch.dtype = torch.float32,
@@ -300,21 +304,24 @@ def _group_advantages(
     """`group_advantages` with the statistics of all ranks."""
     rewards, std, means = batch.rewards.double(), None, None
     if scale == "batch":
-        everyone = all_gather_rows(rewards[batch.scored])
-        std = everyone.std() if len(everyone) > 1 else torch.zeros(())  # Of one reward there is no advantage.
+        std = _std_over_ranks(rewards, batch)
     elif scale == "bnpo":
         means = rewards.reshape(-1, group_size).nanmean(1)
         means = all_gather_rows(means[~means.isnan()])
     return group_advantages(
-        rewards, group_size, scale, std, means, baseline=share, train_equal=train_equal, dtype=dtype
+        rewards, group_size, scale, std, means, baseline=baseline, train_equal=train_equal, dtype=dtype
     )
 
 
-def _batch_deviation(advantages: Tensor, batch: GradedBatch) -> Tensor:
-    """The unbiased standard deviation of the advantages of rows with a reward, over all ranks, + 1e-4."""
-    everyone = all_gather_rows(advantages[batch.scored])
-    std = everyone.std() if len(everyone) > 1 else everyone.new_zeros(())
-    return std + SCALE_EPS
+def _std_over_ranks(values: Tensor, batch: GradedBatch) -> Tensor:
+    """The unbiased standard deviation of ``values [B]`` over all ranks' rows that have a reward; 0 for a single one."""
+    everyone = all_gather_rows(values[batch.scored])
+    return everyone.std() if len(everyone) > 1 else everyone.new_zeros(())
+
+
+def _standardised(advantages: Tensor, batch: GradedBatch) -> Tensor:
+    """The advantages ``[B]`` over their standard deviation in the batch of all ranks + 1e-4."""
+    return advantages / (_std_over_ranks(advantages, batch) + SCALE_EPS)
 
 
 def _values_and_weights(batch: GradedBatch) -> tuple[Tensor, Tensor]:

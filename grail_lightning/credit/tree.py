@@ -31,11 +31,10 @@ from grail_lightning.functional.advantages import (
     group_std,
     group_sums,
     spread_turns,
-    state_values,
     sum_by_turn,
     turn_changes,
-    value_changes,
 )
+from grail_lightning.functional.states import state_values, value_changes
 from grail_lightning.functional.tokens import running_sum
 from grail_lightning.grading import align_rows
 from grail_lightning.policy import Policy

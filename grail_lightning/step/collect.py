@@ -120,13 +120,14 @@ def refill(
     groups = float(len(dead_groups(batch)))
     drawn, right, made = groups, float(batch.correct.sum()), 0
     while made < rounds:
-        dead = dead_groups(batch).sum().to(batch.input_ids.device)
-        if not (most := int(all_reduce(dead, "max"))):
+        dead = dead_groups(batch)
+        if not (most := int(all_reduce(dead.sum().to(batch.input_ids.device), "max"))):
             break
         made += 1
         fresh = sample(loader.take(most * world_size()), made)
-        drawn, right = drawn + len(dead_groups(fresh)), right + float(fresh.correct.sum())
-        batch = _replace(batch, fresh, dead_groups(batch), dead_groups(fresh))
+        dead_fresh = dead_groups(fresh)
+        drawn, right = drawn + len(dead_fresh), right + float(fresh.correct.sum())
+        batch = _replace(batch, fresh, dead, dead_fresh)
     total = sum_by_name({"drawn": drawn, "right": right, "kept": groups})
     size = len(batch) / max(groups, 1)
     return batch, {

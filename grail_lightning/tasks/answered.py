@@ -86,7 +86,7 @@ class AnswerTask(Task):
         lengths: Sequence[int] | None = None,
     ) -> Sequence[float | None]:
         """The weighted sum of the rewards of each response, None if nothing scores it; see `reward_values`."""
-        return _weighted_sums(self.rewards, self.reward_values(texts, prompts, verdicts, lengths))
+        return weighted_sums(self.rewards, self.reward_values(texts, prompts, verdicts, lengths))
 
     def earn(
         self,
@@ -107,7 +107,7 @@ class AnswerTask(Task):
             for what, share in of_one.shares.items()
         }
         weights = {reward.name: reward.weight for reward in self.rewards}
-        return TaskReward(total=_weighted_sums(self.rewards, values), values=values, weights=weights, shares=shares)
+        return TaskReward(total=weighted_sums(self.rewards, values), values=values, weights=weights, shares=shares)
 
     def reward_values(
         self,
@@ -160,7 +160,7 @@ class AnswerTask(Task):
         return {reward.name: reward.start_trl(rollouts) for reward in self.rewards if reward.is_trl}
 
 
-def _weighted_sums(rewards: Sequence[Reward], values: Mapping[str, Values]) -> Values:
+def weighted_sums(rewards: Sequence[Reward], values: Mapping[str, Values]) -> Values:
     """``Σ_k weight_k · value_ki`` of each response; None adds nothing, and a sum of nothing is None.
 
     A reward of weight 0 is there to be logged: it scores no response, unless all have this weight.

@@ -16,7 +16,7 @@ from grail_lightning.environments.dialogue import CallFormat, Dialect, Encode, d
 from grail_lightning.environments.episode import EpisodeLimits
 from grail_lightning.environments.tools import ResultFormat, ToolSet, check_columns, trial_environment
 from grail_lightning.picture import Picture, PictureEncoder
-from grail_lightning.tasks.answered import MathTask
+from grail_lightning.tasks.answered import MathTask, weighted_sums
 from grail_lightning.tasks.base import FUNCTION_REWARDS, FUNCTION_SHARES, REWARD, Comparison, GradedAnswer, Prompt
 from grail_lightning.tasks.import_path import import_function
 from grail_lightning.tasks.rewards import Rewards, RewardSpec, RewardValues, TRLRollouts, Values
@@ -218,17 +218,18 @@ class EnvironmentTask(MathTask):
         """By the environment's reward where a row has no `answer`, `unscored` without one; None compares answers."""
         if not self._judges or prompt.columns.get("answer") is not None:
             return None
-        reward = prompt.columns.get(REWARD) if self.gives_reward else self._sum(prompt.columns.get(FUNCTION_REWARDS))
+        reward = (
+            prompt.columns.get(REWARD) if self.gives_reward else self._sum(prompt.columns.get(FUNCTION_REWARDS) or {})
+        )
         solved = reward is not None and reward >= self.solved_at
         status = UNSCORED if reward is None else "right" if solved else "wrong"
         prediction = "" if reward is None else str(reward)
         return Verdict(correct=solved, status=status, layer="none", gold="", prediction=prediction)
 
-    def _sum(self, kept: Mapping[str, float | None] | None) -> float | None:
-        """The weighted sum of the values of the rewards in TRL's form; None if there is none."""
-        own = ((reward.weight, (kept or {}).get(reward.name)) for reward in self.rewards)
-        known = [weight * value for weight, value in own if value is not None]
-        return math.fsum(known) if known else None
+    def _sum(self, kept: Mapping[str, float | None]) -> float | None:
+        """The weighted sum of the values of the rewards in TRL's form; None if they score nothing."""
+        outside = [reward for reward in self.rewards if reward.is_trl]
+        return weighted_sums(outside, {reward.name: [kept.get(reward.name)] for reward in outside})[0]
 
 
 def _means(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
