@@ -16,8 +16,7 @@ from torch import Tensor
 from grail_lightning.answers import align
 from grail_lightning.answers.spans import Decoder
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, rollouts_of
-from grail_lightning.callbacks.rollouts import answer_place, encodable, prompt_text, sampled_values
-from grail_lightning.environments.episode import transcript
+from grail_lightning.callbacks.rollouts import answer_place, encodable, prompt_text, response_text, sampled_values
 from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.step.figures import StepOutput, effective_weights
@@ -108,9 +107,7 @@ def _facts(output: StepOutput, row: int) -> dict[str, str]:
 def _text(output: StepOutput, row: int) -> str:
     """A rollout as Markdown: its facts, prompt, response (in an environment all turns) and reference."""
     batch, prompt = output.batch, output.batch.prompts[row]
-    played = batch.episodes is not None and batch.in_environment[row]
-    response = transcript(batch.episodes[row]) if batch.episodes is not None and played else batch.texts[row]
-    texts = {"prompt": prompt_text(prompt), "response": response, "reference": prompt.reference}
+    texts = {"prompt": prompt_text(prompt), "response": response_text(batch, row), "reference": prompt.reference}
     blocks = [f"{name}\n\n{code_block(encodable(text))}" for name, text in texts.items()]
     return "\n\n".join([f"### {', '.join(_facts(output, row).values())}", *blocks])
 

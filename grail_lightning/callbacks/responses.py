@@ -11,8 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from grail_lightning.answers.records import UNSCORED, Verdict
 from grail_lightning.batch import GradedBatch, Sampling
 from grail_lightning.callbacks.hooks import module_of, output_of
-from grail_lightning.callbacks.rollouts import prompt_text
-from grail_lightning.environments.episode import transcript
+from grail_lightning.callbacks.rollouts import prompt_text, response_text
 from grail_lightning.evaluate.table import plain
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.tasks.base import Prompt, Task
@@ -94,14 +93,13 @@ def first_rows(batch: GradedBatch, number: int) -> list[int]:
 def response_lines(batch: GradedBatch, row: int) -> list[str]:
     """What is shown of a response."""
     prompt, verdict, reward = batch.prompts[row], batch.verdicts[row], float(batch.rewards[row])
-    response = batch.texts[row] if batch.episodes is None else transcript(batch.episodes[row])
     answer = "none" if verdict.status == "missing" else plain(verdict.prediction, _ANSWER) or "(empty)"
     reference = f" (reference {plain(prompt.reference, _ANSWER)})" if prompt.reference else ""
     length, earned = int(batch.response_lengths[row]), "no score" if math.isnan(reward) else f"reward {reward:.4g}"
     end = "" if batch.finished[row] else ", cut at its limit"
     return [
         *_in_margin("prompt", _shortened(prompt_text(prompt), 0, _PROMPT)),
-        *_in_margin("response", _shortened(response, _RESPONSE // 2, _RESPONSE // 2)),
+        *_in_margin("response", _shortened(response_text(batch, row), _RESPONSE // 2, _RESPONSE // 2)),
         *([] if _has_no_answer(verdict) else _in_margin("answer", [answer + reference])),
         *_in_margin("verdict", [f"{plain(verdict.status)}, {earned}, {length} tokens{end}"]),
     ]

@@ -14,7 +14,7 @@ from torch import Tensor
 from grail_lightning.answers import Alignment
 from grail_lightning.batch import SampledBatch
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of
-from grail_lightning.environments.episode import episode_columns, episode_json
+from grail_lightning.environments.episode import episode_columns, episode_json, transcript
 from grail_lightning.picture import as_text
 from grail_lightning.runtime.files import whole_file
 from grail_lightning.runtime.run_folder import RunFolder
@@ -95,6 +95,13 @@ def prompt_text(prompt: Prompt) -> str:
     if isinstance(prompt.messages, str):
         return prompt.messages
     return "\n".join(f"{message.get('role', '')}: {as_text(message.get('content', ''))}" for message in prompt.messages)
+
+
+def response_text(batch: SampledBatch, row: int) -> str:
+    """A response as people read it: in an environment with all turns and what it told, else as it is."""
+    if batch.episodes is None or not batch.in_environment[row]:
+        return batch.texts[row]
+    return transcript(batch.episodes[row])
 
 
 def encodable(text: str) -> str:

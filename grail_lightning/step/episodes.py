@@ -268,9 +268,8 @@ def _each(rollouts: Sequence[_Rollout], method: Literal["begin", "judge_turn", "
             )
 
 
-_CLOSES_TOLD: set[str] = (
-    set()
-)  # What was said of a `close` that failed: the rollouts are whole, so that it ends no run.
+# The methods `close` of whose failure a warning has told: the rollouts are whole, so that it ends no run.
+_CLOSES_TOLD: set[str] = set()
 
 
 def _close(rollouts: Sequence[_Rollout]) -> None:

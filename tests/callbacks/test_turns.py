@@ -8,6 +8,7 @@ import torch
 
 from grail_lightning.callbacks import KeepRollouts, PredictionWriter
 from grail_lightning.callbacks.credit_plots import _shown, _text
+from grail_lightning.callbacks.responses import response_lines
 from grail_lightning.callbacks.rollouts import TRAINING_COLUMNS, TURN_COLUMNS
 from grail_lightning.callbacks.samples import samples_of
 from grail_lightning.data.tables import Kept, kept_rollouts
@@ -131,6 +132,8 @@ def test_a_rollout_without_an_environment_is_told_as_in_a_batch_without_one():
     plain = batch.replace(turn=None, episodes=None)
     assert _text(StepOutput(batch), 1) == _text(StepOutput(plain), 1)
     assert _text(StepOutput(batch), 0) != _text(StepOutput(plain), 0)
+    assert response_lines(batch, 1) == response_lines(plain, 1)
+    assert response_lines(batch, 0) != response_lines(plain, 0)
 
 
 def test_a_picture_has_the_whole_rollout_and_no_weight_where_nothing_was_sampled():
