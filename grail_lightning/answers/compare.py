@@ -85,7 +85,7 @@ class Formulas:
                 raise Unparseable
             return self.unknown(gold.text, other.text, other.node is None)
         # The tolerance is for pairs of which exactly one is a decimal, of four or more digits.
-        decimals = [_significant_digits(leaf.text) for leaf in (gold, other)]
+        decimals = [_significant_digits(atom.text) for atom in (gold, other)]
         slack = self.conventions.tolerance if max(decimals) >= 4 and min(decimals) == 0 else 0.0
         if other.text.endswith(r"\ldots") and not gold.text.endswith(r"\ldots"):  # no finite decimal goes on
             value = rational(gold.node)
@@ -168,13 +168,13 @@ def _readings(left: Atom, right: Atom, one: Node, two: Node) -> Iterator[tuple[N
             yield _with_constant(one), _with_constant(two)
 
 
-def _with_unit(leaf: Atom) -> Iterator[Node]:
+def _with_unit(atom: Atom) -> Iterator[Node]:
     r"""The formula with its unit as letters: `25m^2` is `25\text{ m}^2` and `25\text{ square meters}`."""
-    kind = leaf.said.kind
+    kind = atom.said.kind
     symbols = kind.upper() if kind in ("l", "v") else re.sub(r"(?<=\^)-?\d", r"{\g<0>}", kind)
     texts = [
-        TEXT.sub(r" \1 ", leaf.whole),
-        *([f"{leaf.text} {symbols}"] if leaf.said.bare and not leaf.said.qualifier else []),
+        TEXT.sub(r" \1 ", atom.whole),
+        *([f"{atom.text} {symbols}"] if atom.said.bare and not atom.said.qualifier else []),
     ]
     for text in texts:
         with suppress(Unreadable):
@@ -192,8 +192,8 @@ def _times(node: Node, factor: Node) -> Node:
     return Node("multiply", "", (node, factor))
 
 
-def _in_radians(leaf: Atom) -> bool:
-    return not leaf.degrees and (leaf.said.kind == "rad" or r"\pi" in leaf.text)
+def _in_radians(atom: Atom) -> bool:
+    return not atom.degrees and (atom.said.kind == "rad" or r"\pi" in atom.text)
 
 
 def _is_terminating(value: Fraction) -> bool:

@@ -17,9 +17,9 @@ from typing import NamedTuple
 from grail_lightning.answers.choices import same_choice, without_label
 from grail_lightning.answers.compare import LAYERS, Conventions, Formulas, Undecided, Unparseable, capped, same_form
 from grail_lightning.answers.named import by_axis, labelled, named_values, unnamed_items
-from grail_lightning.answers.normalise import CACHED_CHARACTERS, TEXT, normalise, string_key
+from grail_lightning.answers.normalise import CACHED_CHARACTERS, normalise, string_key
 from grail_lightning.answers.parse import Node, letters, negated, number
-from grail_lightning.answers.quantity import NOTHING, Said, agree
+from grail_lightning.answers.quantity import NOTHING, Said, agree, unwrapped
 from grail_lightning.answers.records import text_key
 from grail_lightning.answers.relations import (
     determinant,
@@ -108,8 +108,7 @@ def _same_wording(one: str, two: str) -> bool:
     r"""Whether two answers without formulas are the same but for upright type around words, as `\text{June 20}`."""
     if not (_WRAPPED_WORD.search(one) or _WRAPPED_WORD.search(two)):
         return False
-    plain = [re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text)) for text in (one, two)]
-    plain = [re.sub(r" ?([,.:;!?/()-]) ?", r"\1", text).strip(' "').rstrip(".!") for text in plain]
+    plain = [re.sub(r" ?([,.:;!?/()-]) ?", r"\1", unwrapped(text)).strip(' "').rstrip(".!") for text in (one, two)]
     if not re.search(r"[0-9] ?[A-Za-z]", "|".join(plain)):  # a unit may differ from another by its case
         plain = [text.lower() for text in plain]
     return plain[0] == plain[1] and _WORDING.fullmatch(plain[0]) is not None

@@ -107,10 +107,11 @@ def without_environment(text: str) -> str:
 
 
 _SPACES = re.compile(r"^(?:\s|\\[,;:! ])+")
+_ROW_END = re.compile(r"\\\\(?:\[[^\]]*\])?")
 
 
 def _lines(body: str) -> str:
-    lines = [_SPACES.sub("", line.strip(" ,;\n")) for line in re.split(r"\\\\(?:\[[^\]]*\])?", body)]
+    lines = [_SPACES.sub("", line.strip(" ,;\n")) for line in _ROW_END.split(body)]
     joined = ""
     for line in filter(None, lines):
         joined += (
@@ -120,7 +121,7 @@ def _lines(body: str) -> str:
 
 
 def _system(found: re.Match[str]) -> str:
-    rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", found[1]) if row.strip()]
+    rows = [row for row in _ROW_END.split(found[1]) if row.strip()]
     each = all(row.count("=") == 1 and not re.search(r"[<>]|\\[lg]e|\\text|\bif\b", row) for row in rows)
     one_sided = all(not row.partition("&")[0].strip().endswith(",") for row in rows)
     if not (each and one_sided) or any("&" in row and "=" not in row.replace("&", "").strip() for row in rows):
@@ -204,11 +205,16 @@ def _by_ends(found: re.Match[str]) -> str:
 def _raised(found: re.Match[str]) -> str:
     if len(found[2] + found[3]) > 8 or int(found[3]) >= int(found[2]):
         return found[0]
-    return (
-        rf"\binom{{{found[2]}}}{{{found[3]}}}"
-        if found[1] == "C"
-        else rf"\frac{{{found[2]}!}}{{({found[2]}-{found[3]})!}}"
-    )
+    return _selections(found[2], found[3], ordered=found[1] == "A")
+
+
+def _chosen(found: re.Match[str]) -> str:
+    return _selections(found["n"] or found["m"], found["k"], ordered=found["what"] == "P")
+
+
+def _selections(n: str, k: str, *, ordered: bool) -> str:
+    """The number of ways to take `k` of `n` things."""
+    return rf"\frac{{{n}!}}{{({n}-{k})!}}" if ordered else rf"\binom{{{n}}}{{{k}}}"
 
 
 def with_one_spelling(text: str) -> str:
@@ -235,13 +241,6 @@ def with_one_spelling(text: str) -> str:
         if found is not None:
             text = rf"{found['head']},{found['first'] or found['last']}\in\mathbb{{Z}}"
     return text
-
-
-def _chosen(found: re.Match[str]) -> str:
-    n, k = found["n"] or found["m"], found["k"]
-    if found["what"] == "C":
-        return rf"\binom{{{n}}}{{{k}}}"
-    return rf"\frac{{{n}!}}{{({n}-{k})!}}"
 
 
 _SPACED = re.compile(

@@ -1,6 +1,6 @@
 r"""What answers are made of: formulas with their words, groups, lists, chains, words; and how a formula is read.
 
-A formula without separators is a `Atom`: `3\text{ cm}`. Numbers in words, quotients in words, quantities of two units
+A formula without separators is an `Atom`: `3\text{ cm}`. Numbers in words, quotients in words, quantities of two units
 and numbers of a base are read here, too.
 """
 
@@ -89,19 +89,19 @@ _CUT_OFF = re.compile(r"(?<=[0-9])\\ldots$")
 _PROSE = re.compile(r"(?:(?<![\\A-Za-z])[A-Za-z]{2,}\s+){2,}[A-Za-z]{2,}")
 
 
-def leaf_of(text: str) -> Answer:
+def atom_of(text: str) -> Answer:
     """A formula with its words; two of them if a plus-minus stands for both signs."""
     core, said = split_words(text)
-    leaf = Atom(core, said, whole=text)
-    if _PROSE.search(leaf.text):  # a sentence, not a product of its letters
-        return leaf
+    atom = Atom(core, said, whole=text)
+    if _PROSE.search(atom.text):  # a sentence, not a product of its letters
+        return atom
     try:
-        node = parse(_CUT_OFF.sub("", leaf.text))
+        node = parse(_CUT_OFF.sub("", atom.text))
     except Unreadable:
-        return leaf
+        return atom
     if all(part.kind != "sign" for part in subtrees(node)):
-        return leaf._replace(node=node)
-    return Many(tuple(leaf._replace(text=f"{leaf.text}[{sign}]", node=signed(node, sign)) for sign in "+-"))
+        return atom._replace(node=node)
+    return Many(tuple(atom._replace(text=f"{atom.text}[{sign}]", node=signed(node, sign)) for sign in "+-"))
 
 
 _FIRST_LETTER = re.compile(r"\s*(?:\\text\{\s*)?[A-Za-z]{3,}|\s*(?:\\text\{\s*)?[Aa]n? ")
@@ -131,9 +131,9 @@ def number_in_words(text: str) -> Answer | None:
         )
     if rest.startswith(("and ", "or ", "to ")):
         return None
-    leaf = leaf_of(rf"{number}\text{{ {rest}}}" if rest else number)
-    counted = isinstance(leaf, Atom) and leaf.said.kind.endswith(_STATED)
-    return leaf._replace(said=leaf.said._replace(known=False)) if isinstance(leaf, Atom) and counted else leaf
+    atom = atom_of(rf"{number}\text{{ {rest}}}" if rest else number)
+    counted = isinstance(atom, Atom) and atom.said.kind.endswith(_STATED)
+    return atom._replace(said=atom.said._replace(known=False)) if isinstance(atom, Atom) and counted else atom
 
 
 _AND_PART = re.compile(r"([0-9]+) (and (?:an?|one|two|three|[0-9]+) [a-z]+.*)")
@@ -142,14 +142,14 @@ _AND_PART = re.compile(r"([0-9]+) (and (?:an?|one|two|three|[0-9]+) [a-z]+.*)")
 def quotient_in_words(text: str) -> Answer | None:
     """`1 in 6` and `7 over 2` are quotients, `1 to 2` is a ratio."""
     if "and" in text and (mixed := _AND_PART.fullmatch(unwrapped(text))) and (whole := scaled(mixed[1], mixed[2])):
-        return leaf_of(rf"{whole[0]}\text{{ {whole[1]}}}" if whole[1] else whole[0])
+        return atom_of(rf"{whole[0]}\text{{ {whole[1]}}}" if whole[1] else whole[0])
     found = _BETWEEN.fullmatch(unwrapped(text)) if re.search("in|o", text) else None
     if found is None:
         return None
     return (
-        Group(":", (leaf_of(found[1]), leaf_of(found[3])))
+        Group(":", (atom_of(found[1]), atom_of(found[3])))
         if found[2] == "to"
-        else leaf_of(rf"\frac{{{found[1]}}}{{{found[3]}}}")
+        else atom_of(rf"\frac{{{found[1]}}}{{{found[3]}}}")
     )
 
 
@@ -163,7 +163,7 @@ def compound(text: str) -> Answer | None:
     parts = re.findall(r"([0-9.]+) ?([A-Za-z]+)", plain)
     if len(parts) < 2 or not all(unit_name(word.lower()) for _, word in parts):
         return None
-    return Many(tuple(leaf_of(rf"{number}\text{{ {word}}}") for number, word in parts), joint="and")
+    return Many(tuple(atom_of(rf"{number}\text{{ {word}}}") for number, word in parts), joint="and")
 
 
 def in_base(text: str) -> Answer | None:
@@ -185,7 +185,7 @@ def in_base(text: str) -> Answer | None:
     if not base_text.isdigit():
         return None
     if base_text == "10" and digits[1].isdigit():
-        return leaf_of(digits[1])
+        return atom_of(digits[1])
     return Words(f"{digits[1].lstrip('0').lower() or '0'}_{base_text.lstrip('0')}")
 
 

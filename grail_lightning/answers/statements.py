@@ -7,7 +7,8 @@ import re
 from functools import lru_cache
 
 from grail_lightning.answers.lexicon import MONTHS
-from grail_lightning.answers.normalise import TEXT, string_key
+from grail_lightning.answers.normalise import string_key
+from grail_lightning.answers.quantity import unwrapped
 
 _HALF = r"(?:\s*(?P<half>am|pm|noon|midnight))?"
 _CLOCK = re.compile(
@@ -73,7 +74,7 @@ _Time = tuple[int, int, int, str]
 def _clock(text: str) -> _Time | None:
     if len(text) > 60:
         return None
-    found = _CLOCK.fullmatch(re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text)).strip().lower().rstrip("."))
+    found = _CLOCK.fullmatch(unwrapped(text).lower().rstrip("."))
     if found is None and (named := re.fullmatch(r"(?:\\text\{)?\s*(noon|midnight)\s*\}?", text.lower())):
         return 12, 0, 0, "pm" if named[1] == "noon" else "am"
     if found is None or not (found["minute"] or found["half"]) or int(found["hour"]) > 24:
@@ -108,7 +109,7 @@ def _seconds(time: _Time) -> int:
 def _date(text: str) -> tuple[int, int, int] | None:
     if len(text) > 60 or not re.search("[0-9]", text):
         return None
-    plain = re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text)).strip().lower().rstrip(".")
+    plain = unwrapped(text).lower().rstrip(".")
     plain = re.sub(r" ?, ?", ", ", plain)
     for pattern in _DATES:
         found = pattern.fullmatch(plain)

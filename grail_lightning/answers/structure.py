@@ -1,6 +1,6 @@
 r"""From a normalised answer to its kind and its parts.
 
-`read` cuts a normalised answer along its brackets and separators and leaves the formulas in the leaves to
+`read` cuts a normalised answer along its brackets and separators and leaves the formulas in the atoms to
 `parse.parse`. It never guesses: what it cannot cut is `Broken`, and equal to nothing but the same string.
 """
 
@@ -10,7 +10,7 @@ from functools import lru_cache
 from grail_lightning.answers.normalise import CACHED_CHARACTERS, CLOSING, TEXT, balanced, pieces, split
 from grail_lightning.answers.numerals import spelled
 from grail_lightning.answers.parse import Node
-from grail_lightning.answers.quantity import FUNCTION_WORDS, NOTHING
+from grail_lightning.answers.quantity import FUNCTION_WORDS, NOTHING, unwrapped
 from grail_lightning.answers.shapes import (
     SET_SIGNS,
     Answer,
@@ -20,9 +20,9 @@ from grail_lightning.answers.shapes import (
     Group,
     Many,
     Words,
+    atom_of,
     compound,
     in_base,
-    leaf_of,
     number_in_words,
     quotient_in_words,
 )
@@ -90,13 +90,12 @@ def _read(text: str) -> Answer:
         answer = reader(text)
         if answer is not None:
             return answer
-    return leaf_of(text)
+    return atom_of(text)
 
 
 def _words(text: str) -> Answer | None:
-    written = TEXT.sub(r" \1 ", text)
-    wrapped = written != text
-    plain = re.sub(r"\s+", " ", written).strip().strip('"').rstrip(".!")
+    wrapped = TEXT.search(text) is not None
+    plain = unwrapped(text).strip('"').rstrip(".!")
     if not _WORDS.fullmatch(plain) or re.search(r"\b(?:and|or)\b", plain):
         return None
     runs = _WORD.findall(plain)
@@ -272,7 +271,7 @@ def _vector(part: str, sign: str) -> Group | None:
     if not isinstance(answer, Group) or answer.brackets != "()":
         return None
     factor = sign.replace("+", "") + (found["factor"].strip() or "1")
-    items = [leaf_of(f"{factor}*({item.whole})") if isinstance(item, Atom) else item for item in answer.items]
+    items = [atom_of(f"{factor}*({item.whole})") if isinstance(item, Atom) else item for item in answer.items]
     return Group("()", tuple(items))
 
 
@@ -289,11 +288,11 @@ def _summed(groups: list[Group]) -> Group | None:
                 return None
             items.append(row)
             continue
-        leaves = [item for item in column if isinstance(item, Atom)]
-        nodes = [leaf.node for leaf in leaves if leaf.node is not None and leaf.said == NOTHING]
+        atoms = [item for item in column if isinstance(item, Atom)]
+        nodes = [atom.node for atom in atoms if atom.node is not None and atom.said == NOTHING]
         if len(nodes) < len(column):
             return None
-        items.append(Atom("+".join(leaf.text for leaf in leaves), node=Node("add", "", tuple(nodes))))
+        items.append(Atom("+".join(atom.text for atom in atoms), node=Node("add", "", tuple(nodes))))
     return Group(groups[0].brackets, tuple(items))
 
 

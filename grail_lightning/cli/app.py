@@ -119,9 +119,6 @@ class GrailCLI(LightningCLI):
             self.config = parser.parse_args(as_arguments(options, rest))
         except ArgumentError as error:
             raise ValueError(option_error(error, self.known_options, options)) from error
-        # That is how jsonargparse reads, and prints, a `null` for an option of a class within a class.
-        for name in [name for name, value in self.config.items() if value == "None"]:
-            self.config[name] = None
 
     def _parse_ckpt_path(self) -> None:
         # In Lightning 2.6 hyper-parameters in a checkpoint override the command line. Here they never do.

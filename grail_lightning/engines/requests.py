@@ -33,9 +33,8 @@ class Completion:
     """One response as vLLM reports it."""
 
     ids: list[int]  # The sampled ids, the end token or those of the stop string included.
-    logprobs: list[
-        float
-    ]  # The log-probability of each id over the whole vocabulary, at the sampling temperature; NaN if none.
+    # The log-probability of each id over the whole vocabulary, at the sampling temperature; NaN if there is none.
+    logprobs: list[float]
     reason: str  # For which it ended: "stop" for an end token or a stop string, "length" for the limit.
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import NamedTuple
 
-from grail_lightning.views.page import policy_hash
+from grail_lightning.views.page import rendered
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 320, 52, 16, 12, 44
 _COLOURS = 8  # Of report.css; further methods have the same ones with dashes.
@@ -40,18 +39,11 @@ class Part:
 
 def report_page(parts: Sequence[Part], title: str = "Comparison of runs") -> str:
     """The page as HTML."""
-    import jinja2
     from markupsafe import Markup
 
-    templates = resources.files("grail_lightning.views").joinpath("templates")
-    style = "".join(templates.joinpath(name).read_text(encoding="utf-8") for name in ("palette.css", "report.css"))
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("grail_lightning.views"), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    return environment.get_template("report.html.j2").render(
+    return rendered(
+        "report",
         title=title,
-        style=Markup(style),  # noqa: S704  (our own file)
-        style_hash=policy_hash(style),
         parts=[(part, _drawn(part.curves), Markup(part.table)) for part in parts],  # noqa: S704  (escaped by pandas)
         size={"width": _WIDTH, "height": _HEIGHT, "left": _LEFT, "right": _WIDTH - _RIGHT, "bottom": _HEIGHT - _BOTTOM},
     )

@@ -102,7 +102,6 @@ def _credit(row: Row) -> dict[str, dict[str, Any]]:
 
 def _render(rows: Sequence[Row], title: str, num_rows: int) -> tuple[str, int]:
     """The page as HTML, and the number of rollouts that it shows, of `num_rows` that there are."""
-    import jinja2
     from markupsafe import Markup
 
     groups: dict[tuple[str, ...], list[Row]] = {}
@@ -118,22 +117,13 @@ def _render(rows: Sequence[Row], title: str, num_rows: int) -> tuple[str, int]:
             break
         shown.append(group)
         number += len(members)
-    templates = resources.files("grail_lightning.views").joinpath("templates")
-    style, program = (
-        "".join(templates.joinpath(name).read_text(encoding="utf-8") for name in names)
-        for names in (("palette.css", "page.css"), ("draw.js", "use.js"))
-    )
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("grail_lightning.views"), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    environment.policies["json.dumps_function"] = _json
-    content = environment.get_template("page.html.j2").render(
+    program = "".join(map(_template_file, ("draw.js", "use.js")))
+    content = rendered(
+        "page",
         title=title,
         data={"methods": methods, "groups": shown, "largest": LARGEST, "left_out": num_rows - number},
-        style=Markup(style),  # noqa: S704  (our own file)
         program=Markup(program),  # noqa: S704  (our own file)
-        style_hash=policy_hash(style),
-        program_hash=policy_hash(program),
+        program_hash=_policy_hash(program),
     )
     return content, number
 
@@ -255,7 +245,25 @@ def _json(value: Any, **options: Any) -> str:
     return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def policy_hash(text: str) -> str:
+def rendered(name: str, **values: object) -> str:
+    """The HTML page of the template of a name and its style sheet behind the palette; values are escaped."""
+    import jinja2
+    from markupsafe import Markup
+
+    style = "".join(map(_template_file, ("palette.css", f"{name}.css")))
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("grail_lightning.views"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.policies["json.dumps_function"] = _json
+    own_style = Markup(style)  # noqa: S704  (our own file)
+    return environment.get_template(f"{name}.html.j2").render(style=own_style, style_hash=_policy_hash(style), **values)
+
+
+def _template_file(name: str) -> str:
+    return resources.files("grail_lightning.views").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _policy_hash(text: str) -> str:
     """The hash by which a page's policy allows a style sheet or a program that stands in it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
