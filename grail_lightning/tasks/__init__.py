@@ -6,16 +6,15 @@ from grail_lightning.tasks.arithmetic import (
     ArithmeticTask,
     Problem,
     ProblemSpace,
-    ProblemSplit,
     demonstration,
     misconception,
-    split_of,
 )
 from grail_lightning.tasks.charts import CHART_ANSWER, ChartProblem, ChartSpace, chart_demonstration
 from grail_lightning.tasks.code import CodeTask
 from grail_lightning.tasks.environment import Environment, EnvironmentTask
 from grail_lightning.tasks.functions import FunctionProblem, FunctionSpace, function_demonstration
 from grail_lightning.tasks.search import SEARCH_ANSWER, FactbookSpace, SearchProblem, SearchSpace, search_demonstration
+from grail_lightning.tasks.splits import ProblemSplit, split_of
 from grail_lightning.tasks.words import WordProblem, WordProblemSpace, WordProblemTask, word_demonstration
 
 __all__ = [

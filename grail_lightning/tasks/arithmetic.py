@@ -14,23 +14,19 @@ A response is untrusted text: every search takes time linear in it, and nothing 
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar
 
 from grail_lightning.answers import AnswerSpan, Boxed
 from grail_lightning.tasks.answered import AnswerTask
 from grail_lightning.tasks.base import Prompt, Step, StepKind
 from grail_lightning.tasks.rewards import Rewards
+from grail_lightning.tasks.splits import ProblemSplit, distinct, split_rng
 
-ProblemSplit = Literal["train", "validation", "test"]
-
-P = TypeVar("P")
-_SPLITS: tuple[ProblemSplit, ...] = ("train", "validation", "test")
 FILLERS = ("Next", "So far so good", "Let me go on", "Then")
 _LARGEST_SLIP = 9
 
@@ -135,40 +131,6 @@ class ProblemSpace:
             return Problem(operands, "".join(rng.choices(self.operators, k=num_terms - 1)))
 
         return distinct(draw, lambda problem: problem.expression, num_problems, split, "`max_terms` or `max_operand`")
-
-
-def distinct(
-    draw: Callable[[], P], text: Callable[[P], str], number: int, split: ProblemSplit, options: str
-) -> list[P]:
-    """Different problems of a split, drawn one by one; `options` are what makes a space larger, for the message."""
-    problems: dict[str, P] = {}
-    in_vain = 0
-    # A tenth of the draws is of the smaller splits, and the last new problem of a small space takes long to come.
-    while len(problems) < number and in_vain < min(200 * (len(problems) + 100), 1_000_000):
-        problem = draw()
-        new = split_of(text(problem)) == split and text(problem) not in problems
-        if new:
-            problems[text(problem)] = problem
-        in_vain = 0 if new else in_vain + 1
-    if len(problems) < number:
-        raise ValueError(
-            f"The {split} split hardly has {number} different problems: only {len(problems)} were found. Ask for "
-            f"fewer, or raise {options}."
-        )
-    return list(problems.values())
-
-
-def split_rng(split: ProblemSplit, seed: int, kind: str = "") -> random.Random:
-    """The random numbers by which problems of a split are chosen, other ones for each kind of problem."""
-    if split not in _SPLITS:
-        raise ValueError(f"`split` must be one of {', '.join(_SPLITS)}, but got {split!r}.")
-    return random.Random(f"{kind}{split}-{seed}")  # noqa: S311 - problems, not secrets
-
-
-def split_of(expression: str) -> ProblemSplit:
-    """The split of a problem, by a hash of its text that does not depend on machine or run."""
-    bucket = int.from_bytes(hashlib.blake2b(expression.encode(), digest_size=8).digest(), "big") % 10
-    return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
 
 
 def calculate(a: int, sign: str, b: int) -> int:

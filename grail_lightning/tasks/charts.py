@@ -22,8 +22,8 @@ from PIL.Image import Image
 
 from grail_lightning.answers import Marker
 from grail_lightning.environments.charts import COLOURS, Asks, Chart, Charts, Drawing, Form, near
-from grail_lightning.tasks.arithmetic import ProblemSplit, distinct, split_rng
 from grail_lightning.tasks.base import StepKind
+from grail_lightning.tasks.splits import ProblemSplit, distinct, split_rng
 
 CHART_ANSWER = Marker("Answer:")
 _QUESTIONS: dict[Asks, str] = {

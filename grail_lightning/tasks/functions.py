@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from grail_lightning.tasks.arithmetic import ProblemSplit, distinct, split_rng
+from grail_lightning.tasks.splits import ProblemSplit, distinct, split_rng
 
 _INDENT, _NUM_TESTS = "    ", 8
 

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 from grail_lightning.answers import Marker
 from grail_lightning.environments.retrieval import Entry, factbook
 from grail_lightning.environments.search import RELATIONS, EntityKind, Fact, FactGraph, Relation, Search, fact_graph
-from grail_lightning.tasks.arithmetic import ProblemSplit, distinct, split_of, split_rng
+from grail_lightning.tasks.splits import ProblemSplit, distinct, split_of, split_rng
 
 SEARCH_ANSWER = Marker("Answer:")
 _ASK: dict[EntityKind, str] = {"person": "Who", "firm": "Which firm", "town": "Which town", "country": "Which country"}

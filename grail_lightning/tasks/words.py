@@ -26,15 +26,13 @@ from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.arithmetic import (
     Chain,
     Problem,
-    ProblemSplit,
     calculate,
-    distinct,
     equation,
-    split_rng,
     worked_lines,
 )
 from grail_lightning.tasks.base import Prompt, Step, StepKind
 from grail_lightning.tasks.rewards import Rewards
+from grail_lightning.tasks.splits import ProblemSplit, distinct, split_rng
 
 _NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Iris", "Jack", "Lena", "Tom")
 _ITEMS = ("apples", "books", "cards", "coins", "cookies", "eggs", "marbles", "pencils", "shells", "stamps", "stickers")
