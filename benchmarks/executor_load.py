@@ -103,7 +103,8 @@ def load(isolation, num_programs, kill_every):
         " → ".join(f"{statistics.median(part):.0f}" for part in (column[:third], column[-third:]))
         for column in zip(*memory, strict=True)
     )
-    print(f"{name_of(isolation)}: {num_programs} programs in {seconds:.0f} s, {kills} kills, {len(wrong)} wrong verdicts")
+    name = name_of(isolation)
+    print(f"{name}: {num_programs} programs in {seconds:.0f} s, {kills} kills, {len(wrong)} wrong verdicts")
     print(f"  memory of this process {own} MB, of the sandboxes {theirs} MB (first, last third); ", end="")
     print(f"{len(processes())} processes left", flush=True)
     for outcome, source in wrong[:5]:
@@ -134,7 +135,8 @@ def speed(isolation):
     ratio = statistics.median(2 / (rate * one) for rate, one in zip(rates["calls"], bare, strict=True))
     calls, assertions = (statistics.median(rates[kind]) for kind in ("calls", "assertions"))
     start, own = (1000 * statistics.median(times) for times in (starts, bare))
-    print(f"{name_of(isolation)}: start {start:.0f} ms; {calls:.0f} programs/s with calls, {assertions:.0f} with assertions")
+    name = name_of(isolation)
+    print(f"{name}: start {start:.0f} ms; {calls:.0f} programs/s with calls, {assertions:.0f} with assertions")
     print(f"  2 workers; a program costs {ratio:.2f} of a bare interpreter's start ({own:.0f} ms)", flush=True)
 
 
