@@ -57,7 +57,7 @@ class Judge:
         model: The model's name there.
         key_variable: The environment variable that holds the key of the address; null sends none.
         concurrency: Most requests at a time, of one rank.
-        seconds: Most seconds for which the address may be silent.
+        seconds: Most seconds of one request.
         batch_seconds: Most seconds of a request with its repetitions, and those in which requests of a batch begin.
         retries: How often a request that failed is sent again.
         max_tokens: Most tokens of a reply.

@@ -66,6 +66,8 @@ def choose(isolation: Isolation | None) -> Isolation:
     """The isolation itself, or for None the first of `LOCAL` that isolates here; RuntimeError if it does not."""
     if not isinstance(isolation, Isolation | None):
         raise ValueError(f"`isolation` must be one such as Bubblewrap(), or None, but got {isolation!r}.")
+    if type(isolation).__hash__ is None:
+        raise ValueError(f"`isolation` must be hashable, but got {isolation!r}. Make its class a frozen dataclass.")
     reasons = []
     for tried in LOCAL if isolation is None else (isolation,):
         reason = refusal(tried)

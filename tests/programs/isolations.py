@@ -26,6 +26,17 @@ class Behind(Isolation):
         return ProcessSandbox([self.command, *interpreter(limits)], limits)
 
 
+@dataclass
+class Changeable(Isolation):
+    """A dataclass that is not frozen cannot be hashed."""
+
+    cores: int = 1
+
+    def open(self, limits):
+        """See `Isolation`."""
+        return Bubblewrap().open(limits)
+
+
 class Numbered(Isolation):
     """Bubblewrap's sandboxes, with an option that is an attribute; no dataclass."""
 

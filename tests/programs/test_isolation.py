@@ -57,6 +57,10 @@ def test_an_isolation_is_named_and_another_one_begins_with_its_own_options(isola
         (["isolation=Server"], "the following arguments are required: url"),
         (["isolation=Server", "isolation.url=127.0.0.1"], "`isolation.url` must be an address such as http://"),
         (["backend=auto"], "There is no option `data.task.backend`. .* Here it is `data.task.isolation`."),
+        (
+            ["isolation=tests.programs.isolations.Changeable"],
+            r"hashable, but got Changeable\(cores=1\). Make",
+        ),
         (["isolation=tests.programs.isolations.Bare"], r"\(Bare: it does not isolate: .*read .*secret.*read /etc/pass"),
         (["isolation=tests.programs.isolations.Behind"], r"\(Behind: .*No such file .* 'no-such-command'\)"),
     ],
