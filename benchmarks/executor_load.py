@@ -1,7 +1,7 @@
 """The executor under load: programs, a tenth of them hostile, while sandboxes are killed at random; and its figures.
 
-    python benchmarks/executor_load.py                    # each back end that runs here, 2,000 programs
-    python benchmarks/executor_load.py --backends sandlock --programs 200 --kill-every 0
+    python benchmarks/executor_load.py                    # each isolation that runs here, 2,000 programs
+    python benchmarks/executor_load.py --isolations Sandlock --programs 200 --kill-every 0
 
 Every verdict is compared with what is known of the program. The speed is that of programs with 5 tests each, without
 attacks, in five turns; a bare `python -S -c pass` stands beside it, for what else the machine does changes all figures.
@@ -18,9 +18,9 @@ import time
 
 import psutil
 
-from grail_lightning.programs.executor import Executor, refusal
+from grail_lightning.programs.executor import Executor
 from grail_lightning.programs.outcome import Job, Limits, TestCall, Tests
-from grail_lightning.programs.sandbox import COMMANDS, Sandbox
+from grail_lightning.programs.probe import LOCAL, refusal
 
 PROGRAM = "def f(n, m):\n    s = 0\n    for i in range(n):\n        if i {} m:\n            s += i\n    return s  # {}"
 CALLS = tuple(TestCall((n, 3), sum(i for i in range(n) if i <= 3)) for n in range(5))
@@ -35,6 +35,11 @@ HOSTILE = {
     "def f(n, m): return f(n, m)\n# {}": {"raised"},
     "import ctypes\ndef f(n, m): return ctypes.string_at(0)\n# {}": {"crashed", "raised"},
 }
+
+
+def name_of(isolation):
+    """The name of its class."""
+    return type(isolation).__name__
 
 
 def jobs_of(num_programs, rng):
@@ -66,10 +71,10 @@ def memory_mb(running: list[psutil.Process]) -> float:
     return total / 2**20
 
 
-def load(backend, num_programs, kill_every):
+def load(isolation, num_programs, kill_every):
     """Wrong verdicts, kills and memory of a run under attack."""
     rng = random.Random(0)
-    executor = Executor(backend, Limits(seconds=1.0, memory_mb=128))
+    executor = Executor(isolation, Limits(seconds=1.0, memory_mb=128))
     jobs, allowed = jobs_of(num_programs, rng)
     stop, kills, memory, wrong = threading.Event(), 0, [], []
 
@@ -98,7 +103,8 @@ def load(backend, num_programs, kill_every):
         " → ".join(f"{statistics.median(part):.0f}" for part in (column[:third], column[-third:]))
         for column in zip(*memory, strict=True)
     )
-    print(f"{backend}: {num_programs} programs in {seconds:.0f} s, {kills} kills, {len(wrong)} wrong verdicts")
+    name = name_of(isolation)
+    print(f"{name}: {num_programs} programs in {seconds:.0f} s, {kills} kills, {len(wrong)} wrong verdicts")
     print(f"  memory of this process {own} MB, of the sandboxes {theirs} MB (first, last third); ", end="")
     print(f"{len(processes())} processes left", flush=True)
     for outcome, source in wrong[:5]:
@@ -112,13 +118,13 @@ def seconds_of(action) -> float:
     return time.perf_counter() - begin
 
 
-def speed(backend):
+def speed(isolation):
     """Start-up, programs a second with calls and with assertions, and a bare interpreter, in turns."""
-    bare, starts, rates, executor = [], [], {"calls": [], "assertions": []}, Executor(backend)
+    bare, starts, rates, executor = [], [], {"calls": [], "assertions": []}, Executor(isolation)
     interpreter = [sys.executable, "-S", "-c", "pass"]
     for turn in range(5):
         bare.append(statistics.median(seconds_of(lambda: subprocess.run(interpreter, check=True)) for _ in range(5)))
-        sandbox = Sandbox(backend, Limits())
+        sandbox = isolation.open(Limits())
         starts.append(seconds_of(sandbox._start))
         sandbox.close()
         for kind, tests in {"calls": Tests("f", CALLS), "assertions": Tests("f", (), ASSERTIONS)}.items():
@@ -129,23 +135,25 @@ def speed(backend):
     ratio = statistics.median(2 / (rate * one) for rate, one in zip(rates["calls"], bare, strict=True))
     calls, assertions = (statistics.median(rates[kind]) for kind in ("calls", "assertions"))
     start, own = (1000 * statistics.median(times) for times in (starts, bare))
-    print(f"{backend}: start {start:.0f} ms; {calls:.0f} programs/s with calls, {assertions:.0f} with assertions")
+    name = name_of(isolation)
+    print(f"{name}: start {start:.0f} ms; {calls:.0f} programs/s with calls, {assertions:.0f} with assertions")
     print(f"  2 workers; a program costs {ratio:.2f} of a bare interpreter's start ({own:.0f} ms)", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backends", nargs="+", default=list(COMMANDS))
+    isolations = {name_of(isolation): isolation for isolation in LOCAL}
+    parser.add_argument("--isolations", nargs="+", choices=isolations, default=list(isolations))
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--kill-every", type=float, default=2.0, help="seconds between kills of a process; 0: none")
     arguments = parser.parse_args()
     right = True
-    for backend in arguments.backends:
-        if reason := refusal(backend):
-            print(f"{backend}: not here ({reason})")
+    for name in arguments.isolations:
+        if reason := refusal(isolations[name]):
+            print(f"{name}: not here ({reason})")
             continue
-        speed(backend)
-        right &= load(backend, arguments.programs, arguments.kill_every)
+        speed(isolations[name])
+        right &= load(isolations[name], arguments.programs, arguments.kill_every)
     sys.exit(not right)
 
 

@@ -16,6 +16,7 @@ from grail_lightning.advantages import AdvantageEstimator
 from grail_lightning.answers import AnswerForm
 from grail_lightning.credit import CreditControl, TokenCredit
 from grail_lightning.engines import RolloutEngine
+from grail_lightning.programs.isolation import Isolation
 from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.import_path import import_function
 
@@ -30,6 +31,8 @@ BASES: dict[str, tuple[type, tuple[str, ...]]] = {
     "data": (LightningDataModule, ("grail_lightning.data",)),
     "data.task": (Task, ("grail_lightning.tasks",)),
     "data.task.answer": (AnswerForm, ("grail_lightning.answers.find",)),
+    "data.task.isolation": (Isolation, ("grail_lightning.programs.isolation",)),
+    "data.task.environment.isolation": (Isolation, ("grail_lightning.programs.isolation",)),
     "trainer.callbacks": (Callback, ("grail_lightning.callbacks", "lightning.pytorch.callbacks")),
     "trainer.logger": (Logger, ("lightning.pytorch.loggers",)),
 }
@@ -37,6 +40,7 @@ BASES: dict[str, tuple[type, tuple[str, ...]]] = {
 BEGINS_ANEW = (
     *("model.objective", "model.advantage", "model.credit", "model.control", "model.engine"),
     *("data.task", "data.task.answer", "data.task.environment"),
+    *("data.task.isolation", "data.task.environment.isolation"),
 )
 """Options whose value, a class of another name, begins with its own options. Other classes keep those that they have,
 too: another optimiser the learning rate, another logger the folder, other data the number of prompts."""

@@ -55,6 +55,8 @@ data.max_prompt_length: max_prompt_len
 data.overlong: filter_overlong_prompts truncation
 data.task.rewards: reward_funcs reward_weights reward_function custom_reward_function reward_model reward_fn
 data.task.environment: environment_factory
+data.task.environment.isolation: task.environment.backend
+data.task.isolation: task.backend sandbox_fusion.url
 evaluation.num_samples: num_generations_eval val_kwargs.n
 evaluation.at_start: val_before_train eval_on_start
 trainer.max_epochs: num_train_epochs total_epochs

@@ -209,7 +209,8 @@ def _no_option_of(cls: type, option: str, stray: str) -> str:
     others = [other for other, of in classes.items() if of and stray in inspect.signature(of).parameters]
     listed = list(dict.fromkeys(other.partition(".")[0] for other in known))
     has = f"has: {', '.join(listed)}" if listed else "has no options"
-    hint = f" `{stray}` is an option of {', '.join(others)}." if others else known_as(stray)
+    hint = known_as(f"{option}.{stray}") or known_as(stray)
+    hint = f" `{stray}` is an option of {', '.join(others)}." if others else hint
     return f"There is no option `{option}.{stray}`. {cls.__name__} of `{option}` {has}.{hint}"
 
 

@@ -21,12 +21,12 @@ from torch import Tensor
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, rows_by_group
 from grail_lightning.credit.turns import check_judged, check_scored, turn_scores, turn_table
-from grail_lightning.environments.retrieval import check_address, post
 from grail_lightning.environments.side_by_side import side_by_side
 from grail_lightning.functional.advantages import relative, spread_turns
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.runtime.collectives import all_reduce
+from grail_lightning.runtime.http import check_address, post_json
 from grail_lightning.tasks.base import Prompt
 
 _Labels = Literal["given", "permuted", "random"]
@@ -57,7 +57,7 @@ class Judge:
         model: The model's name there.
         key_variable: The environment variable that holds the key of the address; null sends none.
         concurrency: Most requests at a time, of one rank.
-        seconds: Most seconds for which the address may be silent.
+        seconds: Most seconds of one request.
         batch_seconds: Most seconds of a request with its repetitions, and those in which requests of a batch begin.
         retries: How often a request that failed is sent again.
         max_tokens: Most tokens of a reply.
@@ -120,7 +120,7 @@ class Judge:
         messages = [{"role": "user", "content": question}]
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": self.max_tokens}
         url, key = self.url.rstrip("/") + "/chat/completions", os.environ.get(self.key_variable or "")
-        reply: Any = post(url, body, seconds=self.seconds, retries=self.retries, key=key)
+        reply: Any = post_json(url, body, seconds=self.seconds, retries=self.retries, key=key)
         return str(reply["choices"][0]["message"]["content"])
 
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from grail_lightning.environments.side_by_side import restart_clock
 from grail_lightning.programs.executor import Executor
+from grail_lightning.programs.isolation import Isolation
 from grail_lightning.programs.outcome import Limits
 
 # All rollouts share its processes.
@@ -18,14 +19,19 @@ class Python:
     Each program runs for itself: it has neither the names nor the files of one before.
 
     Args:
-        backend: How programs are isolated; see `Executor`.
+        isolation: How programs are isolated; see `Executor`.
         limits: The limits of one program.
         workers: The number of programs that run side by side, of all rollouts together. The `tool_seconds` of a call
             begin when its program does.
     """
 
-    def __init__(self, backend: str = "auto", limits: Limits = Limits(seconds=1.0), workers: int = 2) -> None:  # noqa: B008
-        self._executor = _executor(backend, limits, workers)
+    def __init__(
+        self,
+        isolation: Isolation | None = None,
+        limits: Limits = Limits(seconds=1.0),  # noqa: B008  (frozen)
+        workers: int = 2,
+    ) -> None:
+        self._executor = _executor(isolation, limits, workers)
 
     def reset(self, **row: object) -> None:
         """Begin a rollout; the problem is in the prompt."""

@@ -6,7 +6,6 @@ Queries are written by a policy. They are reduced to words before they reach the
 from __future__ import annotations
 
 import html
-import json
 import re
 import sqlite3
 import textwrap
@@ -17,8 +16,9 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from grail_lightning.runtime.http import check_address, post_json
+
 _QUERY_CHARACTERS, _DOCUMENT_CHARACTERS = 500, 4000
-_MOST_BYTES = 8_000_000  # Of an answer: what comes from outside must not fill the memory.
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -74,7 +74,7 @@ class RemoteRetriever:
     def documents(self, query: str, k: int) -> list[str]:
         """At most `k` documents, the best first; a ValueError if the server gives no answer that can be read."""
         body = {"queries": [query[:_QUERY_CHARACTERS]], "topk": k, "return_scores": True}
-        answer = post(self.url, body, seconds=self._seconds, retries=2)
+        answer = post_json(self.url, body, seconds=self._seconds, retries=2)
         try:
             return [_contents(item) for item in answer["result"][0][:k]]
         except (LookupError, TypeError):
@@ -95,50 +95,6 @@ def _contents(item: Any) -> str:
 
 # All environments with the same options share a client; the server is asked when it is made.
 connect = lru_cache(maxsize=16)(RemoteRetriever)
-
-
-def check_address(option: str, url: str, example: str) -> None:
-    """Check that an option is an HTTP address."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"`{option}` must be an address such as {example}, but got {url!r}.")
-
-
-def post(url: str, body: Mapping[str, Any], *, seconds: float, retries: int, key: str | None = None) -> Any:
-    """The JSON with which a server answers; a ValueError if there is no answer that can be read.
-
-    A request is repeated if the server is silent for these seconds, and at status 429 and 5xx. Nothing is redirected,
-    since the key is for this address alone.
-    """
-    import urllib3  # Not needed without a server.
-
-    again = urllib3.Retry(
-        total=retries,
-        redirect=0,
-        allowed_methods=None,
-        status_forcelist=(429, 500, 502, 503, 504),
-        backoff_factor=0.2,
-        raise_on_status=False,
-        respect_retry_after_header=False,
-    )
-    # Each request has a connection of its own: an idle one may be closed by the server at any moment.
-    headers = {"Connection": "close"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    try:
-        with urllib3.PoolManager(headers=headers, retries=again, timeout=seconds) as pool:
-            answer = pool.request("POST", url, json=body, preload_content=False)
-            try:
-                text = answer.read(_MOST_BYTES, decode_content=True)
-            finally:
-                answer.close()
-    except (urllib3.exceptions.HTTPError, OSError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise ValueError(f"{url} did not answer ({type(reason).__name__}).") from None
-    try:
-        if answer.status == 200:
-            return json.loads(text)
-    except (ValueError, RecursionError):  # The second one from too deep nesting.
-        pass
-    raise ValueError(f"{url} answered with status {answer.status} and {text[:200]!r}, but not with JSON.")
 
 
 class Entry(NamedTuple):

@@ -143,7 +143,7 @@ class Search:
             with 2 or more.
         retriever: The address of a server that speaks Search-R1's `/retrieve`, such as http://127.0.0.1:8000/retrieve;
             `factbook` searches the World Factbook, null the documents of the row's graph.
-        timeout_seconds: How long the server may be silent; a request is sent three times. Does not apply without
+        timeout_seconds: Most seconds of one request, which is sent three times at most. Does not apply without
             `retriever`.
 
     Raises:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import lru_cache
-from pathlib import Path
 from typing import TypeVar
 
 from grail_lightning.programs.grade import grade, line_of, printed
 from grail_lightning.programs.guest import encode
-from grail_lightning.programs.outcome import Job, Limits, ProgramOutcome, TestCall, Tests
-from grail_lightning.programs.sandbox import COMMANDS, LostError, RemoteSandbox, Sandbox, StartError
+from grail_lightning.programs.isolation import Isolation
+from grail_lightning.programs.outcome import Job, Limits, ProgramOutcome, Tests
+from grail_lightning.programs.probe import choose
+from grail_lightning.programs.sandbox import LostError, Sandbox, StartError
 
 _MAX_CHARACTERS = 1 << 17
 _ATTEMPTS = 20
@@ -28,77 +26,12 @@ _MOST_KEPT = 50_000  # Outcomes: some 50 MB. Neither those with traces are kept,
 Result = TypeVar("Result")
 
 
-def _is_address(backend: str) -> bool:
-    return backend.startswith(("http://", "https://"))
-
-
-def _sandbox(backend: str, limits: Limits) -> Sandbox:
-    return (RemoteSandbox if _is_address(backend) else Sandbox)(backend, limits)
-
-
-def probe(files: list[str], folders: list[str], process: int) -> list[str]:
-    """What a program could do and may not. Its text is run like that of any other, before a back end is used."""
-    import contextlib
-    import os
-    import socket
-
-    done = []
-
-    def attempt(name: str, action: Callable[[str], object], *targets: str) -> None:
-        for target in targets:
-            with contextlib.suppress(Exception):
-                action(target)
-                done.append(f"{name} {target}")
-
-    attempt("read", lambda path: open(path).close(), *files)
-    attempt("list", os.listdir, *folders)
-    attempt("write to", lambda path: os.close(os.open(f"{path}/left", os.O_WRONLY | os.O_CREAT)), *folders, ".")
-    attempt("open", lambda family: socket.socket(getattr(socket, family)).close(), "AF_INET", "AF_UNIX", "AF_NETLINK")
-    attempt("signal", lambda _: os.kill(process, 0), "a process")
-    attempt("start", lambda _: os.waitpid(os.fork() or os._exit(0), 0), "a process")
-    return done + ["read the environment"] * bool(os.environ)
-
-
-@lru_cache
-def refusal(backend: str) -> str:
-    """Why a back end cannot be used here, found out by a program that tries to get out; empty if it can."""
-    with tempfile.TemporaryDirectory(prefix="grail_probe_") as folder:
-        Path(folder, "secret").touch()
-        files = [f"{folder}/secret", __file__, "/etc/passwd", f"/proc/{os.getpid()}/environ"]
-        program = f"from collections.abc import Callable\n{inspect.getsource(probe)}"
-        if _is_address(backend):  # Its isolation is its own.
-            program = "def probe(*_): return []"
-        tests = Tests(entry="probe", calls=(TestCall((files, [folder, "/proc"], os.getpid()), []),))
-        sandbox = _sandbox(backend, Limits(seconds=10.0))
-        try:
-            outcome = grade(sandbox, sandbox, program, tests)
-        except (OSError, ImportError, RuntimeError, LostError) as error:
-            return line_of(error)
-        finally:
-            sandbox.close()
-    return "" if outcome.status == "passed" else f"it does not isolate: {outcome.message or outcome.status}"
-
-
-def choose(backend: str = "auto") -> str:
-    """The back end itself, or the first one of `auto` that isolates here; RuntimeError if it does not, or none does."""
-    if backend not in ("auto", *COMMANDS) and not _is_address(backend):
-        raise ValueError(f"`backend` must be one of auto, {', '.join(COMMANDS)}, or an address, but got {backend!r}.")
-    reasons = []
-    for name in COMMANDS if backend == "auto" else (backend,):
-        reason = refusal(name)
-        if not reason:
-            return name
-        reasons.append(f"{name}: {reason}")
-    raise RuntimeError(f"Nothing isolates programs here ({'; '.join(reasons)}); docs/sandbox.md says what would.")
-
-
 class Executor:
     """Runs programs in sandboxes, and keeps their outcomes by the program's text and its tests.
 
     Args:
-        backend: `bubblewrap`, `sandlock`, or `auto`: the first of them that isolates on this machine, which a
-            program that tries to get out finds out. Or the address of a server that runs programs in SandboxFusion's
-            form, such as `http://127.0.0.1:8080/run_code`, whose isolation nobody checks.
+        isolation: `Bubblewrap()`, `Sandlock()`, `Server(url)`, or one of your own. None takes the first of `Bubblewrap`
+            and `Sandlock` that isolates on this machine, which a program that tries to get out finds out.
         limits: Of one program with all of its tests.
         workers: How many programs run at a time.
 
@@ -106,18 +39,23 @@ class Executor:
         RuntimeError: Nothing isolates programs on this machine. They are never run without.
     """
 
-    def __init__(self, backend: str = "auto", limits: Limits = Limits(), workers: int = 2) -> None:  # noqa: B008
+    def __init__(
+        self,
+        isolation: Isolation | None = None,
+        limits: Limits = Limits(),  # noqa: B008  (frozen)
+        workers: int = 2,
+    ) -> None:
         if not all(0 < x <= _LARGEST for x in (limits.seconds, limits.memory_mb, limits.output_kb, workers)):
             said = f"`limits` and `workers` must be positive and at most {_LARGEST:,}, but got {limits} and {workers}."
             raise ValueError(said)
-        self.backend = choose(backend)
+        self.isolation = choose(isolation)
         self.limits = limits
         self.workers = workers
         self._kept: dict[bytes, ProgramOutcome] = {}
         self._forget()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Executor, (self.backend, self.limits, self.workers)
+        return Executor, (self.isolation, self.limits, self.workers)
 
     def run(self, program: str, tests: Tests, *, trace: int | None = None) -> ProgramOutcome:
         """What becomes of a program on its tests, or, with its trace, on the test ``trace`` alone."""
@@ -180,7 +118,7 @@ class Executor:
     def _attempt(self, use: Callable[[Sandbox, Sandbox], Result]) -> Result:
         """What is made of the sandboxes of this thread, one for programs and one for assertions; they may be lost."""
         if not hasattr(self._own, "pair"):
-            self._own.pair = _sandbox(self.backend, self.limits), _sandbox(self.backend, self.limits)
+            self._own.pair = self.isolation.open(self.limits), self.isolation.open(self.limits)
             self._sandboxes.extend(self._own.pair)
         for _ in range(_ATTEMPTS):
             try:
@@ -188,7 +126,7 @@ class Executor:
             except LostError as error:
                 lost = error
         if isinstance(lost, StartError):
-            raise RuntimeError(f"The sandbox {self.backend} does not start any more: {line_of(lost)}.")
+            raise RuntimeError(f"The sandbox {type(self.isolation).__name__} does not start any more: {line_of(lost)}.")
         raise lost
 
 

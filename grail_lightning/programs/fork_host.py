@@ -1,6 +1,6 @@
 """The process that runs programs natively: a warm interpreter forks a confined child for each of them.
 
-It runs inside of the sandbox that its back end makes, and `python -c` gets its text after that of guest.py.
+It runs inside of the sandbox that its isolation makes, and `python -c` gets its text after that of guest.py.
 """
 
 import json

@@ -21,6 +21,7 @@ from grail_lightning.programs.divergence import (
     repaired,
 )
 from grail_lightning.programs.executor import Executor
+from grail_lightning.programs.isolation import Isolation
 from grail_lightning.programs.outcome import Job, Limits, ProgramOutcome, Tests
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import GradedAnswer, Prompt, Step
@@ -56,7 +57,8 @@ class CodeTask(MathTask):
         explained: The part of a program that counts as the answer for credit methods such as GRAIL: its last `return`
             statement (the whole program where it has none), or the whole program.
         shown_tests: The number of assertions in the prompt, where the problem does not name the function as code.
-        backend: How programs are isolated; see `Executor`.
+        isolation: How programs are isolated: `Bubblewrap`, `Sandlock`, `Server` with its `url`, or a class of your own
+            (docs/sandbox.md). Default the first of the first two that isolates on this machine.
         limits: The limits of one program with all of its tests.
         workers: The number of programs that run side by side.
     """
@@ -72,7 +74,7 @@ class CodeTask(MathTask):
         answer: AnswerForm | None = None,
         explained: Literal["return", "program"] = "return",
         shown_tests: int = 1,
-        backend: str = "auto",
+        isolation: Isolation | None = None,
         limits: Limits = Limits(),  # noqa: B008  (frozen)
         workers: int = 2,
     ) -> None:
@@ -82,7 +84,7 @@ class CodeTask(MathTask):
         if shown_tests < 0:
             raise ValueError(f"`shown_tests` must be 0 or more, but got {shown_tests}.")
         self.explained, self.shown_tests = explained, shown_tests
-        self.executor = Executor(backend, limits, workers)
+        self.executor = Executor(isolation, limits, workers)
 
     def check_columns(self, columns: Collection[str]) -> None:
         """Check that the data has the columns that the rewards ask for."""

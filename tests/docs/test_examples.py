@@ -1,6 +1,7 @@
 """The examples of the documentation run as they stand, through the command line and on the packaged policies."""
 
 import json
+import os
 import runpy
 import shutil
 import sys
@@ -18,6 +19,9 @@ from grail_lightning.answers import Verifier
 from grail_lightning.grading import grade_answers, labelled_steps
 from grail_lightning.module import GrailModule
 from grail_lightning.policy import load_policy
+from grail_lightning.programs.executor import Executor
+from grail_lightning.programs.isolation import Bubblewrap
+from grail_lightning.programs.probe import refusal
 from grail_lightning.tasks import MathTask
 from tests.runs import SAMPLING, problems
 from tests.shell import fails, main
@@ -161,6 +165,23 @@ def test_the_share_of_tests_that_a_program_passes_is_paid(programs_run):
     assert paid[rollouts["correct"]].tolist() == pytest.approx([0.2] * int(rollouts["correct"].sum()))
     assert set((paid * 40).round(3)) <= set(range(9)), "eighths of 0.2"
     assert figures["train/rewards/tests_passed/mean"] == pytest.approx(5 * paid.mean())
+
+
+def test_an_isolation_of_ones_own_runs_the_programs_of_a_run(programs_run):
+    if reason := refusal(Bubblewrap()):
+        pytest.skip(f"bubblewrap does not run programs here ({reason}); docs/sandbox.md says what it needs")
+    core = str(min(os.sched_getaffinity(0)))
+    small = ["--data.num_train=8", "--data.num_val=8"]
+    named = ["--data.task.isolation=my_isolation.OnCores", f"--data.task.isolation.cores={core}"]
+    rollouts, _ = fit("my_programs", *small, *named)
+    assert len(rollouts) == 2 * 4
+    held = yaml.safe_load((RUN / "config.yaml").read_text())["data"]["init_args"]["task"]["init_args"]["isolation"]
+    assert held == {"class_path": "my_isolation.OnCores", "init_args": {"cores": core}}
+    from my_isolation import OnCores
+
+    executor = Executor(OnCores(core))
+    assert executor.printed("import os\nprint(os.sched_getaffinity(0))") == f"{{{core}}}\n"
+    executor.close()
 
 
 def test_a_reward_is_called_by_hand(capsys):

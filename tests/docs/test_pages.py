@@ -157,7 +157,8 @@ def test_every_option_of_the_parser_stands_on_the_page_of_options(hook, parsers)
         assert row.count("`") >= 4
         if action.dest not in ("config",):
             assert row.rstrip("| ").rpartition("| ")[2], f"{action.dest} has no meaning"
-    for option in ("model.credit", "model.control", "model.engine", "data", "data.task", "data.task.answer"):
+    of_tasks = ("data.task", "data.task.answer", "data.task.isolation")
+    for option in ("model.credit", "model.control", "model.engine", "data", *of_tasks):
         for name in choices(option):
             assert f"### {name} {{#" in page
     assert "`saliency.leaf`" in page, "groups inside a class"

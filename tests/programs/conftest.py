@@ -1,14 +1,13 @@
 import pytest
 
-from grail_lightning.programs.executor import Executor, refusal
+from grail_lightning.programs.executor import Executor
 from grail_lightning.programs.outcome import Limits
+from grail_lightning.programs.probe import LOCAL, refusal
 
-BACKENDS = ["bubblewrap", "sandlock"]
 
-
-@pytest.fixture(scope="session", params=BACKENDS)
+@pytest.fixture(scope="session", params=LOCAL, ids=lambda isolation: type(isolation).__name__)
 def executor(request):
-    """An executor of each back end that isolates on this machine, with short limits."""
+    """An executor of each way to isolate that isolates on this machine, with short limits."""
     if reason := refusal(request.param):
         pytest.skip(f"{request.param} does not run programs here ({reason}); docs/sandbox.md says what it needs")
     executor = Executor(request.param, Limits(seconds=0.5, memory_mb=128, output_kb=16))

@@ -18,10 +18,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grail_lightning.programs.executor import Executor, choose, probe, refusal
+from grail_lightning.programs.executor import Executor
 from grail_lightning.programs.grade import line_of
 from grail_lightning.programs.guest import decode, encode
+from grail_lightning.programs.isolation import Bubblewrap, Sandlock
 from grail_lightning.programs.outcome import Job, Limits, TestCall, Tests, Visit
+from grail_lightning.programs.probe import probe, refusal
 
 ADDS_ONE = "def f(x): return x + 1"
 TESTS = Tests(entry="f", calls=tuple(TestCall((n,), n + 1) for n in range(4)))
@@ -322,7 +324,7 @@ def test_sandboxes_that_are_killed_lose_no_verdict(executor):
 
 
 def test_what_a_program_leaves_behind_does_not_reach_the_next(executor):
-    alone = Executor(executor.backend, executor.limits, workers=1)
+    alone = Executor(executor.isolation, executor.limits, workers=1)
     for spoils in (
         """answer(b'{"ok": 4}'); os._exit(0)""",
         """answer(b'{"ok": 4}'); os.read(3, 3); os._exit(0)""",
@@ -339,7 +341,7 @@ def test_what_a_program_leaves_behind_does_not_reach_the_next(executor):
 
 def test_an_executor_is_closed_and_pickled(executor):
     other = pickle.loads(pickle.dumps(executor))
-    assert (other.backend, other.limits) == (executor.backend, executor.limits)
+    assert (other.isolation, other.limits) == (executor.isolation, executor.limits)
     assert other.run(ADDS_ONE, TESTS).status == "passed"
     other.close()
     assert other.run("def f(x): return x", TESTS).status == "failed"
@@ -356,11 +358,13 @@ def test_the_probe_finds_what_a_bare_process_can_do(tmp_path):
 
 
 def test_nothing_is_run_where_nothing_isolates(monkeypatch):
-    monkeypatch.setattr("grail_lightning.programs.executor.refusal", lambda name: f"no {name}")
-    with pytest.raises(RuntimeError, match=r"Nothing isolates programs here \(.*sandlock: no sandlock"):
+    monkeypatch.setattr("grail_lightning.programs.probe.refusal", lambda isolation: f"no {isolation}")
+    with pytest.raises(RuntimeError, match=r"Nothing isolates programs here \(.*; Sandlock: no Sandlock\(\)\)"):
         Executor()
-    with pytest.raises(ValueError, match=r"`backend` must be one of auto, .*, or an address, but got 'exec'"):
-        choose("exec")
+    with pytest.raises(RuntimeError, match=r"Nothing isolates programs here \(Sandlock: no Sandlock\(\)\)"):
+        Executor(Sandlock())
+    with pytest.raises(ValueError, match=r"`isolation` must be one such as Bubblewrap\(\), or None, but got 'exec'"):
+        Executor("exec")
     for wrong in (0, -1, math.nan, math.inf, 1e300):
         for name in ("seconds", "memory_mb", "output_kb"):
             with pytest.raises(ValueError, match="must be positive and at most"):
@@ -377,11 +381,11 @@ def test_an_outcome_that_may_be_the_machine_s_fault_is_not_kept():
     executor.close()
 
 
-def test_a_missing_system_library_is_named_and_the_next_back_end_is_tried(tmp_path, monkeypatch):
+def test_a_missing_system_library_is_named_and_the_next_isolation_is_tried(tmp_path, monkeypatch):
     (tmp_path / "pyseccomp.py").write_text("raise RuntimeError('Unable to find libseccomp')")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "pyseccomp", raising=False)
-    assert refusal.__wrapped__("bubblewrap") == "Unable to find libseccomp"
+    assert refusal.__wrapped__(Bubblewrap()) == "Unable to find libseccomp"
 
 
 _SCALARS = (

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grail_lightning.programs.executor import Executor, refusal
+from grail_lightning.programs.executor import Executor
 from grail_lightning.programs.grade import canonical
 from grail_lightning.programs.guest import decode, encode
 from grail_lightning.programs.outcome import Job, Limits, TestCall, Tests
+from grail_lightning.programs.probe import LOCAL, refusal
 
 # A reply of a million bytes, which is as long as a reply may be here.
 LIMITS = Limits(seconds=3.0, memory_mb=512, output_kb=1024)
@@ -62,11 +63,10 @@ TESTS = Tests("f", (TestCall((3,), 4),))
 
 @pytest.fixture(scope="module")
 def native():
-    """A back end in which a program can write to its connection."""
-    backend = next((name for name in ("bubblewrap", "sandlock") if not refusal(name)), None)
-    if backend is None:
+    """A sandbox in which a program can write to its connection."""
+    if all(refusal(isolation) for isolation in LOCAL):
         pytest.skip("neither bubblewrap nor sandlock runs programs here; docs/sandbox.md says what they need")
-    made = Executor(backend, LIMITS, workers=1)
+    made = Executor(None, LIMITS, workers=1)
     yield made
     made.close()
 

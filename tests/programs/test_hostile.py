@@ -1,4 +1,4 @@
-"""Programs that attack the grader, in each back end that runs here."""
+"""Programs that attack the grader, in each sandbox that runs here."""
 
 import sysconfig
 import time
@@ -36,7 +36,7 @@ def canary(tmp_path_factory):
 @pytest.fixture(scope="module")
 def attacked(executor):
     """An executor of its own: half of the time is enough for all but those that never end."""
-    made = Executor(executor.backend, Limits(seconds=0.25, memory_mb=128, output_kb=16), workers=WORKERS)
+    made = Executor(executor.isolation, Limits(seconds=0.25, memory_mb=128, output_kb=16), workers=WORKERS)
     yield made
     made.close()
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from grail_lightning.programs.executor import Executor
+from grail_lightning.programs.isolation import Server
 from grail_lightning.programs.outcome import Job, Limits, TestCall, Tests
 from tests.http_server import server
 from tests.shell import fails_early
@@ -30,7 +31,7 @@ def run(body, _):
 @pytest.fixture(scope="module")
 def remote():
     with server(run) as (url, _):
-        executor = Executor(f"{url}/run_code", LIMITS)
+        executor = Executor(Server(f"{url}/run_code"), LIMITS)
         yield executor
         executor.close()
 
@@ -65,7 +66,7 @@ def test_a_server_that_fails_for_a_moment_is_asked_again(monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _: None)
     answers = {3: (500, b""), 4: (200, b"[]"), 5: (200, {"status": "SandboxError", "message": "full"}), 10: LATE}
     with server(lambda body, n: answers.get(n) or run(body, n)) as (url, asked):
-        executor = Executor(url, LIMITS)
+        executor = Executor(Server(url), LIMITS)
         assert executor.run("def f(n): return n * n", CALLS).status == "passed"
         assert len(asked) == 2 + 3 + 4
         late = executor.run("def f(n):\n    while True: pass", CALLS)
@@ -77,6 +78,7 @@ def test_a_server_that_fails_for_a_moment_is_asked_again(monkeypatch):
 
 def test_an_address_without_a_server_is_one_line_before_a_model_is_loaded(monkeypatch, capsys, empty_folder):
     monkeypatch.setattr("time.sleep", lambda _: None)
-    backend = "http://127.0.0.1:9/run_code"
-    said = fails_early(capsys, "fit", "--config=configs/quickstart_code.yaml", f"--data.task.backend={backend}")
-    assert backend in said
+    url = "http://127.0.0.1:9/run_code"
+    options = ["--data.task.isolation=Server", f"--data.task.isolation.url={url}"]
+    said = fails_early(capsys, "fit", "--config=configs/quickstart_code.yaml", *options)
+    assert f"Nothing isolates programs here (Server: {url} did not answer (Connection refused))" in said

@@ -8,7 +8,6 @@ import logging
 import math
 import operator
 import os
-import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 
 from grail_lightning.engines.requests import Completion, Request
 from grail_lightning.guard import said
+from grail_lightning.runtime.http import NoAnswer, SlowAnswer, post
 
 _T = TypeVar("_T")
 Workers = list[dict[str, Any]]
@@ -26,8 +26,7 @@ _STATE = {"instance", "version", "dtype", "max_model_len"}  # Of `WeightReceiver
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 _AT_ONCE = 256  # Responses in flight at one server, for each rank.
 _CONTROL_SECONDS = 60.0  # For questions about its state, which a server answers between two steps of decoding.
-# A machine that has gone is noticed although nothing is sent to it while it decodes: after 60 s, then each 15 s.
-_KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+_MAX_BYTES = 1 << 28  # Of an answer: more than those of a million tokens with their log-probabilities.
 # Lightning prints what this logger is told; unlike `rank_zero_info` from every rank, for one rank alone may notice.
 LOG = logging.getLogger("lightning.pytorch.utilities.rank_zero")
 
@@ -74,8 +73,7 @@ class ServerClient:
         self.url, self.host = url.rstrip("/").removesuffix("/v1"), parts.hostname
         self.patience, self.answer_seconds = patience, answer_seconds
         self.model = "MODEL"
-        key = os.environ.get("VLLM_API_KEY")
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._key = os.environ.get("VLLM_API_KEY")
 
     @property
     def command(self) -> str:
@@ -87,25 +85,12 @@ class ServerClient:
 
     async def post(self, path: str, body: object = None, seconds: float | None = None) -> Any:
         """The JSON of one answer, or None if it is empty; a `ValueError` if the server refuses what was asked."""
-        import aiohttp  # Slow to import, and `--help` is not.
-
-        # Each request has a connection of its own: an idle one may be closed by the server at any moment.
-        connector = aiohttp.TCPConnector(force_close=True, socket_factory=_kept_alive)
-        timeout = aiohttp.ClientTimeout(total=seconds or self.answer_seconds, sock_connect=10)
+        limit = seconds or self.answer_seconds
         try:
-            async with (
-                aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers) as session,
-                session.post(self.url + path, json=body) as answer,
-            ):
-                status, text = answer.status, (await answer.read()).decode(errors="replace")
-        except aiohttp.ServerTimeoutError:
-            raise ServerGone("no connection in time") from None
-        except TimeoutError:
-            state = ServerGone if seconds else ServerSlow
-            raise state(f"no answer within {timeout.total:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
-            number = getattr(error, "errno", None)
-            raise ServerGone(os.strerror(number) if number else str(error) or type(error).__name__) from None
+            status, text = await post(self.url + path, body, seconds=limit, key=self._key, max_bytes=_MAX_BYTES)
+        except NoAnswer as error:
+            slow = isinstance(error, SlowAnswer) and not seconds
+            raise (ServerSlow if slow else ServerGone)(str(error)) from None
         answered = f"status {status}: {' '.join(text.split())[:300]}"
         if status in (408, 425, 429, 503):
             raise _ServerBusy(answered)
@@ -192,15 +177,6 @@ async def all_of(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     finally:
         for task in tasks:
             task.cancel()
-
-
-def _kept_alive(address: tuple[Any, ...]) -> socket.socket:
-    made = socket.socket(*address[:3])
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE:
-        if hasattr(socket, name):
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return made
 
 
 def _completion(answer: Any, request: Request) -> Completion:

@@ -1,0 +1,24 @@
+"""A way to isolate programs: in namespaces, and on cores that the trainer can spare."""
+
+from dataclasses import dataclass
+
+from grail_lightning.programs.isolation import Bubblewrap, Isolation
+from grail_lightning.programs.outcome import Limits
+from grail_lightning.programs.process import ProcessSandbox
+from grail_lightning.programs.sandbox import Sandbox
+
+
+@dataclass(frozen=True)
+class OnCores(Isolation):
+    """Bubblewrap's isolation, on some of the cores.
+
+    Args:
+        cores: Their numbers, such as 0-3.
+    """
+
+    cores: str
+
+    def open(self, limits: Limits) -> Sandbox:
+        """A sandbox whose processes run on these cores alone."""
+        command = ["taskset", "--cpu-list", self.cores, *Bubblewrap().command(limits)]
+        return ProcessSandbox(command, limits)
