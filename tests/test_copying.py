@@ -90,7 +90,7 @@ def test_a_run_whose_policy_copies_the_question_learns_that_it_is_wrong():
 
     main(["test", *EVALUATED, *options, "--ckpt_path=last"])
     samples = list(read_samples(RUN / "test" / "samples"))
-    assert sorted({(sample.sample, sample.status, sample.correct) for sample in samples}) == [
+    assert sorted({(sample["sample"], sample["status"], sample["correct"]) for sample in samples}) == [
         (0, "right", True),
         (1, "unevaluated", False),
     ]

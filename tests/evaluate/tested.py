@@ -33,8 +33,8 @@ def run_test(folder, *callbacks, ours=None, sampling=SAMPLING, num_problems=4, *
 
 def rows_of(folder):
     """The kept samples without texts, in the order of the data."""
-    found = [(s.dataset, s.index, s.sample, s.correct, s.num_tokens, s.response) for s in read_samples(folder)]
-    return sorted(found)
+    names = ("dataset", "index", "sample", "correct", "num_tokens", "response")
+    return sorted(tuple(sample[name] for name in names) for sample in read_samples(folder))
 
 
 def main(folder, ranks, strategy):

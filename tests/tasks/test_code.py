@@ -380,8 +380,8 @@ def test_a_file_in_the_form_of_mbpp_is_tested(programs_run, empty_folder):
     main(["test", SHORT[0], "--trainer.enable_progress_bar=false", *given])
     samples = list(read_samples(Path("runs/quickstart/test/samples")))
     assert len(samples) == 16
-    assert {sample.status for sample in samples} <= {"right", "wrong", "missing"}
-    assert {sample.layer for sample in samples if sample.correct} == {"passed"}
+    assert {sample["status"] for sample in samples} <= {"right", "wrong", "missing"}
+    assert {sample["layer"] for sample in samples if sample["correct"]} == {"passed"}
     with pytest.raises(SystemExit, match="2"):  # Their programs would have to be run.
         main_of_evaluation(["regrade", "runs/quickstart"])
 
