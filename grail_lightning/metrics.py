@@ -1,7 +1,7 @@
 """torchmetrics of rollouts: accuracy, pass@k and maj@k with state, based on `grail_lightning.functional`.
 
 Shapes: ``B`` rows (rollouts), ``N`` problems. A metric keeps the value of each problem, with its noise: the variance of
-the value over other samples of the same problem. Intervals are made of both (`grail_lightning.evaluate.statistics`).
+the value over other samples of the same problem. Intervals are made of both (`grail_lightning.results.statistics`).
 Batches may differ in size; a rank without rows updates with empty tensors. A metric without values is NaN.
 
 Values of problems are summed as whole multiples of 2^-40, so that a sum does not depend on the order of its terms, and

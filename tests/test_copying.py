@@ -7,8 +7,8 @@ import pytest
 
 from grail_lightning.answers import Boxed, Marker, Pattern, Verifier
 from grail_lightning.data import FewShot, MathData, WordProblemData
-from grail_lightning.evaluate import read_samples
 from grail_lightning.grading import grade_answers
+from grail_lightning.results import read_samples
 from grail_lightning.tasks import ArithmeticTask, MathTask, WordProblemTask
 from tests.callbacks.scripted import scalars
 from tests.shell import EVALUATED, RUN, SHORT, main

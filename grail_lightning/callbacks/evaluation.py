@@ -17,8 +17,8 @@ from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, 
 from grail_lightning.callbacks.samples import KeptSamples, sample_rows, tested_batches
 from grail_lightning.columns import Row
 from grail_lightning.data.sources import metric_name, metric_names
-from grail_lightning.evaluate.records import judged, sample_frame, with_votes
-from grail_lightning.evaluate.table import TableOptions, by_column, evaluation_table, measured
+from grail_lightning.results.records import judged, sample_frame, with_votes
+from grail_lightning.results.table import TableOptions, by_column, evaluation_table, measured
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, world_size
 from grail_lightning.step.figures import EvaluationPlan

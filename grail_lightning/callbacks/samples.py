@@ -24,7 +24,7 @@ from grail_lightning.data.loaders import EvaluationLoader
 from grail_lightning.data.rows import RowPrompts
 from grail_lightning.distributed.sharding import weights_digest
 from grail_lightning.environments.tools import trial_environment
-from grail_lightning.evaluate.records import (
+from grail_lightning.results.records import (
     FACTS,
     FORMAT,
     append_samples,
@@ -35,7 +35,7 @@ from grail_lightning.evaluate.records import (
     set_digest,
     write_evaluation,
 )
-from grail_lightning.evaluate.table import TableOptions
+from grail_lightning.results.table import TableOptions
 from grail_lightning.rows import rows_of
 from grail_lightning.runtime.collectives import all_gather_objects, on_first_rank
 from grail_lightning.runtime.files import held

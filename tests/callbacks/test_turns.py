@@ -15,7 +15,7 @@ from grail_lightning.columns import OPTIONAL, SAMPLE, TRAINING
 from grail_lightning.data.tables import Kept, kept_rollouts
 from grail_lightning.engines.base import given_batch
 from grail_lightning.environments.episode import transcript
-from grail_lightning.evaluate.records import append_samples, read_samples
+from grail_lightning.results.records import append_samples, read_samples
 from grail_lightning.step.figures import StepOutput
 from tests.batches import in_turns
 from tests.callbacks.scripted import TASK, Scripted, box, loader, prompts, run

@@ -11,12 +11,12 @@ from grail_lightning.callbacks import Evaluation
 from grail_lightning.callbacks.samples import _grading
 from grail_lightning.data import DatasetSpec, MathData
 from grail_lightning.environments.calculator import Calculator
-from grail_lightning.evaluate import read_evaluation, read_samples
-from grail_lightning.evaluate.records import FORMAT, append_samples, write_evaluation
-from grail_lightning.evaluation import main, regraded
+from grail_lightning.regrade import main, regraded
+from grail_lightning.results import read_evaluation, read_samples
+from grail_lightning.results.records import FORMAT, append_samples, write_evaluation
 from grail_lightning.tasks import EnvironmentTask, MathTask
 from tests.data.recorder import write
-from tests.evaluate.made import sample
+from tests.results.made import sample
 from tests.runs import module, trainer
 from tests.shell import refusal
 
@@ -43,7 +43,7 @@ BOXED = {"class": "grail_lightning.answers.find.Boxed"}
 
 def test_the_table_of_regraded_samples_is_that_of_the_test(undisturbed, capsys):
     folder, _, table = undisturbed
-    main(["regrade", str(folder)])
+    main([str(folder)])
     said = capsys.readouterr().out
     assert said.startswith(f"12 samples of {folder / 'test' / 'samples'}, 0 with another verdict\n")
     assert said.endswith(f"\n\n{table}\n")
@@ -55,7 +55,7 @@ def test_changed_verdicts_are_named_and_written_beside_the_old_ones(undisturbed,
     right = next(k for k, sample in enumerate(samples) if sample["correct"])
     samples[right] |= {"correct": False, "status": "timeout", "layer": "none"}
     folder = _written(tmp_path / "samples", samples, read_evaluation(tested / SAMPLES))
-    main(["regrade", str(folder), "--output", str(tmp_path / "new")])
+    main([str(folder), "--output", str(tmp_path / "new")])
     said = capsys.readouterr().out
     assert "1 with another verdict" in said
     index, number = samples[right]["index"], samples[right]["sample"]
@@ -63,7 +63,7 @@ def test_changed_verdicts_are_named_and_written_beside_the_old_ones(undisturbed,
     assert table in said
     assert [s["status"] for s in read_samples(folder)].count("timeout") == 1
     assert [s["status"] for s in read_samples(tmp_path / "new")].count("timeout") == 0
-    assert "must be a new folder" in refusal(capsys, main, "regrade", folder, "--output", tmp_path / "new")
+    assert "must be a new folder" in refusal(capsys, main, folder, "--output", tmp_path / "new")
 
 
 @pytest.mark.parametrize("form", [BOXED, {"class": "grail_lightning.answers.find.boxes.Boxed"}])  # an older version's
@@ -141,7 +141,7 @@ def test_a_task_that_judges_reads_or_compares_itself_is_known_from_its_facts():
 def test_text_of_a_model_cannot_steer_the_terminal(tmp_path, capsys):
     hostile = "\x1b]0;owned\x07\u202e" + "9" * 5000
     _written(tmp_path, [sample(reference="2", response="\\boxed{" + hostile + "}\ud800")], _facts(answer=BOXED))
-    main(["regrade", str(tmp_path)])
+    main([str(tmp_path)])
     said = capsys.readouterr().out
     assert not {"\x1b", "\u202e"} & set(said)
     assert "wrong (none) -> " in said
@@ -153,7 +153,7 @@ def test_an_interrupted_test_is_regraded_as_far_as_it_went(undisturbed, tmp_path
     write_evaluation(tmp_path, read_evaluation(samples) | {"finished": None})
     lines = (samples / "rank_00000.jsonl").read_bytes()
     (tmp_path / "rank_00000.jsonl").write_bytes(lines[: len(lines) // 2])
-    main(["regrade", str(tmp_path)])
+    main([str(tmp_path)])
     assert "The evaluation was interrupted: 1 of 4 problems." in capsys.readouterr().out
 
 
@@ -168,7 +168,7 @@ def test_an_interrupted_test_is_regraded_as_far_as_it_went(undisturbed, tmp_path
 )
 def test_a_folder_that_no_test_or_one_of_an_earlier_version_left_is_refused(content, got, empty_folder, capsys):
     Path("evaluation.json").write_text(content)
-    said = refusal(capsys, main, "regrade", ".")
+    said = refusal(capsys, main, ".")
     assert re.search(rf"must be a folder of samples with an evaluation.json of the `format` 2, .* but got {got}", said)
 
 
@@ -195,5 +195,5 @@ def test_parts_by_column_rows_that_were_left_out_and_repeated_problems_are_told(
     samples = list(read_samples(folder))
     assert [s["columns"] for s in samples[:2]] == [{"level": 1, "kind": "A/B"}] * 2, "long cells are not kept"
     assert [s["seed"] for s in samples if s["index"] == 3] == [s["seed"] for s in samples if s["index"] == 0]
-    main(["regrade", str(folder)])
+    main([str(folder)])
     assert said.strip() in capsys.readouterr().out

@@ -19,13 +19,13 @@ from grail_lightning.columns import SAMPLE
 from grail_lightning.data import MathData
 from grail_lightning.environments.episode import EpisodeLimits
 from grail_lightning.environments.search import Search
-from grail_lightning.evaluate import problem_id, read_evaluation, read_samples, sample_seed
-from grail_lightning.evaluate.records import prune
 from grail_lightning.programs.outcome import Limits
+from grail_lightning.results import problem_id, read_evaluation, read_samples, sample_seed
+from grail_lightning.results.records import prune
 from grail_lightning.tasks import EnvironmentTask
-from tests.evaluate.tested import rows_of, run_test
 from tests.processes import run_script
 from tests.programs.traced import Trusted
+from tests.results.tested import rows_of, run_test
 from tests.runs import module, problems
 
 SAMPLES = Path("test/samples")

@@ -1,4 +1,4 @@
-"""``python -m grail_lightning.evaluation regrade RUN``: kept samples graded again, without sampling.
+"""``python -m grail_lightning.regrade RUN``: kept samples graded again, without sampling.
 
 After a change of the verifier, or to see what it decided.
 """
@@ -16,7 +16,8 @@ from grail_lightning import answers
 from grail_lightning.answers import AnswerForm, Verifier
 from grail_lightning.cli.help import refuse
 from grail_lightning.columns import Row
-from grail_lightning.evaluate.records import (
+from grail_lightning.grading import GivenAnswer, compare_answers
+from grail_lightning.results.records import (
     append_samples,
     read_evaluation,
     read_samples,
@@ -24,20 +25,17 @@ from grail_lightning.evaluate.records import (
     with_votes,
     write_evaluation,
 )
-from grail_lightning.evaluate.table import TableOptions, evaluation_table
-from grail_lightning.grading import GivenAnswer, compare_answers
+from grail_lightning.results.table import TableOptions, evaluation_table
 
 _OUR_FORMS = "grail_lightning.answers.find"  # or a module below it, in the samples of older versions
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command. A user's mistake is one line, with exit code 2."""
-    parser = argparse.ArgumentParser("python -m grail_lightning.evaluation", description="Look at kept samples.")
-    again = parser.add_subparsers(dest="command", required=True).add_parser(
-        "regrade", help="grade kept samples again, without sampling"
-    )
-    again.add_argument("folder", type=Path, help="the folder of a run that was tested, or a folder `samples`")
-    again.add_argument("--output", type=Path, help="a new folder for the samples with their new verdicts")
+    description = "Grade kept samples again, without sampling."
+    parser = argparse.ArgumentParser("python -m grail_lightning.regrade", description=description, allow_abbrev=False)
+    parser.add_argument("folder", type=Path, help="the folder of a run that was tested, or a folder `samples`")
+    parser.add_argument("--output", type=Path, help="a new folder for the samples with their new verdicts")
     options = parser.parse_args(arguments)
     try:
         _regrade(options.folder, options.output)

@@ -1,6 +1,6 @@
 """The table of an evaluation, with 95 % intervals: what `test` prints, and what regrading prints anew.
 
-It is made of a frame of samples (`grail_lightning.evaluate.records.sample_frame`). Shapes: ``N`` problems, ``n``
+It is made of a frame of samples (`grail_lightning.results.records.sample_frame`). Shapes: ``N`` problems, ``n``
 samples of each.
 """
 
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torchmetrics import MetricCollection
 
 from grail_lightning.answers.records import UNSCORED
-from grail_lightning.evaluate.records import judged
-from grail_lightning.evaluate.statistics import Floats, Interval, Share, average_interval, estimate, ratio_interval
 from grail_lightning.metrics import problem_metrics
+from grail_lightning.results.records import judged
+from grail_lightning.results.statistics import Floats, Interval, Share, average_interval, estimate, ratio_interval
 
 _ERRORS = ("capped", "unparseable", "timeout", "crashed")  # The verifier could not compare the answer; not right.
 _LENGTHS = {"mean tokens": None, "of right": True, "of wrong": False}  # Which responses: None for all.
