@@ -212,12 +212,6 @@ class GradedBatch(SampledBatch):
         known = [verdict.status != UNSCORED for verdict in self.verdicts]
         return torch.tensor(known, dtype=torch.bool, device=self.correct.device)
 
-    @property
-    def rewards_in_files(self) -> list[float | None]:
-        """The rewards as files have them: None for a row without one."""
-        known = zip(self.rewards.tolist(), self.scored.tolist(), strict=True)
-        return [reward if scored else None for reward, scored in known]
-
     def with_advantages(self, advantages: Tensor) -> RolloutBatch:
         """The batch with advantages ``[B]`` float32, as credit methods and the update take it."""
         return RolloutBatch(**self.fields(), advantages=advantages)

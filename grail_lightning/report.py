@@ -18,9 +18,9 @@ from typing import Any
 import pandas as pd
 
 from grail_lightning.cli.help import refuse
-from grail_lightning.evaluate.differences import CURVE, compare, compare_curves, other_validation, read_curves
-from grail_lightning.evaluate.runs import LoggedRun, find_runs, method_of
-from grail_lightning.evaluate.table import as_text, plain
+from grail_lightning.results.differences import CURVE, compare, compare_curves, other_validation, read_curves
+from grail_lightning.results.runs import LoggedRun, find_runs, method_of
+from grail_lightning.results.table import as_text, plain
 from grail_lightning.runtime.files import write_whole
 from grail_lightning.views.curves import Part, Point, report_page
 

@@ -31,8 +31,8 @@ import pandas as pd
 from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
 from grail_lightning.cli.config_files import find_config, read_options
 from grail_lightning.cli.trainer_options import environments_of_runs
-from grail_lightning.evaluate.differences import CURVE, curve, read_scalars, results_by_run
-from grail_lightning.evaluate.runs import CHOICE, point_in_words, value_in_words
+from grail_lightning.results.differences import CURVE, curve, read_scalars, results_by_run
+from grail_lightning.results.runs import CHOICE, point_in_words, value_in_words
 from grail_lightning.runtime.files import held, write_whole
 from grail_lightning.runtime.run_folder import mark_if_new
 from grail_lightning.tasks.import_path import did_you_mean

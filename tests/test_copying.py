@@ -7,8 +7,8 @@ import pytest
 
 from grail_lightning.answers import Boxed, Marker, Pattern, Verifier
 from grail_lightning.data import FewShot, MathData, WordProblemData
-from grail_lightning.evaluate import read_samples
 from grail_lightning.grading import grade_answers
+from grail_lightning.results import read_samples
 from grail_lightning.tasks import ArithmeticTask, MathTask, WordProblemTask
 from tests.callbacks.scripted import scalars
 from tests.shell import EVALUATED, RUN, SHORT, main
@@ -90,7 +90,7 @@ def test_a_run_whose_policy_copies_the_question_learns_that_it_is_wrong():
 
     main(["test", *EVALUATED, *options, "--ckpt_path=last"])
     samples = list(read_samples(RUN / "test" / "samples"))
-    assert sorted({(sample.sample, sample.status, sample.correct) for sample in samples}) == [
+    assert sorted({(sample["sample"], sample["status"], sample["correct"]) for sample in samples}) == [
         (0, "right", True),
         (1, "unevaluated", False),
     ]

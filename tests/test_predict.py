@@ -79,7 +79,7 @@ def test_predict_shows_the_newest_rollouts_of_a_run(tmp_path, monkeypatch, capsy
 
 def test_kept_files_of_an_earlier_version_are_named(tmp_path):
     pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "step_00000001_rank_00000.parquet")
-    message = r"step_00000001_rank_00000.parquet must be a whole Parquet file with the columns .*dataset"
+    message = r"step_00000001_rank_00000.parquet must have the columns .* but has no `step`, `rank`, `dataset`"
     with pytest.raises(ValueError, match=message):
         kept_rollouts(Kept(folder=str(tmp_path)), ArithmeticTask(), None)
     with pytest.raises(ValueError, match=r"`data\.kept\.newest` must lie in \[1, inf\), but got 0"):

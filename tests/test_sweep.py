@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from grail_lightning.evaluate.differences import curve, read_results, read_scalars
+from grail_lightning.results.differences import curve, read_results, read_scalars
 from grail_lightning.runtime.files import held
 from grail_lightning.sweep import main, read_sweep
 from tests.processes import Forked

@@ -13,12 +13,13 @@ from grail_lightning.advantages import BNPO, EnergyBaseline, GroupMean, same_ver
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation, KeepRollouts, PredictionWriter, Preflight
 from grail_lightning.callbacks.credit_plots import CreditPictures, _text
-from grail_lightning.callbacks.samples import samples_of
+from grail_lightning.callbacks.samples import sample_rows
 from grail_lightning.credit import Resampled
 from grail_lightning.credit.base import token_advantages
 from grail_lightning.data import ArithmeticData
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.policy import load_policy
+from grail_lightning.rows import rows_of
 from grail_lightning.step.assign import compute_advantages, of_whole_batch, run_credit, trained_rows
 from grail_lightning.step.figures import StepOutput, Tally, add_rollouts
 from grail_lightning.step.options import Objective
@@ -304,9 +305,9 @@ def test_a_validation_without_any_reward_has_no_mean_of_them(fitted):
 
 
 def test_samples_and_texts_say_that_there_is_no_reward(batch):
-    rows = samples_of(batch, [0, 1, 2, 3])
-    assert [row.reward for row in rows] == [None if math.isnan(r) else r for r in REWARDS]
-    assert json.dumps([row.reward for row in rows], allow_nan=False)
+    rows = sample_rows(batch, [0, 1, 2, 3])
+    assert [row["reward"] for row in rows] == [None if math.isnan(r) else r for r in REWARDS]
+    assert json.dumps([row["reward"] for row in rows], allow_nan=False)
     assert "no reward" in _text(StepOutput(batch), 0).splitlines()[0]
     assert "reward 1" in _text(StepOutput(batch), 4).splitlines()[0]
 
@@ -362,7 +363,7 @@ def test_rows_sampled_ahead_without_a_reward_are_so_after_a_resume(tmp_path):
         )
         data = _data(by_text)
         _, outputs = saved_fit(ours, data, 1, "auto", max_steps, tmp_path / part, begun, limit_val_batches=0)
-        return sums(ours.policy.parameters()), [output.batch.rewards_in_files for output in outputs]
+        return sums(ours.policy.parameters()), [rows_of(output.batch, ["reward"])["reward"] for output in outputs]
 
     whole, rewards = fit(3, "whole")
     _, first = fit(2, "begun")

@@ -1,14 +1,13 @@
 """The share of right samples of each problem of a test, and the longest wrong response."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pandas
 
-from grail_lightning.evaluate import read_evaluation, read_samples
+from grail_lightning.results import read_evaluation, read_samples
 
 folder = Path("runs/quickstart/test/samples")
 print(read_evaluation(folder)["model"]["digest"])
-samples = pandas.DataFrame([asdict(sample) for sample in read_samples(folder)])
+samples = pandas.DataFrame(read_samples(folder))
 print(samples.groupby(["dataset", "index"])["correct"].mean())
 print(samples[~samples["correct"]].sort_values("num_tokens")["response"].tail(1).item())

@@ -16,8 +16,10 @@ from torch import Tensor
 from grail_lightning.answers import align
 from grail_lightning.answers.spans import Decoder
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, rollouts_of
-from grail_lightning.callbacks.rollouts import answer_place, encodable, prompt_text, response_text, sampled_values
+from grail_lightning.callbacks.rollouts import answer_place, sampled_values
+from grail_lightning.columns import encodable
 from grail_lightning.grading import align_rows, labelled_steps
+from grail_lightning.rows import prompt_text, response_text
 from grail_lightning.runtime.checks import check_options
 from grail_lightning.step.figures import StepOutput, effective_weights
 from grail_lightning.views.heatmap import ShownRollout, heatmap

@@ -8,19 +8,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
-from torchmetrics import MetricCollection
 
 from grail_lightning.answers.records import STATUSES, UNSCORED
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.hooks import fast_dev_run, module_of, output_of, tell_policy
-from grail_lightning.callbacks.samples import KeptSamples, samples_of, tested_batches
+from grail_lightning.callbacks.samples import KeptSamples, sample_rows, tested_batches
+from grail_lightning.columns import Row
 from grail_lightning.data.sources import metric_name, metric_names
-from grail_lightning.evaluate.records import Sample, judged, sample_frame, with_votes
-from grail_lightning.evaluate.table import TableOptions, by_column, evaluation_table
-from grail_lightning.metrics import AnswerAccuracy, MajAtK, PassAtK
+from grail_lightning.results.records import judged, sample_frame, with_votes
+from grail_lightning.results.table import TableOptions, by_column, evaluation_table, measured
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.runtime.collectives import all_gather_objects, world_size
 from grail_lightning.step.figures import EvaluationPlan
@@ -214,12 +212,12 @@ class _Running:
             return
         batch = output_of(outputs).batch
         prompts = batch.prompts[:: self._plan.num_samples]  # Rows of one group are neighbours.
-        samples = samples_of(batch, self._indices(number, len(prompts)))
+        samples = sample_rows(batch, self._indices(number, len(prompts)))
         if self.kept is not None:
             self.kept.write(samples)
         self._count(samples, prompts)
 
-    def _count(self, samples: Iterable[Sample], prompts: Sequence[Prompt]) -> None:
+    def _count(self, samples: Iterable[Row], prompts: Sequence[Prompt]) -> None:
         """Count samples. `prompts` are some of each dataset, whose tasks say how answers are compared."""
         compare = {prompt.dataset: prompt.task.compare for prompt in prompts}
         self._batches.append(with_votes(sample_frame(samples, self._plan.num_samples), compare))
@@ -278,19 +276,8 @@ def _all_figures(samples: pd.DataFrame, options: TableOptions) -> dict[str, floa
 
 def _figures(samples: pd.DataFrame, options: TableOptions) -> dict[str, float]:
     """The figures of a set of problems: means over problems, or over all responses. Every rank has all problems."""
-    lengths, known = samples["num_tokens"], judged(samples)
+    lengths, metrics = samples["num_tokens"], measured(judged(samples), options.pass_at, options.maj_at)
     right, wrong = samples["correct"], ~samples["correct"] & (samples["status"] != UNSCORED)
-    metrics = MetricCollection(
-        {
-            "accuracy": AnswerAccuracy(sync_on_compute=False),
-            **{f"pass_at_{k}": PassAtK(k, sync_on_compute=False) for k in options.pass_at},
-            **{f"maj_at_{k}": MajAtK(k, sync_on_compute=False) for k in options.maj_at},
-        },
-        compute_groups=False,
-    )
-    group = known.groupby(["dataset", "index"], sort=False).ngroup()
-    columns = {"correct": known["correct"], "group": group, "votes": known["vote"]}
-    metrics.update(**{name: torch.tensor(column.to_numpy()) for name, column in columns.items()})
     return {
         **{name: float(value) for name, value in metrics.compute().items()},
         "reward": _mean(samples["reward"].dropna()),

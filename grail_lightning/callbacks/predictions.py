@@ -21,22 +21,16 @@ from torch import Tensor
 from grail_lightning.answers import align
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.callbacks.hooks import module_of, output_of, policy_of, rollouts_of, tell_policy
-from grail_lightning.callbacks.rollouts import (
-    ROLLOUT_COLUMNS,
-    TURN_COLUMNS,
-    answer_place,
-    arrow_table,
-    encodable,
-    rollout_columns,
-    sampled_values,
-    write_tables,
-)
+from grail_lightning.callbacks.rollouts import answer_place, sampled_values
+from grail_lightning.columns import OPTIONAL, PREDICTION, table_of
 from grail_lightning.credit import TokenCredit, TokenWeights
 from grail_lightning.credit.saliency import picture_saliency
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.picture import FIRST_PICTURE_ID, PLACE, Picture, pictures_in
 from grail_lightning.policy import Policy
+from grail_lightning.rows import rows_of
+from grail_lightning.runtime.files import whole_file
 from grail_lightning.runtime.run_folder import RunFolder, unused
 from grail_lightning.step.assign import run_credit
 from grail_lightning.step.figures import StepOutput, effective_weights
@@ -47,20 +41,7 @@ if TYPE_CHECKING:
     from grail_lightning.module import GrailModule
 
 _LONGEST_SIDE = 256  # Pixels of a picture in a file.
-_OF_A_METHOD = {"weights": "list<float32>", "scores": "list<float32>", "fallback": "bool"}
-_COLUMNS = {
-    **ROLLOUT_COLUMNS,
-    "tokens": "list<string>",
-    "token_starts": "list<int32>",
-    "token_stops": "list<int32>",
-    "method": "string",
-    **_OF_A_METHOD,
-    **dict.fromkeys(("box_start", "box_stop", "box_first_token", "box_last_token"), "int32"),
-    "step_starts": "list<int32>",
-    "step_stops": "list<int32>",
-    "step_kinds": "list<string>",
-}
-_OPTIONAL = TURN_COLUMNS | {"pictures": "string"}  # Columns that are left out where no row has them.
+_OF_A_METHOD = ("weights", "scores", "fallback")
 
 
 class PredictionWriter(Callback):
@@ -118,9 +99,13 @@ class PredictionWriter(Callback):
         self._groups = 0
         self._names = _method_names([module_of(pl_module).credit, *self.compare])
         # Whether there are turns and pictures is known at the end; without any, `_join` leaves their columns out.
-        types = prediction_types(self._names[1:]) | _OPTIONAL
-        schema = arrow_table({name: [] for name in types}, types).schema
+        schema = table_of(dict.fromkeys(self._columns, ()), self._columns).schema
         self._writer = pq.ParquetWriter(self._part(trainer.global_rank), schema)
+
+    @property
+    def _columns(self) -> list[str]:
+        """All columns, with those of the methods that are compared with the first one."""
+        return [*PREDICTION, *(f"{column}.{name}" for name in self._names[1:] for column in _OF_A_METHOD)]
 
     @torch.inference_mode(False)  # As for the module's `predict_step`.
     def on_predict_batch_end(
@@ -140,18 +125,18 @@ class PredictionWriter(Callback):
             name: run_credit(method, module.control, policy, rollouts_of(output), module.credit_context(method))
             for name, method in zip(self._names[1:], self.compare, strict=True)
         }
-        columns: dict[str, list[Any]] = {name: [None] * len(output.batch) for name in _OPTIONAL}
+        columns: dict[str, list[Any]] = {name: [None] * len(output.batch) for name in OPTIONAL}
         if policy.vision is not None:
             batch = rollouts_of(output)
             answer = (output.weights and output.weights.answer) or batch.answer
             budget = module.execution.token_budget
             columns["pictures"] = _picture_column(policy, batch, answer.whole, budget)
         if len(output.batch):
-            columns |= _columns(output, module, self._names[0], compared)
+            columns |= _rows(output, module, self._names[0], compared)
             # Groups have numbers of their own in each batch, and get those of this rank.
             columns["group"] = [(self._groups + k) * trainer.world_size + trainer.global_rank for k in columns["group"]]
             self._groups += int(output.batch.group.max()) + 1
-            self._writer.write_table(arrow_table(columns, prediction_types([*compared]) | _OPTIONAL))
+            self._writer.write_table(table_of(columns, self._columns))
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join the partial files of all ranks. The file appears when it is complete."""
@@ -184,29 +169,25 @@ def _join(parts: list[Path], file: Path) -> int:
 
     sources = [pq.ParquetFile(part) for part in parts]
     schema = sources[0].schema_arrow
-    for name, those in {"turns": TURN_COLUMNS, "pictures": ["pictures"]}.items():
-        if not any(source.read([name]).drop_null().num_rows for source in sources):
-            schema = pa.schema([column for column in schema if column.name not in those])
-    groups = (source.read_row_group(k, schema.names) for source in sources for k in range(source.num_row_groups))
-    write_tables(file, groups, schema)
+    empty = [n for n in OPTIONAL if not any(source.read([n]).drop_null().num_rows for source in sources)]
+    schema = pa.schema([column for column in schema if column.name not in empty])
+    with whole_file(file) as unfinished, pq.ParquetWriter(unfinished, schema) as writer:
+        for source in sources:
+            for group in range(source.num_row_groups):
+                writer.write_table(source.read_row_group(group, schema.names))
     for source, part in zip(sources, parts, strict=True):
         source.close()
         part.unlink()
     return int(pq.read_metadata(file).num_rows)
 
 
-def prediction_types(compared: Sequence[str]) -> dict[str, str]:
-    """The names and types of the columns, with those of the methods that are compared with the first one."""
-    return _COLUMNS | {f"{column}.{name}": kind for name in compared for column, kind in _OF_A_METHOD.items()}
-
-
-def _columns(
+def _rows(
     output: StepOutput, module: GrailModule, method: str, compared: Mapping[str, TokenWeights]
 ) -> dict[str, list[Any]]:
     """The columns of a batch, ``B`` values each; `method` is the configured credit, `compared` are further weights."""
-    batch, columns = rollouts_of(output), rollout_columns(output)
+    batch, columns = rollouts_of(output), rows_of(output.batch, PREDICTION, output.advantages)
     decode = module.tokenizer.decode
-    columns["tokens"] = [[encodable(decode([token])) for token in row] for row in columns["token_ids"]]
+    columns["tokens"] = [[decode([token]) for token in row] for row in columns["token_ids"]]
     for ids, tokens in zip(columns["token_ids"], columns["tokens"], strict=True):
         for k, (before, token) in enumerate(pairwise([0, *ids])):
             if before < FIRST_PICTURE_ID <= token:  # The first one of a picture, or of a part of it.
@@ -219,8 +200,8 @@ def _columns(
     columns["method"] = [method] * len(batch)
     for suffix, weights in {"": output.weights, **{f".{name}": w for name, w in compared.items()}}.items():
         shown = None if weights is None else effective_weights(batch, weights)
-        columns[f"weights{suffix}"] = _rows(shown, batch)
-        columns[f"scores{suffix}"] = _rows(None if weights is None else weights.scores, batch)
+        columns[f"weights{suffix}"] = _of_tokens(shown, batch)
+        columns[f"scores{suffix}"] = _of_tokens(None if weights is None else weights.scores, batch)
         columns[f"fallback{suffix}"] = [None] * len(batch) if weights is None else weights.fallback.tolist()
     alignments = align_rows(batch, module.tokenizer)
     columns["token_starts"] = [list(aligned.starts) for aligned in alignments]
@@ -248,7 +229,7 @@ def _method_names(methods: Sequence[TokenCredit]) -> list[str]:
     return names
 
 
-def _rows(values: Tensor | None, batch: RolloutBatch) -> list[Any]:
+def _of_tokens(values: Tensor | None, batch: RolloutBatch) -> list[Any]:
     """``[B, T]`` as lists without padding; None for a token that the policy did not sample."""
     if values is None:
         return [None] * len(batch)

@@ -11,8 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from grail_lightning.answers.records import UNSCORED, Verdict
 from grail_lightning.batch import GradedBatch, Sampling
 from grail_lightning.callbacks.hooks import module_of, output_of
-from grail_lightning.callbacks.rollouts import prompt_text, response_text
-from grail_lightning.evaluate.table import plain
+from grail_lightning.results.table import plain
+from grail_lightning.rows import prompt_text, response_text
 from grail_lightning.runtime.checks import check_option
 from grail_lightning.tasks.base import Prompt, Task
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,16 +19,14 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from grail_lightning._version import __version__
 from grail_lightning.batch import GradedBatch
 from grail_lightning.callbacks.hooks import data_of, policy_of
-from grail_lightning.callbacks.rollouts import prompt_text
+from grail_lightning.columns import SAMPLE, Row
 from grail_lightning.data.loaders import EvaluationLoader
 from grail_lightning.data.rows import RowPrompts
 from grail_lightning.distributed.sharding import weights_digest
-from grail_lightning.environments.episode import episode_columns
 from grail_lightning.environments.tools import trial_environment
-from grail_lightning.evaluate.records import (
+from grail_lightning.results.records import (
     FACTS,
     FORMAT,
-    Sample,
     append_samples,
     differences,
     prune,
@@ -37,7 +35,8 @@ from grail_lightning.evaluate.records import (
     set_digest,
     write_evaluation,
 )
-from grail_lightning.evaluate.table import TableOptions
+from grail_lightning.results.table import TableOptions
+from grail_lightning.rows import rows_of
 from grail_lightning.runtime.collectives import all_gather_objects, on_first_rank
 from grail_lightning.runtime.files import held
 from grail_lightning.runtime.run_folder import RunFolder, unused
@@ -219,12 +218,12 @@ class KeptSamples:
         self.folder.mkdir(parents=True, exist_ok=True)  # On a machine with a disk of its own.
         self.done = frozenset.intersection(*all_gather_objects(frozenset(self._whole_batches())))
 
-    def known(self) -> Iterator[Sample]:
+    def known(self) -> Iterator[Row]:
         """This rank's samples of the batches that are `done`."""
         mine = {place for batch in self.done for place in self.batches.of_rank(batch, self._trainer)}
-        return (sample for sample in read_samples(self.folder) if (sample.dataset, sample.index) in mine)
+        return (sample for sample in read_samples(self.folder) if (sample["dataset"], sample["index"]) in mine)
 
-    def write(self, samples: Sequence[Sample]) -> None:
+    def write(self, samples: Sequence[Row]) -> None:
         """Append the samples of a batch; they are on the disk when this returns."""
         append_samples(self.folder, self._trainer.global_rank, samples)
 
@@ -252,7 +251,7 @@ class KeptSamples:
             differ = differences(before, self._facts)
             if not differ and not before["finished"]:
                 whole = {place for batch in self._whole_batches() for place in self.batches.places[batch]}
-                prune(self.folder, lambda sample: (sample.dataset, sample.index) in whole)
+                prune(self.folder, lambda sample: (sample["dataset"], sample["index"]) in whole)
                 done = f"{len(whole)} of {len(self.batches.ids)} problems are done"
                 rank_zero_info(f"Going on with the evaluation in {self.folder}: {done}.")
                 return
@@ -267,42 +266,29 @@ class KeptSamples:
         """The batches of which every sample of every problem is there."""
         numbers: dict[ProblemKey, set[int]] = defaultdict(set)
         for sample in read_samples(self.folder):
-            if self.batches.ids.get((sample.dataset, sample.index)) == sample.problem:
-                numbers[sample.dataset, sample.index].add(sample.sample)
+            place = sample["dataset"], sample["index"]
+            if self.batches.ids.get(place) == sample["problem"]:
+                numbers[place].add(sample["sample"])
         whole = {place for place, there in numbers.items() if there == set(range(self._facts["num_samples"]))}
         return {batch for batch, places in self.batches.places.items() if whole.issuperset(places)}
 
 
-def samples_of(batch: GradedBatch, indices: Sequence[int]) -> list[Sample]:
+def sample_rows(batch: GradedBatch, indices: Sequence[int]) -> list[Row]:
     """The samples of a batch of ``B`` responses, those of a problem being neighbours.
 
     `indices` are the places of the problems in their datasets. The seed of a sample is that of a test.
     """
-    num_samples = len(batch) // max(1, len(indices))
-    columns, rewards = (batch.response_lengths, batch.finished, batch.correct), batch.rewards_in_files
-    lengths, finished, correct = (column.tolist() for column in columns)
-    return [
-        Sample(
-            dataset=prompt.dataset,
-            problem=problem_id(prompt),
-            index=indices[row // num_samples],
-            sample=row % num_samples,
-            prompt=prompt_text(prompt),
-            reference=prompt.reference,
-            response=batch.texts[row],
-            prediction=None if verdict.status == "missing" else verdict.prediction,
-            correct=correct[row],
-            reward=rewards[row],
-            status=verdict.status,
-            layer=verdict.layer,
-            num_tokens=lengths[row],
-            finished=finished[row],
-            seed=sample_seed(problem_id(prompt), row % num_samples),
-            columns={str(k): v for k, v in prompt.columns.items() if k not in _NO_COLUMNS and _is_short(v)},
-            **({} if batch.episodes is None else episode_columns(batch.episodes[row])),
-        )
-        for row, (prompt, verdict) in enumerate(zip(batch.prompts, batch.verdicts, strict=True))
-    ]
+    num_samples, columns = len(batch) // max(1, len(indices)), rows_of(batch, SAMPLE)
+    columns["index"] = [index for index in indices for _ in range(num_samples)]
+    columns["sample"] = [*range(num_samples)] * len(indices)
+    columns["seed"] = list(map(sample_seed, columns["problem"], columns["sample"]))
+    columns["columns"] = [_short(cells) for cells in columns["columns"]]
+    names = [name for name in SAMPLE if name in columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*(columns[name] for name in names), strict=True)]
+
+
+def _short(cells: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(name): value for name, value in cells.items() if name not in _NO_COLUMNS and _is_short(value)}
 
 
 def _is_short(value: object) -> bool:

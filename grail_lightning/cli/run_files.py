@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
-from grail_lightning.evaluate.records import flat, unequal
+from grail_lightning.results.records import flat, unequal
 from grail_lightning.runtime.files import write_whole
 from grail_lightning.runtime.run_folder import RunFolder, unused
 

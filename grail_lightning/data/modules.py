@@ -235,8 +235,11 @@ class PromptData(pl.LightningDataModule, ABC):
 
 
 def _numbered(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-    """The prompts of an evaluation. In an environment equal ones are counted, so that each has its own random seed."""
-    if not prompts or not prompts[0].task.has_environment:
+    """The prompts of an evaluation. In an environment equal ones are counted, so that each has its own random seed.
+
+    Prompts whose responses are given need none.
+    """
+    if not prompts or not prompts[0].task.has_environment or "response" in prompts[0].columns:
         return prompts
     earlier, numbered = Counter[str](), []
     for prompt in prompts:

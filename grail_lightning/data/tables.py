@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
+from grail_lightning.columns import TRAINING, Row, read_rows
 from grail_lightning.data.loaders import Curriculum, PromptSet
 from grail_lightning.data.modules import STAGES, PromptData, Split
 from grail_lightning.data.rows import Example, FewShot, RowPrompts, problem_and_answer, read_examples, with_examples
@@ -36,8 +36,6 @@ from grail_lightning.runtime.files import looked_in
 from grail_lightning.runtime.run_folder import RunFolder
 from grail_lightning.tasks.answered import MathTask
 from grail_lightning.tasks.base import Prompt, Task
-
-_COLUMNS = ["dataset", "reference", "response", "finished", "group", "token_ids", "messages", "columns"]
 
 
 @dataclass(frozen=True)
@@ -77,48 +75,32 @@ def kept_rollouts(kept: Kept, task: Task, trainer: Trainer | None) -> list[Promp
     for row in _newest(files, kept.newest):
         response = {"response": row["response"], "response_ids": row["token_ids"], "finished": row["finished"]}
         response["response_group"] = row["file"], row["group"]
-        if row.get("turns") is not None:
+        if row["turns"] is not None:
             response |= {"response_turns": row["turns"], "prompt_ids": row["prompt_ids"], "episode": row["episode"]}
-        messages = json.loads(row["messages"])
+        messages = row["messages"]
         if has_pictures(messages) or max(row["token_ids"], default=0) >= FIRST_PICTURE_ID:
             raise ValueError("`data.kept` cannot read rollouts with pictures, which are not kept with them.")
         prompt = Prompt(
             messages=messages,
             reference=row["reference"],
             task=task,
-            columns=json.loads(row["columns"]) | response,
+            columns=row["columns"] | response,
             dataset=row["dataset"],
         )
         by_dataset.setdefault(prompt.dataset, []).append(prompt)
     return [PromptSet(name, prompts) for name, prompts in by_dataset.items()]
 
 
-def _newest(files: list[Path], number: int) -> list[dict[str, Any]]:
+def _newest(files: list[Path], number: int) -> list[Row]:
     """Rows of the newest files, in whole groups."""
-    newest: list[dict[str, Any]] = []
+    newest: list[Row] = []
     for file in files:
-        for _, rows in groupby(_rows(file), key=lambda row: row["group"]):
-            group = list(rows)
+        for _, rows in groupby(read_rows(file, TRAINING), key=lambda row: row["group"]):
+            group = [row | {"file": file.name} for row in rows]
             if len(newest) + len(group) > number:
                 return newest or group[:number]
             newest += group
     return newest
-
-
-def _rows(file: Path) -> list[dict[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(file)
-        turns = [name for name in ("turns", "prompt_ids", "episode") if name in table.column_names]
-        rows: list[dict[str, Any]] = table.select(_COLUMNS + turns).to_pylist()
-    except (pa.ArrowException, OSError, KeyError) as error:
-        raise ValueError(
-            f"{file} must be a whole Parquet file with the columns that `KeepRollouts` writes, but got: {error} Leave "
-            "it out of the folder."
-        ) from None
-    return [row | {"file": file.name} for row in rows]
 
 
 # jsonargparse needs `Path` here. If a file is given for a class or a list of classes, it takes the file's content as

@@ -104,13 +104,6 @@ def one_turn(text: str, finished: bool) -> Episode:
     return Episode(turns=(Turn(text=text),), end="answered" if finished else "tokens")
 
 
-def episode_columns(episode: Episode) -> dict[str, Any]:
-    """What files say of an episode: `num_turns`, `num_calls`, `num_invalid_calls`, `end`, `transcript`."""
-    invalid = sum(call.status == "invalid" for call in episode.calls)
-    numbers = {"num_turns": len(episode.turns), "num_calls": len(episode.calls), "num_invalid_calls": invalid}
-    return {**numbers, "end": episode.end, "transcript": transcript(episode)}
-
-
 def transcript(episode: Episode) -> str:
     """What the policy wrote and was told, in its order. Each line of it is indented, so that none can pass for ours."""
     parts = [("[reset]", episode.opening)] if episode.opening else []

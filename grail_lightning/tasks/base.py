@@ -102,6 +102,8 @@ REWARD = "environment_reward"  # The column with what `get_reward` returned; rew
 FUNCTION_REWARDS = "function_rewards"  # The column with what functions of TRL's form gave for an environment, by name.
 FUNCTION_SHARES = "function_shares"  # The column with what is logged of their calls, by name.
 EARNED = (REWARD, FUNCTION_REWARDS, FUNCTION_SHARES)  # Columns of a rollout rather than of its problem.
+# Columns of a response that is given, which are no part of its problem, either.
+GIVEN = ("response", "response_ids", "response_group", "response_turns", "prompt_ids", "episode", "finished")
 
 
 def response_group(prompt: Prompt) -> object:
@@ -113,11 +115,12 @@ def response_group(prompt: Prompt) -> object:
 def problem_id(prompt: Prompt) -> str:
     """The identity of a problem: 16 hexadecimal digits of a hash of dataset, messages and reference.
 
-    Of a task that says so (`Task.reads_columns`) also of the other columns, and of the repetitions before it.
+    Of a task that says so (`Task.reads_columns`) also of the problem's other columns, and of the repetitions before it.
     """
     told: tuple[object, ...] = (prompt.dataset, prompt.messages, prompt.reference)
     if prompt.task.reads_columns:
-        told += (sorted((name, repr(value)) for name, value in prompt.columns.items() if name not in EARNED),)
+        columns = {name: repr(value) for name, value in prompt.columns.items() if name not in (*EARNED, *GIVEN)}
+        told += (sorted(columns.items()),)
         told += (prompt.occurrence,)
     text = repr(told)
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()

@@ -14,12 +14,13 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from importlib import resources
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grail_lightning.columns import PREDICTION, Row, read_rows
 from grail_lightning.environments.episode import read_episode
 from grail_lightning.picture import PLACE
 from grail_lightning.runtime.files import write_whole
@@ -30,9 +31,6 @@ from grail_lightning.views.prefix_tree import prefix_tree
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Row = dict[str, Any]
-"""The columns of a rollout."""
-_REQUIRED = ("prompt", "response", "correct", "token_ids", "tokens", "token_starts", "token_stops", "weights")
 _CUT = 300  # Characters of a call's name and of its result, whose whole text is among the tokens.
 _MAX_BYTES = 4_500_000  # Of the data, so that the page stays below 5 MB.
 
@@ -65,39 +63,33 @@ def _read(file: Path, max_rollouts: int) -> tuple[list[Row], int]:
     The rollouts of one prompt are kept together: the last group is left out if the limit would cut it, unless it is the
     only one.
     """
-    from pyarrow.dataset import dataset
+    from pyarrow.parquet import read_metadata
 
-    source = dataset(file)
-    if missing := [f"`{name}`" for name in _REQUIRED if name not in source.schema.names]:
-        raise ValueError(
-            f"{file} must be a Parquet file that `grail-lightning predict` wrote, but it has no column "
-            f"{', '.join(missing)}. Texts without credit get it by `predict`."
-        )
     if max_rollouts < 1:
         raise ValueError(f"`max_rollouts` must be at least 1, but got {max_rollouts}.")
-    rows = source.head(max_rollouts + 1).to_pylist()
+    rows = list(islice(read_rows(file, PREDICTION), max_rollouts + 1))
     if not rows:
         raise ValueError(f"{file} must hold at least one rollout, but got none. Predict first.")
     if len(rows) > max_rollouts:
         cut = _problem(rows.pop())
         if cut == _problem(rows[-1]) != _problem(rows[0]):
             rows = [row for row in rows if _problem(row) != cut]
-    return rows, source.count_rows()
+    return rows, int(read_metadata(file).num_rows)
 
 
 def _problem(row: Row) -> tuple[str, ...]:
     """What the rollouts of a group have in common: dataset, prompt, reference, number, and the prompt's pictures."""
-    dataset, prompt, reference = (str(row.get(name) or "") for name in ("dataset", "prompt", "reference"))
-    shown = json.loads(row.get("pictures") or "[]")[: prompt.count(PLACE)]
-    return dataset, prompt, reference, str(row.get("group")), *(picture["src"] for picture in shown)
+    dataset, prompt, reference = (str(row[name] or "") for name in ("dataset", "prompt", "reference"))
+    shown = json.loads(row["pictures"] or "[]")[: prompt.count(PLACE)]
+    return dataset, prompt, reference, str(row["group"]), *(picture["src"] for picture in shown)
 
 
 def _credit(row: Row) -> dict[str, dict[str, Any]]:
     """`weights`, `scores` and `fallback` by the name of a method; lists have as many numbers as there are tokens."""
-    methods = {"": str(row.get("method") or "credit")}
+    methods = {"": row["method"]}
     methods |= {name.removeprefix("weights"): name[8:] for name in row if name.startswith("weights.")}
     columns = ("weights", "scores", "fallback")
-    return {name: {of: row.get(of + suffix) for of in columns} for suffix, name in methods.items()}
+    return {name: {of: row[of + suffix] for of in columns} for suffix, name in methods.items()}
 
 
 def _render(rows: Sequence[Row], title: str, num_rows: int) -> tuple[str, int]:
@@ -140,11 +132,11 @@ def _group(rows: Sequence[Row], methods: Sequence[str], first: int) -> dict[str,
             {
                 "number": first + k + 1,
                 "correct": bool(row["correct"]),
-                **{name: _short(row.get(name)) for name in ("status", "reward", "advantage", "finished")},
+                **{name: _short(row[name]) for name in ("status", "reward", "advantage", "finished")},
                 "pieces": pieces,
                 "outside": outside,
                 "credit": [_short(_with_turns(credit.get(name), row)) for name in methods],
-                "box": None if row.get("box_first_token") is None else [row["box_first_token"], row["box_last_token"]],
+                "box": None if row["box_first_token"] is None else [row["box_first_token"], row["box_last_token"]],
                 "steps": steps[k],
                 "fork": forks.get(k),
                 **_turns(row),
@@ -152,14 +144,14 @@ def _group(rows: Sequence[Row], methods: Sequence[str], first: int) -> dict[str,
             }
         )
     group = dict(zip(("dataset", "prompt", "reference"), _problem(rows[0]), strict=False))
-    if rows[0].get("episode") is not None:
+    if rows[0]["episode"] is not None:
         group["prompt"] += read_episode(rows[0]["episode"]).opening or ""
     return group | {"rollouts": parts, "tree": tree, "sources": [*sources]}
 
 
 def _pictures(row: Row, sources: dict[str, int]) -> list[dict[str, Any]]:
     """The pictures of a rollout by the numbers of their `sources`, with saliency in thousandths of the largest one."""
-    found: list[dict[str, Any]] = json.loads(row.get("pictures") or "[]")
+    found: list[dict[str, Any]] = json.loads(row["pictures"] or "[]")
     largest = max((score for one in found for score in one["scores"] or [] if math.isfinite(score)), default=0.0)
     for one in found:
         shares = [score / largest if largest and math.isfinite(score) else 0.0 for score in one.pop("scores") or []]
@@ -170,7 +162,7 @@ def _pictures(row: Row, sources: dict[str, int]) -> list[dict[str, Any]]:
 
 def _turns(row: Row) -> dict[str, Any]:
     """The turns of a rollout in an environment: their scores and calls, the turn of each token, and why it ended."""
-    if row.get("episode") is None:
+    if row["episode"] is None:
         return {}
     episode = read_episode(row["episode"])
     turns = [
@@ -182,7 +174,7 @@ def _turns(row: Row) -> dict[str, Any]:
 
 def _with_turns(credit: dict[str, Any] | None, row: Row) -> dict[str, Any] | None:
     """The credit of a method with sum and mean of the advantages of each turn's tokens, if there are turns."""
-    if row.get("episode") is None or credit is None or credit["weights"] is None or row["advantage"] is None:
+    if row["episode"] is None or credit is None or credit["weights"] is None or row["advantage"] is None:
         return credit
     tokens: dict[int, list[float]] = defaultdict(list)
     for turn, weight in zip(row["turns"], credit["weights"], strict=True):
@@ -198,7 +190,7 @@ def _pieces(row: Row) -> tuple[list[str], list[int]]:
     shown as it is decoded by itself, and so are those of earlier turns and of an environment's answers.
     """
     places = list(zip(row["token_starts"], row["token_stops"], strict=True))
-    turns = row.get("turns") or [0] * len(places)
+    turns = row["turns"] or [0] * len(places)
     last = max(turns, default=0)
     outside = [k for k, (start, stop) in enumerate(places) if start == stop and turns[k] == last]
     return pieces_of(row["response"], places, row["tokens"]), outside
@@ -217,7 +209,7 @@ def _token_steps(row: Row) -> list[tuple[int, int, Any]]:
     """The first token, the last token and the kind of each labelled step."""
     steps = []
     ranges = list(zip(row["token_starts"], row["token_stops"], strict=True))
-    labels = (row.get(f"step_{name}") or [] for name in ("starts", "stops", "kinds"))
+    labels = (row[f"step_{name}"] or [] for name in ("starts", "stops", "kinds"))
     for start, stop, kind in zip(*labels, strict=True):
         tokens = [k for k, (a, b) in enumerate(ranges) if a < stop and b > start]
         if tokens:

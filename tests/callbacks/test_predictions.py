@@ -4,7 +4,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from grail_lightning.callbacks import PredictionWriter
-from grail_lightning.callbacks.predictions import prediction_types
+from grail_lightning.columns import OPTIONAL, PREDICTION
 from grail_lightning.credit import DGPO, HighEntropy, Uniform
 from tests.callbacks.scripted import Scripted, box, loader, prompts, run
 
@@ -22,7 +22,7 @@ def _predict(folder, writer, *batches, module=None):
 
 def test_a_row_has_a_rollouts_text_verdict_tokens_weights_answer_and_steps(tmp_path):
     table = _predict(tmp_path, PredictionWriter(), prompts(2, "set"), [prompts(3, "set")[2]], [])
-    assert table.column_names == [*prediction_types([])]
+    assert table.column_names == [name for name in PREDICTION if name not in OPTIONAL]
     rows = table.to_pylist()
     assert {path.name for path in tmp_path.iterdir()} == {"predictions.parquet", "predictions.html"}
     assert [row["prompt"] for row in rows] == ["Compute 0+1.", "Compute 1+1.", "Compute 2+1."]

@@ -13,8 +13,9 @@ from lightning.pytorch.loggers import CSVLogger
 
 from grail_lightning.callbacks import CreditPictures, KeepRollouts
 from grail_lightning.callbacks.credit_plots import code_block
-from grail_lightning.callbacks.rollouts import encodable, prompt_text
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.columns import OPTIONAL, TRAINING, encodable
+from grail_lightning.rows import prompt_text
+from grail_lightning.tasks.base import Prompt, problem_id
 from tests.batches import graded
 from tests.callbacks.scripted import TASK, Scripted, board, box, loader, panels, prompts, run
 from tests.runs import module
@@ -81,16 +82,20 @@ def test_every_training_rollout_is_kept(tmp_path):
     assert len(rows) == 8
     tokenizer = Scripted(_half_right).tokenizer
     tokens = [*tokenizer(box("0"))["input_ids"], tokenizer.eos_token_id]
+    assert [*rows[3]] == [name for name in TRAINING if name not in OPTIONAL]
     assert rows[3] == {
         "step": 2,
         "rank": 0,
         "dataset": "set",
+        "problem": problem_id(prompts(2, "set")[1]),
         "prompt": "Compute 1+1.",
         "reference": "2",
         "response": box("0"),
+        "prediction": "0",
         "reward": 0.0,
         "correct": False,
         "status": "wrong",
+        "layer": "string",
         "advantage": -0.5,
         "finished": True,
         "num_tokens": len(tokens),

@@ -1,6 +1,7 @@
 """Rollouts of several turns as people see and keep them: files, predictions with their page, samples and pictures."""
 
 import dataclasses
+import json
 
 import pyarrow.parquet as pq
 import pytest
@@ -9,12 +10,12 @@ import torch
 from grail_lightning.callbacks import KeepRollouts, PredictionWriter
 from grail_lightning.callbacks.credit_plots import _shown, _text
 from grail_lightning.callbacks.responses import response_lines
-from grail_lightning.callbacks.rollouts import TRAINING_COLUMNS, TURN_COLUMNS
-from grail_lightning.callbacks.samples import samples_of
+from grail_lightning.callbacks.samples import sample_rows
+from grail_lightning.columns import OPTIONAL, SAMPLE, TRAINING
 from grail_lightning.data.tables import Kept, kept_rollouts
 from grail_lightning.engines.base import given_batch
 from grail_lightning.environments.episode import transcript
-from grail_lightning.evaluate.records import append_samples, read_samples
+from grail_lightning.results.records import append_samples, read_samples
 from grail_lightning.step.figures import StepOutput
 from tests.batches import in_turns
 from tests.callbacks.scripted import TASK, Scripted, box, loader, prompts, run
@@ -53,7 +54,7 @@ def test_kept_rollouts_are_given_back_as_they_were(tmp_path):
     run(1, KeepRollouts(), default_root_dir=tmp_path).fit(module, loader(prompts(2)))
     (file,) = (tmp_path / "rollouts").iterdir()
     table = pq.read_table(file)
-    assert table.column_names == [*TRAINING_COLUMNS, *TURN_COLUMNS]
+    assert table.column_names == [*TRAINING]
     kept = Kept(folder=str(tmp_path / "rollouts"))
     (found,) = kept_rollouts(kept, TASK, None)
     made, back = module.rollouts(prompts(2), 2), given_batch(module.policy, found.prompts)
@@ -116,14 +117,15 @@ def test_the_panel_and_samples_have_the_turns_and_lines_of_others_stay_as_they_a
     assert shown.partition("\n")[0].endswith(" tokens, 3 turns, 2 calls, end: answered")
     assert f"    {box(7)} " in told.splitlines()
     assert "\n".join(f"    {line}" for line in told.splitlines()) in shown
-    made, plain = samples_of(batch, [0, 1]), samples_of(batch.replace(turn=None, episodes=None), [0, 1])
+    made, plain = sample_rows(batch, [0, 1]), sample_rows(batch.replace(turn=None, episodes=None), [0, 1])
     append_samples(tmp_path, 0, [*made, *plain])
-    assert list(read_samples(tmp_path)) == [*made, *plain]
-    facts = [(sample.num_turns, sample.num_calls, sample.num_invalid_calls, sample.end) for sample in made]
-    assert facts == [(3, 2, 0, "answered"), (1, 0, 0, "answered")]
-    assert made[0].transcript == told
+    assert [*made[0]] == [*SAMPLE]
+    assert list(read_samples(tmp_path)) == [dict.fromkeys(SAMPLE) | row for row in (*made, *plain)]
+    facts = [[row[name] for name in ("num_turns", "num_calls", "num_invalid_calls", "end")] for row in made]
+    assert facts == [[3, 2, 0, "answered"], [1, 0, 0, "answered"]]
+    assert made[0]["transcript"] == told
     line = (tmp_path / "rank_00000.jsonl").read_text().splitlines()[2]
-    assert line.endswith('"columns": {}, "reward": 1.0}')
+    assert [*json.loads(line)] == [name for name in SAMPLE if name not in OPTIONAL]
     assert '"prediction": "1"' in line
 
 

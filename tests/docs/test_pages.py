@@ -15,12 +15,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from grail_lightning.answers.records import STATUSES
-from grail_lightning.callbacks.predictions import prediction_types
-from grail_lightning.callbacks.rollouts import TRAINING_COLUMNS, TURN_COLUMNS
 from grail_lightning.cli.classes import choices
 from grail_lightning.cli.config_files import as_arguments, merged
 from grail_lightning.cli.help import SUBCOMMANDS
-from grail_lightning.evaluate import Sample
+from grail_lightning.columns import COLUMNS, PREDICTION, SAMPLE, TRAINING
 from tests.shell import SHORT, main
 
 ROOT = Path(__file__).parents[2]
@@ -182,22 +180,22 @@ def test_every_logged_figure_stands_on_the_page_of_metrics(world, dataset, tmp_p
         assert f"`{name}`" in PAGES["metrics.md"], f"{tag} as `{name}`"
 
 
-def test_every_field_of_a_kept_sample_stands_on_the_page_of_files():
+def test_every_entry_of_a_kept_evaluation_stands_on_the_page_of_files():
     section = PAGES["files.md"].partition("\n## samples\n")[2].partition("\n## ")[0]
-    for field in fields(Sample):
-        assert f"`{field.name}`" in section, field.name
     for entry in ("model", "engine", "sampling", "num_samples", "seed", "datasets", "grading", "created", "finished"):
         assert f"`{entry}`" in section, entry
 
 
-@pytest.mark.parametrize("columns", [TRAINING_COLUMNS, TURN_COLUMNS, prediction_types([])])
-def test_every_column_stands_on_the_page_of_files_with_its_type(columns):
-    rows = [line for line in PAGES["files.md"].splitlines() if line.startswith("| `")]
-    for name, kind in columns.items():
-        (row,) = [line for line in rows if f"`{name}`" in line.split("|")[1]]
-        inner = kind.removeprefix("list<").removesuffix(">")
-        assert inner in row.split("|")[2]
-        assert kind.startswith("list<") == ("list" in row.split("|")[2])
+def test_every_column_stands_on_the_page_of_files_with_its_type_and_its_files():
+    section = PAGES["files.md"].partition("\n## Columns\n")[2]
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in section.splitlines() if line.startswith("| `")]
+    assert [name.strip("|` ") for name, *_ in rows] == [*COLUMNS]
+    assert {*TRAINING, *SAMPLE, *PREDICTION} == COLUMNS.keys(), "every column is in a file"
+    for name, kind, files, _ in rows:
+        column = name.strip("|` ")
+        assert kind.replace("list of ", "list<") == COLUMNS[column].kind.removesuffix(">")
+        there = {"rollouts": TRAINING, "samples": SAMPLE, "predictions": PREDICTION}
+        assert files == ", ".join(file for file, names in there.items() if column in names)
 
 
 def test_every_credit_method_stands_on_the_pages_that_compare_them():

@@ -9,10 +9,10 @@ import torch
 
 from grail_lightning.answers import Marker
 from grail_lightning.data import MathData
-from grail_lightning.evaluate import read_samples
-from grail_lightning.evaluation import main as main_of_evaluation
 from grail_lightning.grading import TaskVerifiers, grade_answers, labelled_steps
 from grail_lightning.programs.outcome import Limits, TestCall, Tests
+from grail_lightning.regrade import main as regrade
+from grail_lightning.results import read_samples
 from grail_lightning.tasks import ArithmeticTask, CodeTask, FunctionSpace
 from grail_lightning.tasks.code import read_problem
 from grail_lightning.tasks.functions import slips
@@ -380,10 +380,10 @@ def test_a_file_in_the_form_of_mbpp_is_tested(programs_run, empty_folder):
     main(["test", SHORT[0], "--trainer.enable_progress_bar=false", *given])
     samples = list(read_samples(Path("runs/quickstart/test/samples")))
     assert len(samples) == 16
-    assert {sample.status for sample in samples} <= {"right", "wrong", "missing"}
-    assert {sample.layer for sample in samples if sample.correct} == {"passed"}
+    assert {sample["status"] for sample in samples} <= {"right", "wrong", "missing"}
+    assert {sample["layer"] for sample in samples if sample["correct"]} == {"passed"}
     with pytest.raises(SystemExit, match="2"):  # Their programs would have to be run.
-        main_of_evaluation(["regrade", "runs/quickstart"])
+        regrade(["runs/quickstart"])
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")

@@ -2,20 +2,8 @@
 
 from zlib import crc32
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from grail_lightning.columns import OPTIONAL, PREDICTION, write_parquet
 from grail_lightning.environments.episode import episode_json
-
-_LISTS = {"token_ids": "int32", "tokens": "string", "token_starts": "int32", "token_stops": "int32"}
-_LISTS |= {"weights": "float32", "scores": "float32"}
-_LISTS |= {"step_starts": "int32", "step_stops": "int32", "step_kinds": "string"}
-_VALUES = dict.fromkeys(("dataset", "prompt", "reference", "response", "status", "method"), "string")
-_VALUES |= dict.fromkeys(("reward", "advantage"), "float32") | dict.fromkeys(
-    ("correct", "finished", "fallback"), "bool_"
-)
-_OF_TURNS = {"turns": pa.list_(pa.int32()), "episode": pa.string()}
-_VALUES |= dict.fromkeys(("num_tokens", "group", "box_first_token", "box_last_token"), "int32")
 
 
 def rollout(tokens, prompt="Compute 1+1.", correct=False, method="GRAIL", **columns):
@@ -60,12 +48,8 @@ def in_turns(parts, episode, **columns):
 
 
 def write(file, rows, compared=()):
-    """A Parquet file with the columns of `PredictionWriter` that a page needs."""
-    types = {name: getattr(pa, kind)() for name, kind in _VALUES.items()}
-    types |= {name: pa.list_(getattr(pa, kind)()) for name, kind in _LISTS.items()}
-    types |= {f"{name}.{method}": types[name] for method in compared for name in ("weights", "scores", "fallback")}
-    types |= _OF_TURNS if any("episode" in row for row in rows) else {}
-    types |= {"pictures": pa.string()} if any("pictures" in row for row in rows) else {}
-    columns = {name: [row.get(name) for row in rows] for name in types}
-    pq.write_table(pa.table(columns, schema=pa.schema(list(types.items()))), file)
+    """A Parquet file as `PredictionWriter` writes it; columns that a row does not have are null."""
+    names = [name for name in PREDICTION if name not in OPTIONAL or any(name in row for row in rows)]
+    names += [f"{name}.{method}" for method in compared for name in ("weights", "scores", "fallback")]
+    write_parquet(file, {name: [row.get(name) for row in rows] for name in names}, names)
     return file

@@ -182,7 +182,7 @@ def test_a_notebook_shows_each_rollout_by_each_method(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        (None, {}, r"made.parquet must be .* but it has no column `response`, .* get it by `predict`"),
+        (None, {}, r"made.parquet must have the columns .* but has no `dataset`, .*: `predict` writes predictions"),
         ([], {}, r"made.parquet must hold at least one rollout, but got none"),
         ([], {"max_rollouts": 0}, "`max_rollouts` must be at least 1, but got 0"),
         ([_played() | {"episode": "{"}], {}, "`episode` must be JSON"),

@@ -6,7 +6,8 @@ import numpy as np
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
-from grail_lightning.evaluate.records import Sample, append_samples, set_digest, write_evaluation
+from grail_lightning.columns import SAMPLE
+from grail_lightning.results.records import FORMAT, append_samples, set_digest, write_evaluation
 
 SAMPLING = {"max_response_length": 64, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "stop": []}
 DATASETS = "part 0", "part 1"
@@ -49,7 +50,7 @@ def keep_samples(folder, datasets, first=None, text="\\boxed{1}", order=1, **fac
     write_evaluation(
         folder,
         {
-            "format": 1,
+            "format": FORMAT,
             "model": {"policy": "arithmetic", "checkpoint": None, "digest": "0", "step": 0},
             "sampling": SAMPLING,
             "num_samples": num_samples,
@@ -78,7 +79,8 @@ def sample(**changes):
     names = {"dataset": "d", "problem": "0" * 16, "index": 0, "sample": 0}
     texts = {"prompt": "p", "reference": "", "response": "", "prediction": None}
     verdict = {"correct": False, "status": "wrong", "layer": "none"}
-    return Sample(**{**names, **texts, **verdict, "num_tokens": 3, "finished": True, "seed": 0, **changes})
+    others = {"num_tokens": 3, "finished": True, "seed": 0, "columns": {}}
+    return dict.fromkeys(SAMPLE) | names | texts | verdict | others | changes
 
 
 def config(seed=0, name="run", credit="GRAIL", **options):

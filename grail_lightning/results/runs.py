@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from grail_lightning.evaluate.records import FACTS, flat, read_evaluation
+from grail_lightning.results.records import FACTS, flat, read_evaluation
 from grail_lightning.runtime.run_folder import MARKER
 from grail_lightning.tasks.import_path import did_you_mean
 

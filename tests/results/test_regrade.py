@@ -1,6 +1,6 @@
 """Kept samples are graded again without sampling, by the command and through its functions."""
 
-import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -11,12 +11,12 @@ from grail_lightning.callbacks import Evaluation
 from grail_lightning.callbacks.samples import _grading
 from grail_lightning.data import DatasetSpec, MathData
 from grail_lightning.environments.calculator import Calculator
-from grail_lightning.evaluate import read_evaluation, read_samples
-from grail_lightning.evaluate.records import append_samples, write_evaluation
-from grail_lightning.evaluation import main, regraded
+from grail_lightning.regrade import main, regraded
+from grail_lightning.results import read_evaluation, read_samples
+from grail_lightning.results.records import FORMAT, append_samples, write_evaluation
 from grail_lightning.tasks import EnvironmentTask, MathTask
 from tests.data.recorder import write
-from tests.evaluate.made import sample
+from tests.results.made import sample
 from tests.runs import module, trainer
 from tests.shell import refusal
 
@@ -31,7 +31,7 @@ def _written(folder, samples, facts):
 def _facts(**grading):
     """What a test of a user's task leaves, with one sample a problem."""
     return {
-        **{"format": 1, "finished": "now", "num_samples": 1, "table": {"pass_at": [1]}},
+        **{"format": FORMAT, "finished": "now", "num_samples": 1, "table": {"pass_at": [1]}},
         "datasets": {"d": {"problems": 3, "digest": "", "source": None, "first": 2}},
         "grading": {"d": {"task": "x.Y", "compare": "math"} | grading},
     }
@@ -43,7 +43,7 @@ BOXED = {"class": "grail_lightning.answers.find.Boxed"}
 
 def test_the_table_of_regraded_samples_is_that_of_the_test(undisturbed, capsys):
     folder, _, table = undisturbed
-    main(["regrade", str(folder)])
+    main([str(folder)])
     said = capsys.readouterr().out
     assert said.startswith(f"12 samples of {folder / 'test' / 'samples'}, 0 with another verdict\n")
     assert said.endswith(f"\n\n{table}\n")
@@ -52,17 +52,18 @@ def test_the_table_of_regraded_samples_is_that_of_the_test(undisturbed, capsys):
 def test_changed_verdicts_are_named_and_written_beside_the_old_ones(undisturbed, capsys, tmp_path):
     tested, _, table = undisturbed
     samples = list(read_samples(tested / SAMPLES))
-    right = next(k for k, sample in enumerate(samples) if sample.correct)
-    samples[right] = dataclasses.replace(samples[right], correct=False, status="timeout", layer="none")
+    right = next(k for k, sample in enumerate(samples) if sample["correct"])
+    samples[right] |= {"correct": False, "status": "timeout", "layer": "none"}
     folder = _written(tmp_path / "samples", samples, read_evaluation(tested / SAMPLES))
-    main(["regrade", str(folder), "--output", str(tmp_path / "new")])
+    main([str(folder), "--output", str(tmp_path / "new")])
     said = capsys.readouterr().out
     assert "1 with another verdict" in said
-    assert f"problem {samples[right].index} sample {samples[right].sample}: timeout (none) -> right (" in said
+    index, number = samples[right]["index"], samples[right]["sample"]
+    assert f"problem {index} sample {number}: timeout (none) -> right (" in said
     assert table in said
-    assert [s.status for s in read_samples(folder)].count("timeout") == 1
-    assert [s.status for s in read_samples(tmp_path / "new")].count("timeout") == 0
-    assert "must be a new folder" in refusal(capsys, main, "regrade", folder, "--output", tmp_path / "new")
+    assert [s["status"] for s in read_samples(folder)].count("timeout") == 1
+    assert [s["status"] for s in read_samples(tmp_path / "new")].count("timeout") == 0
+    assert "must be a new folder" in refusal(capsys, main, folder, "--output", tmp_path / "new")
 
 
 @pytest.mark.parametrize("form", [BOXED, {"class": "grail_lightning.answers.find.boxes.Boxed"}])  # an older version's
@@ -71,8 +72,8 @@ def test_answers_are_read_again_in_a_form_of_this_package_and_kept_otherwise(for
     with Verifier() as verifier:
         ours = regraded(samples, _facts(answer=form), verifier)
         theirs = regraded(samples, _facts(answer={"class": "mine.Form"}), verifier)
-    assert [(s.prediction, s.status) for s in ours] == [("2", "right"), (None, "missing")]
-    assert [(s.prediction, s.status) for s in theirs] == [("3", "wrong"), ("2", "right")]
+    assert [(s["prediction"], s["status"]) for s in ours] == [("2", "right"), (None, "missing")]
+    assert [(s["prediction"], s["status"]) for s in theirs] == [("3", "wrong"), ("2", "right")]
 
 
 def test_answers_are_compared_as_the_task_compares_them():
@@ -80,7 +81,7 @@ def test_answers_are_compared_as_the_task_compares_them():
     for compare, status in (("text", "right"), ("exact", "wrong"), ("math", "right")):
         with Verifier() as verifier:
             (found,) = regraded(paris, _facts(answer=BOXED, compare=compare), verifier)
-        assert found.status == status, compare
+        assert found["status"] == status, compare
 
 
 def test_an_answer_that_is_not_worked_out_is_told_from_the_facts_of_the_test():
@@ -89,7 +90,7 @@ def test_an_answer_that_is_not_worked_out_is_told_from_the_facts_of_the_test():
         facts = _grading(MathTask(answer=form))
         assert facts["answer"] == BOXED | ({"evaluated": True} if form.evaluated else {})  # as before, where it is off
         with Verifier() as verifier:
-            assert [s.status for s in regraded(samples, _facts(**facts), verifier)] == statuses
+            assert [s["status"] for s in regraded(samples, _facts(**facts), verifier)] == statuses
 
 
 def test_a_rollout_with_tokens_that_its_text_lacks_stays_wrong():
@@ -109,7 +110,7 @@ def test_what_no_comparison_has_judged_stays_as_it_was():
     with Verifier() as verifier:
         found = regraded(samples, _facts(answer={"class": "grail_lightning.answers.find.LastNumber"}), verifier)
     assert found[:2] == samples[:2]
-    assert (found[2].status, found[2].prediction) == ("right", "2")
+    assert (found[2]["status"], found[2]["prediction"]) == ("right", "2")
 
 
 class Judging(MathTask):
@@ -140,7 +141,7 @@ def test_a_task_that_judges_reads_or_compares_itself_is_known_from_its_facts():
 def test_text_of_a_model_cannot_steer_the_terminal(tmp_path, capsys):
     hostile = "\x1b]0;owned\x07\u202e" + "9" * 5000
     _written(tmp_path, [sample(reference="2", response="\\boxed{" + hostile + "}\ud800")], _facts(answer=BOXED))
-    main(["regrade", str(tmp_path)])
+    main([str(tmp_path)])
     said = capsys.readouterr().out
     assert not {"\x1b", "\u202e"} & set(said)
     assert "wrong (none) -> " in said
@@ -152,15 +153,23 @@ def test_an_interrupted_test_is_regraded_as_far_as_it_went(undisturbed, tmp_path
     write_evaluation(tmp_path, read_evaluation(samples) | {"finished": None})
     lines = (samples / "rank_00000.jsonl").read_bytes()
     (tmp_path / "rank_00000.jsonl").write_bytes(lines[: len(lines) // 2])
-    main(["regrade", str(tmp_path)])
+    main([str(tmp_path)])
     assert "The evaluation was interrupted: 1 of 4 problems." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", '{"format": 2}', '{"format": 1}'])
-def test_a_folder_that_no_test_left_is_refused(content, empty_folder, capsys):
+@pytest.mark.parametrize(
+    ("content", "got"),
+    [
+        ("{", "JSONDecodeError"),
+        ("[1]", "TypeError"),
+        ('{"format": 2}', "other entries"),
+        ('{"format": 1, "datasets": {}, "num_samples": 1}', "the format 1 of another version"),
+    ],
+)
+def test_a_folder_that_no_test_or_one_of_an_earlier_version_left_is_refused(content, got, empty_folder, capsys):
     Path("evaluation.json").write_text(content)
-    said = refusal(capsys, main, "regrade", ".")
-    assert "must be a folder of samples with an evaluation.json of the `format` 1" in said
+    said = refusal(capsys, main, ".")
+    assert re.search(rf"must be a folder of samples with an evaluation.json of the `format` 2, .* but got {got}", said)
 
 
 def test_parts_by_column_rows_that_were_left_out_and_repeated_problems_are_told(tmp_path, capsys):
@@ -184,7 +193,7 @@ def test_parts_by_column_rows_that_were_left_out_and_repeated_problems_are_told(
     folder = tmp_path / "test" / "samples"
     assert read_evaluation(folder)["datasets"]["sums"]["first"] == 4
     samples = list(read_samples(folder))
-    assert [s.columns for s in samples[:2]] == [{"level": 1, "kind": "A/B"}] * 2, "long cells are not kept"
-    assert [s.seed for s in samples if s.index == 3] == [s.seed for s in samples if s.index == 0]
-    main(["regrade", str(folder)])
+    assert [s["columns"] for s in samples[:2]] == [{"level": 1, "kind": "A/B"}] * 2, "long cells are not kept"
+    assert [s["seed"] for s in samples if s["index"] == 3] == [s["seed"] for s in samples if s["index"] == 0]
+    main([str(folder)])
     assert said.strip() in capsys.readouterr().out

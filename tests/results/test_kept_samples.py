@@ -15,16 +15,17 @@ import grail_lightning
 from grail_lightning import callbacks
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks.samples import _grading
+from grail_lightning.columns import SAMPLE
 from grail_lightning.data import MathData
 from grail_lightning.environments.episode import EpisodeLimits
 from grail_lightning.environments.search import Search
-from grail_lightning.evaluate import problem_id, read_evaluation, read_samples, sample_seed
-from grail_lightning.evaluate.records import prune
 from grail_lightning.programs.outcome import Limits
+from grail_lightning.results import problem_id, read_evaluation, read_samples, sample_seed
+from grail_lightning.results.records import prune
 from grail_lightning.tasks import EnvironmentTask
-from tests.evaluate.tested import rows_of, run_test
 from tests.processes import run_script
 from tests.programs.traced import Trusted
+from tests.results.tested import rows_of, run_test
 from tests.runs import module, problems
 
 SAMPLES = Path("test/samples")
@@ -56,16 +57,17 @@ def interrupted(undisturbed, tmp_path):
 def test_each_sample_is_a_line_with_its_verdict_and_seed_and_the_folder_says_what_was_evaluated(undisturbed):
     folder, figures, _ = undisturbed
     samples = list(read_samples(folder / SAMPLES))
-    assert [(s.index, s.sample) for s in samples] == [(i, k) for i in range(4) for k in range(3)]
+    assert [(s["index"], s["sample"]) for s in samples] == [(i, k) for i in range(4) for k in range(3)]
+    assert [*samples[0]] == [*SAMPLE]
     asked = {problem_id(prompt): prompt for prompt in problems(4, "test")}
-    for sample in samples:
-        prompt = asked[sample.problem]
-        assert (sample.prompt, sample.reference) == (prompt.messages, prompt.reference)
-        assert sample.seed == sample_seed(sample.problem, sample.sample)
-        assert sample.prediction == prompt.task.answer(sample.response)
-        assert sample.correct == (sample.status == "right") == (sample.prediction == sample.reference)
-    assert figures["test/accuracy"] == pytest.approx(sum(s.correct for s in samples) / 12)
-    lengths = [s.num_tokens for s in samples if s.correct]
+    for s in samples:
+        prompt = asked[s["problem"]]
+        assert (s["prompt"], s["reference"]) == (prompt.messages, prompt.reference)
+        assert s["seed"] == sample_seed(s["problem"], s["sample"])
+        assert s["prediction"] == prompt.task.answer(s["response"])
+        assert s["correct"] == (s["status"] == "right") == (s["prediction"] == s["reference"])
+    assert figures["test/accuracy"] == pytest.approx(sum(s["correct"] for s in samples) / 12)
+    lengths = [s["num_tokens"] for s in samples if s["correct"]]
     assert figures["test/completions/mean_length_right"] == pytest.approx(sum(lengths) / len(lengths))
     facts = read_evaluation(folder / SAMPLES)
     assert facts["model"]["policy"] == "arithmetic"

@@ -15,10 +15,10 @@ from typing import Any
 
 import pandas as pd
 
-from grail_lightning.evaluate.records import flat, read_samples, sample_frame, unequal
-from grail_lightning.evaluate.runs import LoggedRun, paired_seeds
-from grail_lightning.evaluate.statistics import Share, difference, estimate, holm, seeds_difference, seeds_estimate
-from grail_lightning.evaluate.table import accuracies, by_problem, failures, label, parts_of
+from grail_lightning.results.records import flat, read_samples, sample_frame, unequal
+from grail_lightning.results.runs import LoggedRun, paired_seeds
+from grail_lightning.results.statistics import Share, difference, estimate, holm, seeds_difference, seeds_estimate
+from grail_lightning.results.table import accuracies, by_problem, failures, label, parts_of
 
 CURVE = "val/accuracy"
 # Options of the data that change training but not the problems of its validations.

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.draws import without_ties
-from tests.evaluate.tested import run_test
+from tests.results.tested import run_test
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""``python -m grail_lightning.evaluation regrade RUN``: kept samples graded again, without sampling.
+"""``python -m grail_lightning.regrade RUN``: kept samples graded again, without sampling.
 
 After a change of the verifier, or to see what it decided.
 """
@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from grail_lightning import answers
 from grail_lightning.answers import AnswerForm, Verifier
 from grail_lightning.cli.help import refuse
-from grail_lightning.evaluate.records import (
-    Sample,
+from grail_lightning.columns import Row
+from grail_lightning.grading import GivenAnswer, compare_answers
+from grail_lightning.results.records import (
     append_samples,
     read_evaluation,
     read_samples,
@@ -24,20 +25,17 @@ from grail_lightning.evaluate.records import (
     with_votes,
     write_evaluation,
 )
-from grail_lightning.evaluate.table import TableOptions, evaluation_table
-from grail_lightning.grading import GivenAnswer, compare_answers
+from grail_lightning.results.table import TableOptions, evaluation_table
 
 _OUR_FORMS = "grail_lightning.answers.find"  # or a module below it, in the samples of older versions
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command. A user's mistake is one line, with exit code 2."""
-    parser = argparse.ArgumentParser("python -m grail_lightning.evaluation", description="Look at kept samples.")
-    again = parser.add_subparsers(dest="command", required=True).add_parser(
-        "regrade", help="grade kept samples again, without sampling"
-    )
-    again.add_argument("folder", type=Path, help="the folder of a run that was tested, or a folder `samples`")
-    again.add_argument("--output", type=Path, help="a new folder for the samples with their new verdicts")
+    description = "Grade kept samples again, without sampling."
+    parser = argparse.ArgumentParser("python -m grail_lightning.regrade", description=description, allow_abbrev=False)
+    parser.add_argument("folder", type=Path, help="the folder of a run that was tested, or a folder `samples`")
+    parser.add_argument("--output", type=Path, help="a new folder for the samples with their new verdicts")
     options = parser.parse_args(arguments)
     try:
         _regrade(options.folder, options.output)
@@ -52,16 +50,17 @@ def _regrade(folder: Path, output: Path | None) -> None:
     facts = read_evaluation(folder)
     if output is not None and output.exists():
         raise ValueError(f"`--output` must be a new folder, but {output} exists. Give another, or remove it.")
-    before = sorted(read_samples(folder), key=lambda sample: (sample.dataset, sample.index, sample.sample))
+    before = sorted(read_samples(folder), key=lambda sample: (sample["dataset"], sample["index"], sample["sample"]))
     with Verifier() as verifier:
         after = regraded(before, facts, verifier)
     pairs = zip(before, after, strict=True)
-    changed = [(old, new) for old, new in pairs if (old.status, old.prediction) != (new.status, new.prediction)]
+    verdict = itemgetter("status", "prediction")
+    changed = [(old, new) for old, new in pairs if verdict(old) != verdict(new)]
     print(f"{len(before)} samples of {folder}, {len(changed)} with another verdict")
     for old, new in changed:
         print(
-            f"{old.dataset} problem {old.index} sample {old.sample}: {old.status} ({old.layer}) -> {new.status} "
-            f"({new.layer}); reference {new.reference!a:.80}, answer {new.prediction!a:.80}"
+            f"{old['dataset']} problem {old['index']} sample {old['sample']}: {old['status']} ({old['layer']}) -> "
+            f"{new['status']} ({new['layer']}); reference {new['reference']!a:.80}, answer {new['prediction']!a:.80}"
         )
     gradings, whole = facts.get("grading", {}), sample_frame(after, facts["num_samples"])
     if facts.get("finished") is None:
@@ -79,7 +78,7 @@ def _regrade(folder: Path, output: Path | None) -> None:
         print(f"\nThe samples with their new verdicts are in {output}.")
 
 
-def regraded(samples: Sequence[Sample], facts: Mapping[str, Any], verifier: Verifier) -> list[Sample]:
+def regraded(samples: Sequence[Row], facts: Mapping[str, Any], verifier: Verifier) -> list[Row]:
     """The samples with new verdicts; `facts` are what they belong to (`read_evaluation`).
 
     The answer is read from the response again if its form is one of this package's (`Boxed`, `LastNumber`, `Marker`,
@@ -97,20 +96,19 @@ def regraded(samples: Sequence[Sample], facts: Mapping[str, Any], verifier: Veri
     evaluated = {name for name, grading in gradings.items() if grading.get("answer", {}).get("evaluated")}
     rows = []
     for sample in samples:
-        form = forms.get(sample.dataset)
-        answer = sample.prediction if form is None else form.last(sample.response)
-        how = gradings.get(sample.dataset, {}).get("compare", "math")
-        rows.append(GivenAnswer(sample.reference, answer, how, sample.dataset in evaluated))
+        dataset = sample["dataset"]
+        form, how = forms.get(dataset), gradings.get(dataset, {}).get("compare", "math")
+        answer = sample["prediction"] if form is None else form.last(sample["response"])
+        rows.append(GivenAnswer(sample["reference"], answer, how, dataset in evaluated))
     new = []
     for sample, verdict in zip(samples, compare_answers(rows, verifier), strict=True):
-        judged = sample.end is not None and (sample.status == "missing" or not sample.reference)
-        if judged or sample.status == "unknown_tokens":
+        judged = sample["end"] is not None and (sample["status"] == "missing" or not sample["reference"])
+        if judged or sample["status"] == "unknown_tokens":
             new.append(sample)  # Judged by its environment, without an answer, or for tokens that its text lacks.
             continue
         prediction = None if verdict.status == "missing" else verdict.prediction
-        new.append(
-            replace(sample, prediction=prediction, correct=verdict.correct, status=verdict.status, layer=verdict.layer)
-        )
+        decided = {"correct": verdict.correct, "status": verdict.status, "layer": verdict.layer}
+        new.append(sample | {"prediction": prediction} | decided)
     return new
 
 

@@ -1,6 +1,6 @@
 """The table of an evaluation, with 95 % intervals: what `test` prints, and what regrading prints anew.
 
-It is made of a frame of samples (`grail_lightning.evaluate.records.sample_frame`). Shapes: ``N`` problems, ``n``
+It is made of a frame of samples (`grail_lightning.results.records.sample_frame`). Shapes: ``N`` problems, ``n``
 samples of each.
 """
 
@@ -15,11 +15,12 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from torchmetrics import MetricCollection
 
 from grail_lightning.answers.records import UNSCORED
-from grail_lightning.evaluate.records import judged
-from grail_lightning.evaluate.statistics import Floats, Interval, Share, average_interval, estimate, ratio_interval
-from grail_lightning.functional import maj_at_k, pass_at_k, pass_at_k_variance
+from grail_lightning.metrics import problem_metrics
+from grail_lightning.results.records import judged
+from grail_lightning.results.statistics import Floats, Interval, Share, average_interval, estimate, ratio_interval
 
 _ERRORS = ("capped", "unparseable", "timeout", "crashed")  # The verifier could not compare the answer; not right.
 _LENGTHS = {"mean tokens": None, "of right": True, "of wrong": False}  # Which responses: None for all.
@@ -44,20 +45,25 @@ def by_problem(samples: pd.DataFrame, column: str) -> NDArray[Any]:
     return values
 
 
+def measured(samples: pd.DataFrame, pass_at: Sequence[int], maj_at: Sequence[int]) -> MetricCollection:
+    """The metrics of `problem_metrics` of a frame of samples, those of a problem being neighbours, from the first on.
+
+    The column ``vote`` is needed for maj@k alone.
+    """
+    metrics = problem_metrics(pass_at, maj_at, sync_on_compute=False)
+    columns = {"correct": samples["correct"], "group": (samples["sample"] == 0).cumsum()}
+    columns |= {"votes": samples["vote"]} if maj_at else {}
+    metrics.update(**{name: torch.tensor(column.to_numpy()) for name, column in columns.items()})
+    return metrics
+
+
 def accuracies(samples: pd.DataFrame, pass_at: Sequence[int], maj_at: Sequence[int]) -> dict[str, Share]:
     """acc@n, pass@k and maj@k by name."""
-    correct = by_problem(samples, "correct")
-    number, right = correct.shape[1], torch.tensor(correct).sum(1)
-    names = {f"acc@{number}": 1} | {f"pass@{k}": k for k in pass_at}
-    shares = {
-        name: (pass_at_k(number, right, k).numpy(), pass_at_k_variance(number, right, k).numpy())
-        for name, k in names.items()
-    }
-    for k in maj_at:
-        votes = zip(by_problem(samples, "vote").tolist(), correct.tolist(), strict=True)
-        share = np.array([maj_at_k(*of_problem, k) for of_problem in votes])
-        shares[f"maj@{k}"] = share, share * (1 - share) * (k / number)  # As of n / k binary votes.
-    return shares
+    metrics: dict[str, Any] = dict(measured(samples, pass_at, maj_at).items())
+    names = {f"acc@{samples['sample'].max() + 1}": "accuracy"}
+    names |= {f"pass@{k}": f"pass_at_{k}" for k in pass_at} | {f"maj@{k}": f"maj_at_{k}" for k in maj_at}
+    shares = {name: metrics[of].share() for name, of in names.items()}
+    return {name: (values.numpy(), noise.numpy()) for name, (values, noise) in shares.items()}
 
 
 def failures(samples: pd.DataFrame) -> dict[str, Share]:

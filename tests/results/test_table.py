@@ -5,9 +5,9 @@ import re
 import pandas as pd
 import pytest
 
-from grail_lightning.evaluate.records import sample_frame, with_votes
-from grail_lightning.evaluate.table import TableOptions, evaluation_table, parts_of
-from tests.evaluate.made import sample
+from grail_lightning.results.records import sample_frame, with_votes
+from grail_lightning.results.table import TableOptions, evaluation_table, parts_of
+from tests.results.made import sample
 
 
 def _problem(dataset, index, correct, votes=None, statuses=None, **columns):

@@ -1,6 +1,6 @@
 """How tests run the real `test`: the packaged policy on a few sums, with its samples kept.
 
-As a program: python tests/evaluate/tested.py FOLDER RANKS STRATEGY, which prints the table and the logged figures.
+As a program: python tests/results/tested.py FOLDER RANKS STRATEGY, which prints the table and the logged figures.
 """
 
 import json
@@ -15,7 +15,7 @@ import torch
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation
 from grail_lightning.data import ArithmeticData
-from grail_lightning.evaluate import read_samples
+from grail_lightning.results import read_samples
 from tests.draws import without_ties
 from tests.runs import module, strategy_of, trainer
 
@@ -33,8 +33,8 @@ def run_test(folder, *callbacks, ours=None, sampling=SAMPLING, num_problems=4, *
 
 def rows_of(folder):
     """The kept samples without texts, in the order of the data."""
-    found = [(s.dataset, s.index, s.sample, s.correct, s.num_tokens, s.response) for s in read_samples(folder)]
-    return sorted(found)
+    names = ("dataset", "index", "sample", "correct", "num_tokens", "response")
+    return sorted(tuple(sample[name] for name in names) for sample in read_samples(folder))
 
 
 def main(folder, ranks, strategy):

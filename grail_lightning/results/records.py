@@ -7,13 +7,10 @@ a process that is killed leaves whole lines and at most one torn last one, which
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,59 +19,37 @@ import pandas as pd
 
 from grail_lightning.answers import answer_classes, text_classes
 from grail_lightning.answers.records import UNSCORED, WITHOUT_VOTE
+from grail_lightning.columns import COLUMNS, SAMPLE, Row, append_lines, line_of, read_rows
 from grail_lightning.runtime.files import write_whole
 from grail_lightning.tasks.base import Comparison
 
-FORMAT = 1
+FORMAT = 2
 FACTS = "evaluation.json"
 _FILES = "rank_*.jsonl"
 # What may change between an interruption and its continuation: the digests say which weights and problems these are.
 _INCIDENTAL = re.compile(r"finished|created|table(\..*)?|model\.(policy|checkpoint|step)|datasets\..*\.source")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
-    """One response to one problem, with its verdict: a line of a file."""
-
-    dataset: str
-    problem: str  # `problem_id`: the same wherever the same problem is asked in the same words.
-    index: int  # The place of the problem in the dataset, from 0.
-    sample: int  # The number of the response, from 0 to ``n - 1``.
-    prompt: str  # As people read it.
-    reference: str
-    response: str  # Without special tokens.
-    prediction: str | None  # The answer that was graded; None if the response has none.
-    correct: bool  # Whether the verdict is `right`.
-    status: str  # The verdict.
-    layer: str  # The layer of the verifier that decided.
-    num_tokens: int  # The end token included.
-    finished: bool  # Whether the response ended by itself within the limit.
-    seed: int  # Of the response's random numbers.
-    columns: dict[str, Any] = field(default_factory=dict)  # Short further ones of the row: `subject`, `level`.
-    # At the time of sampling: `regrade` keeps it. A response that nothing scored has none, nor have older files.
-    reward: float | None = None
-    # Of a rollout in an environment; the lines of others do not have them.
-    num_turns: int | None = None
-    num_calls: int | None = None
-    num_invalid_calls: int | None = None  # Calls that could not be read, name no tool, or have wrong arguments.
-    end: str | None = None  # Why it ended: answered, turns, tokens, context, failures.
-    transcript: str | None = None  # What the policy wrote and what it was told.
-
-
 _PROBLEM = ["dataset", "index"]
-# The columns of a frame of samples, with their types.
-_FRAME = {"dataset": "object", "index": "int64", "sample": "int64", "problem": "object", "columns": "object"}
-_FRAME |= {"correct": "bool", "status": "object", "num_tokens": "int64", "finished": "bool", "prediction": "object"}
-_FRAME |= {"reward": "float64"}
+# The columns of a frame of samples.
+_FRAME = (
+    *("dataset", "index", "sample", "problem", "columns", "correct", "status", "num_tokens", "finished"),
+    *("prediction", "reward"),
+)
 
 
-def sample_frame(samples: Iterable[Sample], num_samples: int) -> pd.DataFrame:
+def sample_frame(samples: Iterable[Row], num_samples: int) -> pd.DataFrame:
     """A row for each sample of the problems that have all of them, in the order of dataset, problem and sample.
 
     Of a sample that is there twice the first one counts.
     """
-    rows = [[getattr(sample, name) for name in _FRAME] for sample in samples]
-    frame = pd.DataFrame(rows, columns=list(_FRAME), dtype=object).astype(_FRAME)
+    kinds = {name: COLUMNS[name].kind for name in _FRAME}
+    types = {
+        name: "int64" if kind.startswith("int") else kind if kind in ("bool", "float64") else "object"
+        for name, kind in kinds.items()
+    }
+    rows = [[sample[name] for name in _FRAME] for sample in samples]
+    frame = pd.DataFrame(rows, columns=list(_FRAME), dtype=object).astype(types)
     frame = frame.drop_duplicates([*_PROBLEM, "sample"]).sort_values([*_PROBLEM, "sample"])
     whole = frame.groupby(_PROBLEM)["sample"].transform("size") == num_samples
     return frame[whole].reset_index(drop=True)
@@ -115,12 +90,12 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
         if facts["format"] == FORMAT and {"datasets", "num_samples"} <= facts.keys():
             return dict(facts)
-        got = "other entries"
+        got = "other entries" if facts["format"] == FORMAT else f"the format {facts['format']!r:.20} of another version"
     except (OSError, ValueError, TypeError, KeyError) as error:
         got = repr(error)
     raise ValueError(
         f"{folder} must be a folder of samples with an {FACTS} of the `format` {FORMAT}, such as "
-        f"runs/quickstart/test/samples, but got {got}. Give the folder that a test left, or move a damaged one away."
+        f"runs/quickstart/test/samples, but got {got}. Give the folder that a test left, or move this one away."
     )
 
 
@@ -150,25 +125,18 @@ def flat(tree: object, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from flat(value, f"{name}.{key}" if name else str(key))
 
 
-def read_samples(folder: Path) -> Iterator[Sample]:
-    """The samples of a folder, file by file, in the order in which they were written.
-
-    A torn last line, which a process that was killed may leave, is left out; another line that is no sample is a
-    ValueError with file and line.
-    """
+def read_samples(folder: Path) -> Iterator[Row]:
+    """The samples of a folder, file by file, in the order in which they were written, as `read_rows` reads them."""
     for file in sorted(folder.glob(_FILES)):
-        yield from _read(file)
+        yield from read_rows(file, SAMPLE)
 
 
-def append_samples(folder: Path, rank: int, samples: Iterable[Sample]) -> None:
+def append_samples(folder: Path, rank: int, samples: Iterable[Row]) -> None:
     """Append samples to the file of a rank, in a folder that exists; they are on the disk when this returns."""
-    with (folder / f"rank_{rank:05d}.jsonl").open("ab") as file:
-        file.writelines(map(_line, samples))
-        file.flush()
-        os.fsync(file.fileno())
+    append_lines(folder / f"rank_{rank:05d}.jsonl", samples)
 
 
-def prune(folder: Path, keep: Callable[[Sample], bool]) -> None:
+def prune(folder: Path, keep: Callable[[Row], bool]) -> None:
     """Remove torn lines, samples that are there twice, and those that `keep` refuses.
 
     Each file is replaced as a whole, and only if its content changes.
@@ -176,31 +144,10 @@ def prune(folder: Path, keep: Callable[[Sample], bool]) -> None:
     seen: set[tuple[str, int, int]] = set()
     for file in sorted(folder.glob(_FILES)):
         lines = list[bytes]()
-        for sample in _read(file):
-            place = sample.dataset, sample.index, sample.sample
+        for sample in read_rows(file, SAMPLE):
+            place = sample["dataset"], sample["index"], sample["sample"]
             if place not in seen and keep(sample):
-                lines.append(_line(sample))
+                lines.append(line_of(sample))
                 seen.add(place)
         if (kept := b"".join(lines)) != file.read_bytes():
             write_whole(file, kept.decode())
-
-
-def _line(sample: Sample) -> bytes:
-    cells = dataclasses.asdict(sample).items()
-    row = {name: value for name, value in cells if value is not None or name == "prediction"}
-    return (json.dumps(row, allow_nan=False) + "\n").encode()
-
-
-def _read(file: Path) -> Iterator[Sample]:
-    """The samples of the whole lines of a file."""
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                yield Sample(**json.loads(line))
-            except (ValueError, TypeError, RecursionError):
-                raise ValueError(
-                    f"{file}, line {number}: expected a JSON object with the fields of a sample, but got "
-                    f"{line[:60]!a}. Remove the line, or move the folder away."
-                ) from None

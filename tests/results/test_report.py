@@ -12,12 +12,12 @@ import pytest
 import scipy.stats
 from torch.utils.tensorboard import SummaryWriter
 
-from grail_lightning.evaluate.differences import compare, compare_curves, other_validation, read_curves, read_scalars
-from grail_lightning.evaluate.records import read_samples
-from grail_lightning.evaluate.runs import find_runs, method_of, paired_seeds
-from grail_lightning.evaluate.statistics import difference, holm, mean_interval
 from grail_lightning.report import main as report
-from tests.evaluate.made import DATASETS, HOSTILE, SAMPLING, answers, chances, config, keep_samples, make_run, study
+from grail_lightning.results.differences import compare, compare_curves, other_validation, read_curves, read_scalars
+from grail_lightning.results.records import read_samples
+from grail_lightning.results.runs import find_runs, method_of, paired_seeds
+from grail_lightning.results.statistics import difference, holm, mean_interval
+from tests.results.made import DATASETS, HOSTILE, SAMPLING, answers, chances, config, keep_samples, make_run, study
 from tests.shell import refusal
 
 A9, A20, A30 = (answers(chances(number, 0.5)) for number in (9, 20, 30))
@@ -178,7 +178,7 @@ def test_problems_and_seeds_are_paired_and_families_are_corrected(plain):
     frame = compare(runs, "GRPO", [])
 
     def shares(run, dataset):
-        right = [sample.correct for sample in read_samples(run.samples) if sample.dataset == dataset]
+        right = [s["correct"] for s in read_samples(run.samples) if s["dataset"] == dataset]
         return np.reshape(right, (-1, 3)).mean(1)
 
     tables = {
@@ -392,7 +392,7 @@ def test_no_name_steers_a_terminal_or_breaks_a_table_of_markdown_html_or_csv(hos
         (["good", "uncurved"], r"All runs of a report must have samples, or none, but uncurved have none"),
         (["cut"], r"cut/samples must hold all 9 problems of A with 3 samples each, but it holds 8\."),
         (["broken"], r"broken/samples must be a folder of samples .*, but got JSONDecodeError"),
-        (["damaged"], r"damaged/samples/rank_00000\.jsonl, line 3: expected a JSON object"),
+        (["damaged"], r"damaged/samples/rank_00000\.jsonl, line 3, must have the columns .* but has no `index`, "),
         (["choice__GRPO__sums.json"], r"A report must have at least one run"),
         (["uncurved"], r"Runs of a report must have samples, or a step of val/accuracy .* neither in uncurved\. Run"),
         (["A=late", "B=early"], r"Runs of a report must .*, but got neither in A=late, B=early\."),
