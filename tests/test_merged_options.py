@@ -125,9 +125,9 @@ def test_classes_are_handed_to_the_parser_by_their_import_paths(written):
     _, config, *rest = as_arguments(*merged(["fit", *files, *given]))
     options = yaml.safe_load(config.removeprefix("--config="))
     of_task = options["data"]["init_args"]["task"]
-    assert (options["model"]["credit"], options["data"]["class_path"]) == (credit, "grail_lightning.data.MathData")
+    assert (options["model"]["credit"], options["data"]["class_path"]) == (credit, "grail_lightning.MathData")
     assert of_task["class_path"] == "grail_lightning.tasks.MathTask"
-    assert of_task["init_args"] == {"answer": "grail_lightning.answers.find.Marker", "instruction": "GRAIL"}
+    assert of_task["init_args"] == {"answer": "grail_lightning.answers.Marker", "instruction": "GRAIL"}
     values = dict(argument.split("=", 1) for argument in rest)
     assert (values["--model.credit.class_path"], values["--model.credit.help"]) == (credit, credit)
     assert values["--model.policy"] == "GRAIL"

@@ -27,9 +27,9 @@ BASES: dict[str, tuple[type, tuple[str, ...]]] = {
     "model.engine": (RolloutEngine, ("grail_lightning.engines",)),
     "model.optimizer": (torch.optim.Optimizer, ("torch.optim",)),
     "model.scheduler": (torch.optim.lr_scheduler.LRScheduler, ("torch.optim.lr_scheduler",)),
-    "data": (LightningDataModule, ("grail_lightning.data",)),
+    "data": (LightningDataModule, ("grail_lightning", "grail_lightning.data")),
     "data.task": (Task, ("grail_lightning.tasks",)),
-    "data.task.answer": (AnswerForm, ("grail_lightning.answers.find",)),
+    "data.task.answer": (AnswerForm, ("grail_lightning.answers", "grail_lightning.answers.find")),
     "trainer.callbacks": (Callback, ("grail_lightning.callbacks", "lightning.pytorch.callbacks")),
     "trainer.logger": (Logger, ("lightning.pytorch.loggers",)),
 }
