@@ -90,7 +90,7 @@ def _phrase(part: Any, option: str) -> str:
     if takes(part, Mapping):
         return "a mapping in braces"
     if records := records_in(part):
-        fields = ", ".join(field.name for field in dataclasses.fields(records[0]))  # type: ignore[arg-type]
+        fields = ", ".join(field.name for field in dataclasses.fields(records[0]))
         return f"a mapping in braces with the options {fields}"
     if names := choices(option):
         return f"one of {', '.join(names)}, or the import path of a class"

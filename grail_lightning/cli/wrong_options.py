@@ -76,14 +76,14 @@ class _Walk:
         self.option, self.cls = option, cls
         self.types = {a.dest: a for a in parser._actions if hasattr(a, "_typehint") and not a.dest.endswith(".help")}
         self.names = [name for name in self.types if name not in _NOT_SET]
-        needed = getattr(parser, "_extra_required_keys", set())  # `data`, which jsonargparse keeps apart.
+        needed: set[str] = getattr(parser, "_extra_required_keys", set())  # `data`, which jsonargparse keeps apart.
         self.required = [name for name in self.names if self.types[name].required or name in needed]
 
     def full(self, name: str) -> str:
         """The name of an option from the parser of the subcommand on."""
         return f"{self.option}.{name}" if self.option else name
 
-    def mistakes(self, values: Mapping[str, Any], group: str) -> Iterator[_Wrong]:
+    def mistakes(self, values: Mapping[Any, Any], group: str) -> Iterator[_Wrong]:
         """The mistakes in the options of a group."""
         for key, value in values.items():
             name = f"{group}.{key}" if group else str(key)
