@@ -7,7 +7,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TextIO
 
 from lightning.pytorch import LightningModule, Trainer
@@ -61,11 +61,9 @@ class BatchProgressBar(TQDMProgressBar):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """End this, and close the bars, so that an error begins on a line of its own."""
         self._redirected.close()
-        for bar in (self._val_progress_bar, self._test_progress_bar, self._predict_progress_bar):
-            if bar is not None:
-                bar.close()
-        if self._train_progress_bar is not None:
-            self._train_progress_bar.close()
+        for stage in ("val", "test", "predict", "train"):
+            with suppress(TypeError):  # It was not opened.
+                getattr(self, f"{stage}_progress_bar").close()
 
 
 def _loggers_of_the_terminal() -> list[logging.Logger]:

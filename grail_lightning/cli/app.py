@@ -110,7 +110,7 @@ class GrailCLI(LightningCLI):
             }
         )
         self.known_options = list(parser.get_defaults().keys())
-        self._callback_keys = parser.callback_keys
+        self._callback_keys, self._parser_of_asked = parser.callback_keys, parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments; a ValueError if one is wrong."""
@@ -135,7 +135,7 @@ class GrailCLI(LightningCLI):
 
     def _mistake(self, *kinds: Kind) -> str | None:
         """The sentence about what is wrong in the options that the user has given; None if nothing is found."""
-        return wrong_option(self._parser(self._asked), self._given, kinds or KINDS)
+        return wrong_option(self._parser_of_asked, self._given, kinds or KINDS)
 
     def _parse_ckpt_path(self) -> None:
         # In Lightning 2.6 hyper-parameters in a checkpoint override the command line. Here they never do.

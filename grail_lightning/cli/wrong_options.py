@@ -189,9 +189,8 @@ def _of_object(option: str, bases: Sequence[type], given: Mapping[str, Any], def
             return
         if not inspect.isclass(cls):  # A function that makes the object.
             return
-        real = [base for base in bases if not getattr(base, "_is_protocol", False)]
-        if real and not issubclass(cls, tuple(real)):
-            names = " or ".join(base.__name__ for base in real)
+        if not issubclass(cls, tuple(bases)):
+            names = " or ".join(base.__name__ for base in bases)
             yield _Wrong("name", _wrong_class(option, path, f"it is no subclass of {names}"))
             return
         if inspect.isabstract(cls):
