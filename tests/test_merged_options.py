@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from grail_lightning.cli.app import FitOptions
-from grail_lightning.cli.config_files import as_arguments, merged
+from grail_lightning.cli.config_files import NO_VALUE, as_arguments, merged, with_arguments
 
 OAR = {"class_path": "OARGradient", "init_args": {"bilevel": {"boost": 7.0}}}
 QUICKSTART = "--config=quickstart.yaml"
@@ -113,6 +113,39 @@ def test_numbers_and_texts_of_a_file_are_read_as_jsonargparse_reads_them(written
     assert merged(written("trainer:\n"))[0] == {"trainer": None}
     Path("1.yaml").write_text(config.removeprefix("--config="))
     assert merged(["--config=1.yaml"])[0] == found
+
+
+def test_classes_are_handed_to_the_parser_by_their_import_paths(written):
+    credit = "grail_lightning.credit.GRAIL"
+    task = {"class_path": "MathTask", "init_args": {"answer": "Marker", "instruction": "GRAIL"}}
+    callbacks = [{"class_path": "KeepRollouts"}, "EarlyStopping", "mine.Own", "Unknown"]
+    files = written({"model": {"credit": "GRAIL"}, "data": {"class_path": "MathData", "init_args": {"task": task}}})
+    given = ["--model.credit.class_path=GRAIL", "--model.credit.help=GRAIL", "--model.policy=GRAIL"]
+    given += [f"--trainer.callbacks={callbacks}", "--model.control={class_path: Random}"]
+    _, config, *rest = as_arguments(*merged(["fit", *files, *given]))
+    options = yaml.safe_load(config.removeprefix("--config="))
+    of_task = options["data"]["init_args"]["task"]
+    assert (options["model"]["credit"], options["data"]["class_path"]) == (credit, "grail_lightning.MathData")
+    assert of_task["class_path"] == "grail_lightning.tasks.MathTask"
+    assert of_task["init_args"] == {"answer": "grail_lightning.answers.Marker", "instruction": "GRAIL"}
+    values = dict(argument.split("=", 1) for argument in rest)
+    assert (values["--model.credit.class_path"], values["--model.credit.help"]) == (credit, credit)
+    assert values["--model.policy"] == "GRAIL"
+    assert yaml.safe_load(values["--model.control"]) == {"class_path": "grail_lightning.credit.Random"}
+    assert yaml.safe_load(values["--trainer.callbacks"]) == [
+        {"class_path": "grail_lightning.callbacks.KeepRollouts"},
+        *("lightning.pytorch.callbacks.EarlyStopping", "mine.Own", "Unknown"),
+    ]
+
+
+def test_files_and_arguments_are_one_mapping_as_the_parser_reads_them(written):
+    files = written({"model": {"credit": OAR, "optimizer": "SGD"}, "d": [{"x": 1}], "d+": [{"x": 2}]})
+    given = ["--model.credit.rest=3", "--model.optimizer.lr", "-1", "--d+={x: 3}", "--d.y=4", "--flag"]
+    found = with_arguments(*merged(["fit", *files, *given]))
+    assert found["model"]["credit"] == OAR | {"init_args": OAR["init_args"] | {"rest": "3"}}
+    assert found["model"]["optimizer"] == {"class_path": "SGD", "init_args": {"lr": "-1"}}
+    assert found["d"] == [{"x": 1}, {"x": 2}, {"x": 3, "y": "4"}]
+    assert found["flag"] is NO_VALUE
 
 
 def test_a_name_with_points_and_a_group_in_a_file_of_its_own_are_merged(options, written, tmp_path):

@@ -169,7 +169,7 @@ class Evaluation(Callback):
             if trainer.global_step == 0:
                 self.first = self.last
         if trainer.testing and trainer.is_global_zero and len(running.samples):
-            print(evaluation_table(running.samples, running.shown))
+            pl_module.print(evaluation_table(running.samples, running.shown))  # Below the progress bar.
         if running.kept is not None:
             running.kept.finish()  # Until its table stands there, a test is not over: the same command goes on with it.
         self._running = None

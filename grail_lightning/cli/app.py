@@ -7,8 +7,8 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,9 +34,9 @@ from grail_lightning.callbacks.export import check_steps_left
 from grail_lightning.callbacks.hooks import fast_dev_run
 from grail_lightning.callbacks.preflight import check_folders
 from grail_lightning.callbacks.progress import BatchProgressBar
-from grail_lightning.cli.config_files import as_arguments, merged
+from grail_lightning.cli.config_files import as_arguments, merged, with_arguments
 from grail_lightning.cli.help import answer
-from grail_lightning.cli.mistakes import mistakes_in_one_line, option_error
+from grail_lightning.cli.mistakes import mistakes_in_one_line
 from grail_lightning.cli.run_files import SaveRunConfig, keep_tables
 from grail_lightning.cli.trainer_options import (
     as_list,
@@ -47,6 +47,7 @@ from grail_lightning.cli.trainer_options import (
     log_beside_training,
     strategy_options,
 )
+from grail_lightning.cli.wrong_options import KINDS, Kind, check_arguments, last_line, wrong_option
 from grail_lightning.distributed.checkpoint_io import read_state
 from grail_lightning.engines.checks import check_draws
 from grail_lightning.module import GrailModule
@@ -109,16 +110,32 @@ class GrailCLI(LightningCLI):
             }
         )
         self.known_options = list(parser.get_defaults().keys())
-        self._callback_keys = parser.callback_keys
+        self._callback_keys, self._parser_of_asked = parser.callback_keys, parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments; a ValueError if one is wrong."""
         assert isinstance(args, list)
         options, rest = merged(args)
+        check_arguments(rest)
+        self._given = with_arguments(options, rest)
         try:
             self.config = parser.parse_args(as_arguments(options, rest))
         except ArgumentError as error:
-            raise ValueError(option_error(error, self.known_options, options)) from error
+            raise ValueError(self._mistake() or last_line(error)) from error
+
+    @contextmanager
+    def mistakes_named(self) -> Iterator[None]:
+        """A context in which objects are made, which may show mistakes that the parser does not see."""
+        try:
+            yield
+        except (ValueError, TypeError) as error:
+            if mistake := self._mistake("null", "made"):
+                raise ValueError(mistake) from error
+            raise
+
+    def _mistake(self, *kinds: Kind) -> str | None:
+        """The sentence about what is wrong in the options that the user has given; None if nothing is found."""
+        return wrong_option(self._parser_of_asked, self._given, kinds or KINDS)
 
     def _parse_ckpt_path(self) -> None:
         # In Lightning 2.6 hyper-parameters in a checkpoint override the command line. Here they never do.
@@ -139,7 +156,8 @@ class GrailCLI(LightningCLI):
         given = trainer.logger
         if self.subcommand != "fit":
             trainer.logger = log_beside_training(given, str(self.subcommand))
-        super().instantiate_classes()
+        with self.mistakes_named():
+            super().instantiate_classes()
         trainer.logger = given  # The config that is saved can be run again, for training, too.
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -261,4 +279,5 @@ class FitOptions:
     def build(self) -> None:
         """Build the objects of the options that were parsed last, all but the Trainer; no weights are loaded."""
         assert self._cli is not None
-        self._cli.parser.instantiate_classes(self._cli.config)
+        with self._cli.mistakes_named():
+            self._cli.parser.instantiate_classes(self._cli.config)

@@ -1,4 +1,4 @@
-"""The options that take a class: their base classes, the names of the subclasses, and what a new class keeps."""
+"""The options that take a class: their base classes, the short names of the subclasses, and what a new class keeps."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ BASES: dict[str, tuple[type, tuple[str, ...]]] = {
     "model.engine": (RolloutEngine, ("grail_lightning.engines",)),
     "model.optimizer": (torch.optim.Optimizer, ("torch.optim",)),
     "model.scheduler": (torch.optim.lr_scheduler.LRScheduler, ("torch.optim.lr_scheduler",)),
-    "data": (LightningDataModule, ("grail_lightning.data",)),
+    "data": (LightningDataModule, ("grail_lightning", "grail_lightning.data")),
     "data.task": (Task, ("grail_lightning.tasks",)),
-    "data.task.answer": (AnswerForm, ("grail_lightning.answers.find",)),
+    "data.task.answer": (AnswerForm, ("grail_lightning.answers", "grail_lightning.answers.find")),
     "data.task.isolation": (Isolation, ("grail_lightning.programs.isolation",)),
     "data.task.environment.isolation": (Isolation, ("grail_lightning.programs.isolation",)),
     "trainer.callbacks": (Callback, ("grail_lightning.callbacks", "lightning.pytorch.callbacks")),
     "trainer.logger": (Logger, ("lightning.pytorch.loggers",)),
 }
-"""For each option that takes a class: its base class, and the modules that export the subclasses to users."""
+"""For each option that takes a class: its base class, and the modules that export the subclasses to users.
+
+A short name such as `GRAIL` is a name in one of these modules. No other place knows where the classes are."""
 BEGINS_ANEW = (
     *("model.objective", "model.advantage", "model.credit", "model.control", "model.engine"),
     *("data.task", "data.task.answer", "data.task.environment"),
@@ -45,16 +47,43 @@ BEGINS_ANEW = (
 """Options whose value, a class of another name, begins with its own options. Other classes keep those that they have,
 too: another optimiser the learning rate, another logger the folder, other data the number of prompts."""
 _OF_TORCH = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-# Classes of torch that no list shows: their step takes more than the gradients, or refuses dense ones.
-_UNUSABLE = ("LBFGS", "ReduceLROnPlateau", "SparseAdam")
+UNUSABLE = {
+    "LBFGS": "it cannot be used, because its step takes a function that computes the loss again",
+    "ReduceLROnPlateau": "it cannot be used, because its step takes a metric",
+    "SparseAdam": "it cannot be used, because it refuses dense gradients",
+}
+"""Classes of torch that no list shows, and why."""
+
+
+def exported(option: str, name: str) -> tuple[str, type] | None:
+    """The import path and the class that an option's modules export under a short name; None if none does.
+
+    Of a module that imports its classes when they are asked for, the one class is imported.
+    """
+    for module in BASES.get(option, (object, ()))[1]:
+        found = getattr(importlib.import_module(module), name, None)
+        if inspect.isclass(found):
+            return f"{module}.{name}", found
+    return None
 
 
 def choices(option: str) -> list[str]:
     """The sorted names of the classes that an option accepts; empty for an option that is not in `BASES`."""
     base, modules = BASES.get(option, (object, ()))
-    exported = {k: v for module in modules for k, v in vars(importlib.import_module(module)).items() if k[0] != "_"}
-    classes = {k: v for k, v in exported.items() if inspect.isclass(v) and v is not base and issubclass(v, base)}
-    return sorted(name for name, cls in classes.items() if not inspect.isabstract(cls) and name not in _UNUSABLE)
+    imported = [importlib.import_module(module) for module in modules]
+    names = {name for module in imported for name in getattr(module, "__all__", vars(module)) if name[0] != "_"}
+    classes = {name: entry[1] for name in names if (entry := exported(option, name))}
+    accepted = {name: cls for name, cls in classes.items() if cls is not base and issubclass(cls, base)}
+    return sorted(name for name, cls in accepted.items() if not inspect.isabstract(cls) and name not in UNUSABLE)
+
+
+def import_path(option: str, name: str) -> str:
+    """The import path of the class with a short name; a name that the option's modules do not export stays.
+
+    So jsonargparse gets no short names of ours, of which it knows only those whose modules are imported.
+    """
+    found = None if "." in name or name in UNUSABLE else exported(option, name)
+    return found[0] if found and issubclass(found[1], BASES[option][0]) else name
 
 
 def class_name(value: object) -> str | None:
@@ -71,8 +100,8 @@ def find_class(option: str, name: str) -> type | None:
         except ValueError:
             return None
     else:
-        modules = map(importlib.import_module, BASES.get(option, (object, ()))[1])
-        made = next((vars(module)[name] for module in modules if name in vars(module)), None)
+        entry = exported(option, name)
+        made = entry and entry[1]
     return made if inspect.isclass(made) else None
 
 

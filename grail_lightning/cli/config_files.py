@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -11,7 +12,7 @@ from typing import Any
 import yaml
 from jsonargparse import get_loader
 
-from grail_lightning.cli.classes import BEGINS_ANEW, class_name, still_valid
+from grail_lightning.cli.classes import BASES, BEGINS_ANEW, class_name, import_path, still_valid
 from grail_lightning.cli.trainer_options import as_list
 
 CONFIGS = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs")
@@ -32,9 +33,11 @@ def merged(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     pending = deque(expand_configs(arguments))
     while pending:
         name, joined, value = pending.popleft().partition("=")
-        if name.startswith("--") and not joined and pending and not pending[0].startswith("-"):
+        if name.startswith("--") and not joined and pending and is_value(pending[0]):
             joined, value = "=", pending.popleft()
         if name == "--config":
+            if not value:
+                raise ValueError("`--config` must be followed by the name of a YAML file, but got nothing.")
             content = _nested(read_options(Path(value)), Path(value).parent)
             options = _over(options, {key: part for key, part in content.items() if key != "config"}, "")
             continue
@@ -46,11 +49,44 @@ def merged(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return options, rest
 
 
+def is_value(argument: str) -> bool:
+    """Whether an argument is no name of an option; a negative number is none."""
+    return not argument.startswith("-") or re.match(r"-\.?\d", argument) is not None
+
+
 def as_arguments(options: Mapping[str, Any], rest: Sequence[str]) -> list[str]:
-    """Arguments of jsonargparse for merged options: the subcommand, one ``--config`` that is YAML, and the others."""
+    """Arguments of jsonargparse for merged options: the subcommand, one ``--config`` that is YAML, and the others.
+
+    Classes are given by their import paths.
+    """
     start = int(bool(rest) and not rest[0].startswith("-"))
-    config = [f"--config={yaml.dump(options, Dumper=_Quoted, sort_keys=False)}"] if options else []
-    return [*rest[:start], *config, *rest[start:]]
+    text = yaml.dump(_with_paths(options, ""), Dumper=_Quoted, sort_keys=False)
+    config = [f"--config={text}"] if options else []
+    return [*rest[:start], *config, *map(_argument_with_paths, rest[start:])]
+
+
+def _with_paths(value: Any, option: str) -> Any:
+    """The value of an option, in which classes are given by their import paths."""
+    if isinstance(value, str):
+        return import_path(option, value) if option in BASES else value
+    if isinstance(value, list):
+        return [_with_paths(entry, option) for entry in value]
+    if not isinstance(value, Mapping):
+        return value
+    inside = (_CLASS, _INIT)  # They belong to the option itself.
+    names = {key: option if key in inside else plain_name(f"{option}.{key}").removeprefix(".") for key in value}
+    return {key: _with_paths(part, names[key]) for key, part in value.items()}
+
+
+def _argument_with_paths(argument: str) -> str:
+    """An argument, in which classes are given by their import paths, also where their options are asked for."""
+    name, joined, text = argument.partition("=")
+    option = plain_name(name[2:]).removesuffix(f".{_CLASS}").removesuffix(".help")
+    before = _parsed(text) if joined else None
+    if (value := _with_paths(before, option)) == before:
+        return argument
+    written = value if isinstance(value, str) else yaml.dump(value, Dumper=_Quoted, default_flow_style=True, width=1e9)
+    return f"{name}={written}"
 
 
 def expand_configs(args: Sequence[str]) -> list[str]:
@@ -144,6 +180,69 @@ def _value_at(options: Any, option: str) -> Any:
         options = options.get(_INIT, options) if isinstance(options, dict) else None
         options = options.get(part) if isinstance(options, dict) else None
     return options
+
+
+def with_arguments(options: Mapping[str, Any], rest: Sequence[str]) -> dict[str, Any]:
+    """Merged options together with those of the arguments beside them, without plus signs.
+
+    A value that an argument gives is a `GivenText`, unless it is a list or a mapping; `NO_VALUE` if it gives none. What
+    is added to an option is an `Added` list.
+    """
+    result: Any = _added(options)
+    for argument in rest:
+        name, joined, text = argument.partition("=")
+        if name.startswith("--") and not name.endswith(".help") and name not in ("--print_config", "--help"):
+            value = _parsed(text) if joined else NO_VALUE
+            value = value if isinstance(value, (dict, list)) or not joined else GivenText(text)
+            result = _with(result, name[2:].split("."), value, "")
+    return dict(result)
+
+
+class GivenText(str):
+    """The text of an argument's value, which the type of its option reads as a number, a text or null."""
+
+    def read(self) -> Any:
+        """The value, read as YAML; an empty text stays one."""
+        return _parsed(str(self)) if self else ""
+
+
+class Added(list[Any]):
+    """The entries of an option to which a plus sign has added some."""
+
+
+NO_VALUE = object()
+"""In place of the value of an argument that has none."""
+
+
+def _added(value: Any) -> Any:
+    """A value whose mappings have lists in place of what was to be added to lists."""
+    if isinstance(value, list):
+        return [_added(entry) for entry in value]
+    if not isinstance(value, Mapping):
+        return value
+    plain = {key: _added(part) for key, part in value.items() if not str(key).endswith("+")}
+    return plain | {key[:-1]: Added(_added(as_list(value[key]))) for key in value.keys() - plain.keys()}
+
+
+def _with(before: Any, parts: Sequence[str], value: object, option: str) -> Any:
+    """The value of an option, in which an argument sets the value of an inner one; of a list the last entry's."""
+    if not parts:
+        is_name = not isinstance(value, GivenText) or isinstance(value.read(), str)
+        return _over(before, value, option) if is_name else value
+    if isinstance(before, list) and before:
+        return [*before[:-1], _with(before[-1], parts, value, option)]
+    (first, *inner), place = parts, before
+    if isinstance(before, str):
+        place = {_CLASS: before}
+    place = place if isinstance(place, dict) else {}
+    if _CLASS in place and first not in (_CLASS, _INIT, "dict_kwargs"):
+        first, inner = _INIT, list(parts)
+    if first.endswith("+") and not inner:
+        added = value.read() if isinstance(value, GivenText) else value
+        first = first.removesuffix("+")
+        return place | {first: Added([*as_list(place.get(first)), *as_list(added)])}
+    name = option if first == _INIT else plain_name(f"{option}.{first}").removeprefix(".")
+    return place | {first: _with(place.get(first), inner, value, name)}
 
 
 def _named(argument: str) -> tuple[str, str]:

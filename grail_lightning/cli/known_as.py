@@ -1,4 +1,4 @@
-"""The names that other trainers have for our options: those of TRL, of Transformers' `Trainer`, and of verl."""
+"""The names that others have for our options: those of TRL, of Transformers' `Trainer`, of verl, and of papers."""
 
 from __future__ import annotations
 
@@ -101,3 +101,18 @@ def known_as(option: str) -> str:
     if parts[0] in _GROUPS:  # Of verl; in a file that is all that is named.
         return " It is a group of verl's options: docs/options.md has ours."
     return ""
+
+
+# Algorithms that are no credit methods.
+_ALGORITHMS = {
+    "grpo": " GRPO is `Uniform`.",
+    "drgrpo": " Dr. GRPO is `Uniform` with `model.objective.aggregation=dr_grpo`, the default.",
+    "dapo": " DAPO is `Uniform` with `model.objective.aggregation=dapo`.",
+}
+
+
+def algorithm(option: str, name: str) -> str:
+    """A sentence, after a space, on an algorithm that is given as a credit method and is none; empty for others."""
+    if option not in ("model.credit", "predictions.compare"):
+        return ""
+    return _ALGORITHMS.get(name.lower().replace("-", "").replace("_", ""), "")

@@ -37,9 +37,10 @@ def select_rows(table: Table, spec: DatasetSpec, task: Task) -> list[int]:
             there = getattr(table.rows, "column_names", None) or list(row)
             raise ValueError(
                 f"{place}: there is no column `{missing[0]}`. The columns are: {', '.join(map(str, there))}. Name "
-                "the right one with `problem`, `answer` or `where` of the dataset. An environment needs no answer if "
-                "it has a method `get_reward`, or if `task.rewards` are functions in TRL's form (docs/trl.md); a task "
-                "of your own that does without says so with its attribute `optional_columns`."
+                "the right one with `problem`, `answer` or `where` of the dataset. `EnvironmentTask` needs no answer "
+                "if its environment has a method `get_reward`, or if `task.rewards` are functions in TRL's form, also "
+                "without an environment (docs/trl.md); a task of your own that does without says so with its "
+                "attribute `optional_columns`."
             )
         if all(_fits(row[column], wanted, f"{place}: `{column}`") for column, wanted in where.items()):
             messages = task.takes_conversations and _has_messages(row.get(spec.problem))  # The task checks them.

@@ -366,7 +366,9 @@ def find_dialect(
 
 
 def describe(schemas: Sequence[dict[str, Any]]) -> str:
-    """Instructions that list the tags of the tools, for a prompt of the dialect `tags`."""
+    """Instructions that list the tags of the tools, for a prompt of the dialect `tags`; empty without tools."""
+    if not schemas:
+        return ""
     lines = ["You can call these tools. The result follows in <result>…</result>."]
     for schema in schemas:
         function, forms = schema["function"], reading.parameter_forms(schema)

@@ -47,10 +47,15 @@ class ToolSet:
         environment: The class.
         functions: Further tools, which belong to no environment; they come first, as in TRL.
         results: How a result that is no text is told.
+        may_be_empty: Whether there may be no tool, as where a response of one turn is judged by rewards.
     """
 
     def __init__(
-        self, environment: type, functions: Sequence[Callable[..., Any]] = (), results: ResultFormat = "text"
+        self,
+        environment: type,
+        functions: Sequence[Callable[..., Any]] = (),
+        results: ResultFormat = "text",
+        may_be_empty: bool = False,
     ) -> None:
         methods = dict(inspect.getmembers(environment, predicate=inspect.isfunction))
         if "reset" not in methods:
@@ -59,7 +64,7 @@ class ToolSet:
                 "`def reset(self, **columns)`, which begins a rollout and returns text for the prompt, or None."
             )
         tools = [name for name in methods if name not in _NOT_TOOLS and not name.startswith("_")]
-        if not tools and not functions:
+        if not (tools or functions or may_be_empty):
             raise ValueError(
                 f"An environment must have a tool, but `{environment.__name__}` has no public method but "
                 f"{_listed(methods.keys() & _NOT_TOOLS)}. Write one with type hints and a docstring."

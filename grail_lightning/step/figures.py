@@ -170,7 +170,9 @@ def add_episodes(tally: Tally, batch: GradedBatch) -> None:
     tally.add("episodes/turn_score", torch.tensor(scores, dtype=torch.float64))
     tally.add("episodes/turns", torch.tensor([len(episode.turns) for episode in episodes]))
     tally.add("episodes/calls", torch.tensor([len(own) for own in calls]))
-    tally.add_mean("episodes/no_call", Mean(float(sum(not own for own in calls)), number))
+    tasks = [prompt.task for prompt, own in zip(batch.prompts, played.tolist(), strict=True) if own]
+    of_tools = [own for own, task in zip(calls, tasks, strict=True) if task.has_tools]
+    tally.add_mean("episodes/no_call", Mean(float(sum(not own for own in of_tools)), len(of_tools)))
     for status in ("invalid", "failed", "timeout"):
         tally.add_mean(f"episodes/{status}_calls", Mean(float(statuses[status]), sum(statuses.values())))
     ends = Counter(episode.end for episode in episodes)

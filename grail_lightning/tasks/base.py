@@ -143,6 +143,7 @@ class Task(ABC):
     has_environment = False  # Whether rollouts have several turns, in which an environment answers.
     reads_token_ids = False  # Whether `earn` takes the token ids of responses, by the name `ids`.
     takes_conversations = False  # Whether the `problem` of a row may be a list of messages, as TRL's `prompt` is.
+    has_tools: bool = False  # Whether the policy can call a tool in its environment.
     optional_columns: Collection[str] = ()  # Those of `problem` and `answer` that a row may lack.
 
     def __init_subclass__(cls) -> None:

@@ -60,7 +60,8 @@ class EnvironmentTask(MathTask):
     A turn without a call is the answer. Only its text is graded: a tool's result never is.
 
     Args:
-        environment: A class of the form of `Environment`, by `class_path` and `init_args`. None if `tools` are all.
+        environment: A class of the form of `Environment`, by `class_path` and `init_args`. None if `tools` are all, or
+            if there are none either: then a rollout is one turn, and `rewards` in TRL's form judge it.
         calls: How the policy writes calls: `hermes`, `llama3`, `tags` (``<name>…</name>``), or `auto` by the
             tokenizer's chat template. Without a template that knows tools it is `tags`.
         limits: The limits of turns, tokens and tools.
@@ -101,17 +102,21 @@ class EnvironmentTask(MathTask):
             raise ValueError(f"`task.calls` must be one of {', '.join(get_args(CallFormat))}, but got {calls!r}.")
         if results not in get_args(ResultFormat):
             raise ValueError(f"`task.results` must be one of {', '.join(get_args(ResultFormat))}, but got {results!r}.")
-        if environment is None and not tools:
-            raise ValueError("`task.environment` or `task.tools` must be given, but got neither. Name a class.")
         self.environment: Callable[[], Any] = environment or _Stateless
         self.calls, self.limits = calls, limits or EpisodeLimits()
         functions = [import_function(tool, {}, "`tools`", "mypkg.multiply") for tool in tools or []]
         self.environment_class = _class_of(self.environment)
-        self.tools = ToolSet(self.environment_class, functions, results)
+        self.tools = ToolSet(self.environment_class, functions, results, may_be_empty=environment is None)
+        self.has_tools = bool(self.tools.by_name)
         self.gives_reward, self.solved_at = hasattr(self.environment_class, "get_reward"), solved_at
         own = [RewardSpec(function="environment")] if self.gives_reward else None
         super().__init__(instruction, system_prompt, own if rewards is None else rewards, answer, compare)
         self._judges = self.gives_reward or self.has_trl_rewards
+        if environment is None and not tools and not self.has_trl_rewards:
+            raise ValueError(
+                "`task.environment`, `task.tools` or `task.rewards` in TRL's form must be given, but got none of them. "
+                "Name a class, or functions."
+            )
         self.optional_columns = ("problem", "answer") if self._judges else ()
         self._asks_for_answer = instruction is None
         self.tool_instruction = describe(self.tools.schemas) if tool_instruction is None else tool_instruction

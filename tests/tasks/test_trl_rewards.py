@@ -1,14 +1,17 @@
 """Rewards in TRL's form: known by their arguments, and told what TRL's trainer tells them."""
 
 import asyncio
+import json
 
 import pytest
 import torch
 
 from grail_lightning.data import MathData
-from grail_lightning.tasks import ArithmeticTask, MathTask
+from grail_lightning.tasks import ArithmeticTask, EnvironmentTask, MathTask
 from grail_lightning.tasks.rewards import Reward, RewardSpec
+from tests.callbacks.scripted import scalars
 from tests.runs import Watch, module, problems, trainer
+from tests.shell import RUN, SHORT, fails_early, main
 from tests.tasks.test_rewards import verdict
 
 CHAT = {"prompt": [{"role": "user", "content": "1+1?"}], "answer": "2", "level": 3}
@@ -139,3 +142,50 @@ def test_a_run_tells_a_function_the_tokens_that_were_sampled(tmp_path):
     assert ids == [row[mask].tolist() for row, mask in zip(batch.response_ids, batch.response_mask, strict=True)]
     assert batch.rewards.tolist() == [len(own) for own in ids]
     assert torch.equal(batch.reward_values["keeps"], batch.rewards)
+
+
+PROMPTS_ALONE = ["--data=MathData", "--data.train=prompts.jsonl", "--data.val=prompts.jsonl", "--model.policy=words"]
+JUDGED = ["--data.task.rewards=[{function: of_prompts.brevity}]", "--data.task.solved_at=0.9"]
+
+
+@pytest.fixture
+def _prompts_alone(tmp_path, monkeypatch):
+    """A file of prompts without answers, and a reward function that was written for TRL."""
+    rows = [{"prompt": f"Say {number}.", "most": 40 + number} for number in range(8)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "of_prompts.py").write_text(
+        "def brevity(completions, most, **columns):\n"
+        "    lengths = [len(messages[-1]['content']) for messages in completions]\n"
+        "    return [1 - length / limit for length, limit in zip(lengths, most, strict=True)]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("_prompts_alone")
+@pytest.mark.filterwarnings("ignore:.*validation problems are training problems", "ignore:.*ended by the limit")
+def test_prompts_without_answers_are_trained_on_and_judged_by_a_function_of_trl(recwarn):
+    main(["fit", *SHORT, *PROMPTS_ALONE, "--data.task=EnvironmentTask", *JUDGED])
+    values = scalars(RUN)
+    ((_, reward),) = values["train/reward"]  # Of one batch.
+    assert reward < 1
+    assert values["train/rewards/brevity/mean"] == values["train/reward"]
+    assert len(values["val/accuracy"]) > 1
+    assert {turns for _, turns in values["train/episodes/turns"]} == {1}
+    assert not any("call no tool" in str(warning.message) for warning in recwarn)
+
+
+@pytest.mark.usefixtures("_prompts_alone")
+def test_prompts_without_answers_are_refused_by_other_tasks_with_what_to_set(capsys):
+    told = fails_early(capsys, "fit", *SHORT, *PROMPTS_ALONE, "--data.task=MathTask", *JUDGED[:1])
+    assert "there is no column `answer`. The columns are: prompt, most." in told
+    assert "`EnvironmentTask` needs no answer if" in told
+    assert "functions in TRL's form, also without an environment" in told
+    told = fails_early(capsys, "fit", *SHORT, *PROMPTS_ALONE, "--data.task=EnvironmentTask")
+    assert "`task.environment`, `task.tools` or `task.rewards` in TRL's form must be given, but got none" in told
+
+
+def test_a_task_without_tools_tells_the_policy_of_none():
+    task = EnvironmentTask(rewards=[by_level])
+    assert (task.tool_instruction, task.has_tools) == ("", False)
+    assert task.prompt({"prompt": "Say 1.", "level": 3}).messages == [{"role": "user", "content": "Say 1."}]
