@@ -124,7 +124,8 @@ class _Walk:
             return _no_option(self.full(name), [self.full(other) for other in self.names])
         listed = list(dict.fromkeys(other.partition(".")[0] for other in self.names))
         has = f"has: {', '.join(listed)}" if listed else "has no options"
-        hint = f" `{name}` is an option of {', '.join(others)}." if others else known_as(self.full(name)) or known_as(name)
+        hint = f" `{name}` is an option of {', '.join(others)}." if others else ""
+        hint = hint or known_as(self.full(name)) or known_as(name)
         return f"There is no option `{self.full(name)}`. {self.cls.__name__} of `{self.option}` {has}.{hint}"
 
 
