@@ -34,6 +34,7 @@ from grail_lightning.callbacks.export import check_steps_left
 from grail_lightning.callbacks.hooks import fast_dev_run
 from grail_lightning.callbacks.preflight import check_folders
 from grail_lightning.callbacks.progress import BatchProgressBar
+from grail_lightning.cli.classes import load_named
 from grail_lightning.cli.config_files import as_arguments, merged
 from grail_lightning.cli.help import answer
 from grail_lightning.cli.mistakes import mistakes_in_one_line, option_error
@@ -115,6 +116,7 @@ class GrailCLI(LightningCLI):
         """Parse the arguments; a ValueError if one is wrong."""
         assert isinstance(args, list)
         options, rest = merged(args)
+        load_named(options, rest)
         try:
             self.config = parser.parse_args(as_arguments(options, rest))
         except ArgumentError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,9 +49,24 @@ _UNUSABLE = ("LBFGS", "ReduceLROnPlateau", "SparseAdam")
 def choices(option: str) -> list[str]:
     """The sorted names of the classes that an option accepts; empty for an option that is not in `BASES`."""
     base, modules = BASES.get(option, (object, ()))
-    exported = {k: v for module in modules for k, v in vars(importlib.import_module(module)).items() if k[0] != "_"}
+    exported = {name: getattr(module, name) for module in map(importlib.import_module, modules) for name in dir(module)}
     classes = {k: v for k, v in exported.items() if inspect.isclass(v) and v is not base and issubclass(v, base)}
-    return sorted(name for name, cls in classes.items() if not inspect.isabstract(cls) and name not in _UNUSABLE)
+    usable = (name for name, cls in classes.items() if name[0] != "_" and not inspect.isabstract(cls))
+    return sorted(name for name in usable if name not in _UNUSABLE)
+
+
+def load_named(options: Mapping[str, Any], arguments: Sequence[str]) -> None:
+    """Import the exported classes whose names stand in merged options or other arguments; all of them for a help.
+
+    jsonargparse knows a short name if its class is imported, and packages such as `credit` import a class when it is
+    asked for.
+    """
+    helps = any(argument in ("-h", "--help") or ".help" in argument for argument in arguments)
+    named = set(re.findall(r"\w+", f"{options} {arguments}"))
+    for module in map(importlib.import_module, {module for _, modules in BASES.values() for module in modules}):
+        for name in getattr(module, "__all__", ()):
+            if helps or name in named:
+                getattr(module, name)
 
 
 def class_name(value: object) -> str | None:
@@ -68,7 +84,7 @@ def find_class(option: str, name: str) -> type | None:
             return None
     else:
         modules = map(importlib.import_module, BASES.get(option, (object, ()))[1])
-        made = next((vars(module)[name] for module in modules if name in vars(module)), None)
+        made = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
     return made if inspect.isclass(made) else None
 
 

@@ -91,6 +91,11 @@ class TreeAdvantage(TokenCredit):
     advantage: bool = True
     state: _State = "prefix"
 
+    @property
+    def replaces_advantage(self) -> bool:
+        """Whether the terms are the whole advantage."""
+        return not self.advantage
+
     def __post_init__(self) -> None:
         check_options(self, shrinkage="[0, inf)", scale="[0, inf)", state=_State)
 
@@ -171,6 +176,8 @@ class OptimalBaseline(TokenCredit):
     denominator alone; here to each ``W``, so that the baseline of certain tokens is the mean reward, not 0.
     """
 
+    replaces_advantage = True
+
     unit: _Unit = "token"
 
     def __post_init__(self) -> None:
@@ -196,10 +203,7 @@ class OptimalBaseline(TokenCredit):
             baseline = torch.where(exists[rows].sum(0) > 1, baseline, 0)
             additive[rows] = (rewards[rows, None] - baseline) * exists[rows]
         additive = spread_turns(additive, turns.numbers) if self.unit == "turn" else additive * mask
-        return TokenWeights(
-            values=torch.zeros_like(mask, dtype=batch.advantages.dtype),
-            additive=additive.to(batch.advantages.dtype),
-        )
+        return TokenWeights.whole(additive.to(batch.advantages.dtype), mask)
 
 
 def numbers(text: str) -> list[tuple[int, int]]:

@@ -208,6 +208,8 @@ class TurnRewards(TokenCredit):
     also reward or punish the number of turns.
     """
 
+    replaces_advantage = True
+
     discount: float = 1.0
     baseline: _Baseline = "turn"
     standardise: bool = False
@@ -229,9 +231,9 @@ class TurnRewards(TokenCredit):
         key = batch.group[:, None] * returns.shape[1] + places
         advantages = relative(returns, key, turns.exists, standardise=self.standardise)
         scored = ~scores.isnan()
-        return TokenWeights(
-            values=torch.zeros_like(turns.numbers, dtype=batch.advantages.dtype),
-            additive=spread_turns(advantages, turns.numbers).to(batch.advantages.dtype),
+        return TokenWeights.whole(
+            spread_turns(advantages, turns.numbers).to(batch.advantages.dtype),
+            batch.response_mask,
             metrics={
                 "scored_turns": Mean(float(scored.sum()), float(turns.exists.sum())),
                 "turn_score": Mean.over(scores.nan_to_num(0), scored),
@@ -263,6 +265,8 @@ class IGPO(TokenCredit):
     separate statistics and ``γ = 1``, leaves out gains of exactly 0, and divides by the population's deviation + 1e-6.
     """
 
+    replaces_advantage = True
+
     discount: float = 1.0
     normalise: _Normalise = "joint"
     standardise: bool = True
@@ -282,10 +286,9 @@ class IGPO(TokenCredit):
         key = batch.group[:, None] * 2 + turns.last * (self.normalise == "separate")
         normalised = relative(rewards, key, counted, standardise=self.standardise)
         advantages = discounted_returns(normalised, self.discount)
-        dtype = batch.advantages.dtype
-        return TokenWeights(
-            values=(batch.response_mask & fallback[:, None]).to(dtype),
-            additive=spread_turns(advantages, turns.numbers).to(dtype),
+        return TokenWeights.whole(
+            spread_turns(advantages, turns.numbers).to(batch.advantages.dtype),
+            batch.response_mask,
             fallback=fallback,
             metrics={"information_gain": Mean.over(gains, counted & ~turns.last)},
         )
