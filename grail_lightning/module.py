@@ -20,6 +20,7 @@ from grail_lightning.engines.base import RolloutEngine, given_batch
 from grail_lightning.engines.checks import check_draws, check_logprobs, check_takes_pictures
 from grail_lightning.grading import TaskVerifiers, grade_and_locate
 from grail_lightning.picture import Messages, pictures_in
+from grail_lightning.policy.encode import encode_prompt
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.source import (
     Loading,
@@ -29,7 +30,6 @@ from grail_lightning.policy.source import (
     check_policy,
     check_precision,
     context_length,
-    encode_prompt,
     load_tokenizer,
 )
 from grail_lightning.policy.vision import PictureTokens, load_pictures

@@ -165,7 +165,7 @@ class OptimalBaseline(TokenCredit):
 
     over the rows ``j`` of the group that have a token ``t``, of an environment's answer, too, whose tokens have no
     summand. The summand is the squared norm of the gradient of a token's log-probability with respect to its logits.
-    The whole advantage is the additive stage, so `model.advantage` does not act. Positions that one row alone
+    The whole advantage is the additive stage, so `model.advantage` is refused. Positions that one row alone
     reaches have the baseline 0. Groups without an advantage have none and need no forward pass.
 
     Args:

@@ -195,7 +195,7 @@ class TurnRewards(TokenCredit):
     .. math:: A_{it} = R_{ik} - b, \qquad R_{ik} = \sum_{l \ge k} \gamma^{l-k} r_{il}
 
     Token ``t`` is of turn ``k``. ``r`` is what the environment's `score_turn` returned, 0 where it returned None; the
-    last turn's also has the reward of the rollout. This is the whole advantage: `model.advantage` does not act. A
+    last turn's also has the reward of the rollout. This is the whole advantage: `model.advantage` is refused. A
     rollout without an environment is one turn with the reward alone.
 
     Args:
@@ -250,7 +250,7 @@ class IGPO(TokenCredit):
               a_{<j})\Bigr)
 
     Token ``t`` is of turn ``k``. The reward of the last turn is that of the rollout. Rewards are normalised over the
-    turns of the group. This is the whole advantage: `model.advantage` does not act. It
+    turns of the group. This is the whole advantage: `model.advantage` is refused. It
     takes one forward pass over what came before each turn, of rollouts with several turns. Rollouts without a
     reference answer keep their advantage and count as fallbacks. Without turns a rollout is one turn: the normalised
     reward.

@@ -37,8 +37,8 @@ class PRIME(TokenCredit):
     ``o`` is 1 for a right response and 0 for a wrong one, ``\bar r_j`` the mean of a row's token rewards, and ``φ``
     begins as the reference, the policy before training. Each batch is one optimiser step of ``φ``, on the mean of ``L``
     over the rows of all ranks. Whitening takes mean and variance over these groups' tokens on all ranks. The result is
-    the whole advantage of a token, so rewards other than correctness and `model.advantage` do not act. Groups
-    whose accuracy is outside of `accuracy` neither train ``φ`` nor have a gradient.
+    the whole advantage of a token, so rewards other than correctness do not act, and `model.advantage` is refused.
+    Groups whose accuracy is outside of `accuracy` neither train ``φ`` nor have a gradient.
 
     Args:
         beta: β.
