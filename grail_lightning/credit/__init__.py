@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from grail_lightning.credit.grail import GRAIL, SaliencyOptions
     from grail_lightning.credit.oar import BilevelOptions, OARGradient, OARPerturbation
     from grail_lightning.credit.rhythm import AttentionOptions, AttentionRhythm
-    from grail_lightning.credit.saliency import SaliencyCredit, input_saliency
+    from grail_lightning.credit.saliency import input_saliency
     from grail_lightning.credit.spans import ScoredSpan, SpanScores
     from grail_lightning.credit.tree import OptimalBaseline, PrefixWeights, TreeAdvantage
     from grail_lightning.credit.turns import IGPO, GiGPO, TurnRewards
@@ -70,7 +70,6 @@ __all__ = [
     "RandomSubset",
     "Resampled",
     "RunParts",
-    "SaliencyCredit",
     "SaliencyOptions",
     "SameMagnitude",
     "SampledContinuations",
@@ -98,7 +97,7 @@ _EXPORTS = {
         "credit.grail": "GRAIL SaliencyOptions",
         "credit.oar": "BilevelOptions OARGradient OARPerturbation",
         "credit.rhythm": "AttentionOptions AttentionRhythm",
-        "credit.saliency": "SaliencyCredit input_saliency",
+        "credit.saliency": "input_saliency",
         "credit.spans": "ScoredSpan SpanScores",
         "credit.tree": "OptimalBaseline PrefixWeights TreeAdvantage",
         "credit.turns": "GiGPO IGPO TurnRewards",

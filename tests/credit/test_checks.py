@@ -140,7 +140,7 @@ def test_a_run_stops_before_its_first_step(credit, control, name):
 ARGUMENTS = {"PermutedRewards": [Uniform()]}
 CLASSES = {
     name: kind
-    for name, kind in vars(credits).items()
+    for name, kind in ((name, getattr(credits, name)) for name in credits.__all__)
     if dataclasses.is_dataclass(kind) and issubclass(kind, credits.TokenCredit | credits.CreditControl)
 } | {kind.__name__: kind for kind in (credits.AttentionOptions, BilevelOptions, SaliencyOptions)}
 
