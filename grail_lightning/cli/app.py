@@ -79,6 +79,7 @@ class _Parser(LightningArgumentParser):
     def parse_args(self, args: Any = None, *more: Any, **options: Any) -> Any:
         """Parse arguments. In those of a nested class jsonargparse writes the value `null` as `None`."""
         if args is not None:
+            load_named(args)
             args = [re.sub(r"(?<=^--)([\w.]+)=None$", r"\1=null", arg) for arg in args]
         return super().parse_args(args, *more, **options)
 
@@ -116,7 +117,6 @@ class GrailCLI(LightningCLI):
         """Parse the arguments; a ValueError if one is wrong."""
         assert isinstance(args, list)
         options, rest = merged(args)
-        load_named(options, rest)
         try:
             self.config = parser.parse_args(as_arguments(options, rest))
         except ArgumentError as error:

@@ -55,14 +55,14 @@ def choices(option: str) -> list[str]:
     return sorted(name for name in usable if name not in _UNUSABLE)
 
 
-def load_named(options: Mapping[str, Any], arguments: Sequence[str]) -> None:
-    """Import the exported classes whose names stand in merged options or other arguments; all of them for a help.
+def load_named(arguments: Sequence[str]) -> None:
+    """Import the exported classes whose names stand in arguments, files among them as YAML; all of them for a help.
 
     jsonargparse knows a short name if its class is imported, and packages such as `credit` import a class when it is
     asked for.
     """
     helps = any(argument in ("-h", "--help") or ".help" in argument for argument in arguments)
-    named = set(re.findall(r"\w+", f"{options} {arguments}"))
+    named = set(re.findall(r"\w+", " ".join(arguments)))
     for module in map(importlib.import_module, {module for _, modules in BASES.values() for module in modules}):
         for name in getattr(module, "__all__", ()):
             if helps or name in named:
