@@ -40,7 +40,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from grail_lightning import credit
 from grail_lightning.answers import find_boxes
 from grail_lightning.batch import RolloutBatch, Sampling
-from grail_lightning.credit.service import RunParts, Services
+from grail_lightning.credit.service import Owner, RunParts, Services
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import build_batch
@@ -248,11 +248,11 @@ class Alternate(pl.Callback):
 class Copied(Services):
     """Services whose models are copies of the policy, which no name can load."""
 
-    def open(self, stage: str, run: RunParts) -> None:
+    def open(self, stage: str, owners: Sequence[Owner], run: RunParts) -> None:
         def load(source: object, *, trainable: bool) -> Policy:
             return copy.deepcopy(run.policy).requires_grad_(trainable)
 
-        super().open(stage, replace(run, load_model=load))
+        super().open(stage, owners, replace(run, load_model=load))
 
 
 def stand_in_policy(case: str, device: str) -> Policy:
@@ -289,7 +289,7 @@ def build(case: str, repeats: int, mini_batches: int, sides: Sequence[str], devi
     loading = policy.loading
     made = GrailModule("arithmetic", sampling, loading, engine=engine, execution=execution, optimizer=still)
     made.policy = policy
-    made.credit, made.services = method, Copied({"fit": [method]})
+    made.credit, made.services = method, Copied()
     return made, [[StandInTask().prompt({"problem": f"{k}+{k}\n"}) for k in (11, 12)]]
 
 

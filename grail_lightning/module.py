@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from grail_lightning.advantages import AdvantageEstimator, GroupMean
 from grail_lightning.batch import GradedBatch, RolloutBatch, Sampling
 from grail_lightning.credit.base import CreditContext, CreditControl, TokenCredit, TokenWeights, Uniform
-from grail_lightning.credit.service import RunParts, Services
+from grail_lightning.credit.service import RunParts, Services, check_services
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.engines.base import RolloutEngine, given_batch
@@ -115,13 +115,12 @@ class GrailModule(GuardedModule):
         check_engine(self.engine, execution, self.credit, self.advantage)
         check_advantage(advantage, self.credit)
         check_optimizer(optimizer, scheduler)
-        self.services = Services({"fit": [objective, self.advantage, self.credit], "predict": [self.credit]})
-        self.services.check(source, loading)
+        check_services([objective, self.advantage, self.credit], source, loading)
         self.objective, self.execution = objective, execution.for_engine(self.engine.copies_weights)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.policy: Policy | None = None
         self.gradients: Gradients | None = None
-        self.verifiers, self.ahead = TaskVerifiers(), Ahead()
+        self.services, self.verifiers, self.ahead = Services(), TaskVerifiers(), Ahead()
         self.evaluation = EvaluationPlan(num_samples=1, sampling=sampling)
         self._limits_warned: set[str] = set()  # The limits of episodes that a warning has named.
         self._moved = False  # Whether a step with a gradient and a learning rate has been taken.
@@ -185,7 +184,8 @@ class GrailModule(GuardedModule):
             strategy=self.trainer.strategy,
             max_grad_norm=self.execution.max_grad_norm,
         )
-        self.services.open(self._stage, parts)
+        users = {"fit": [self.objective, self.advantage, self.credit], "predict": [self.credit]}
+        self.services.open(self._stage, users.get(self._stage, []), parts)
 
     def setup(self, stage: str) -> None:
         """Forget the verdicts of an earlier run, time-outs among them, and what an earlier fit has left."""

@@ -102,7 +102,7 @@ class PredictionWriter(Callback):
                     "beside the policy. Set another method, such as --model.credit=TreeAdvantage."
                 )
         for method in self.compare:
-            module.services.add("predict", method)
+            module.services.add(method)
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open this rank's partial file."""

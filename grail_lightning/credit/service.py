@@ -146,38 +146,35 @@ def listed(owners: Iterable[Owner]) -> dict[type[Service], Owner]:
     return first
 
 
+def check_services(owners: Iterable[Owner], source: PolicySource, loading: Loading) -> None:
+    """Check the services that parts of a run list, and the parts' options for them, before a model is loaded."""
+    names: dict[str, type[Service]] = {}
+    for kind, owner in listed(owners).items():
+        if (other := names.setdefault(kind.__name__, kind)) is not kind:
+            raise ValueError(
+                "`services` must have names of their own, by which checkpoints hold their states, but got two "
+                f"classes `{kind.__name__}`, of {kind.__module__} and {other.__module__}. Rename one of them."
+            )
+        kind.check(owner, source, loading)
+
+
 class Services:
-    """The services of a run: opened when it begins, kept for further runs of the module, and part of checkpoints.
+    """The services of a run: opened when it begins, kept for further runs of the module, and part of checkpoints."""
 
-    `owners` are the parts that may list services, by the stage of Lightning in which they use them: fit or predict.
-    """
-
-    def __init__(self, owners: Mapping[str, Sequence[Owner]]) -> None:
-        self._owners = {stage: [*parts] for stage, parts in owners.items()}
+    def __init__(self) -> None:
+        self._further: list[Owner] = []
         self._opened: dict[type[Service], Service] = {}
 
-    def check(self, source: PolicySource, loading: Loading) -> None:
-        """Check the options of all services before a model is loaded."""
-        names: dict[str, type[Service]] = {}
-        for owners in self._owners.values():
-            for kind, owner in listed(owners).items():
-                if (other := names.setdefault(kind.__name__, kind)) is not kind:
-                    raise ValueError(
-                        "`services` must have names of their own, by which checkpoints hold their states, but got two "
-                        f"classes `{kind.__name__}`, of {kind.__module__} and {other.__module__}. Rename one of them."
-                    )
-                kind.check(owner, source, loading)
+    def add(self, owner: Owner) -> None:
+        """Add a part, such as a further credit method, whose services the run that is about to begin opens, too."""
+        self._further.append(owner)
 
-    def add(self, stage: str, owner: Owner) -> None:
-        """Add a part that uses its services in a stage, before the run begins."""
-        if owner not in self._owners[stage]:
-            self._owners[stage].append(owner)
-
-    def open(self, stage: str, run: RunParts) -> None:
-        """Open the services that are listed for a stage and are not open yet. Every rank must call it."""
-        for kind, owner in listed(self._owners.get(stage, ())).items():
+    def open(self, stage: str, owners: Sequence[Owner], run: RunParts) -> None:
+        """Open the services that the parts list and that are not open yet. Every rank must call it."""
+        for kind, owner in listed([*owners, *self._further]).items():
             if kind not in self._opened and (stage == "fit" or not kind.trains_model):
                 self._opened[kind] = kind.open(owner, run)
+        self._further.clear()
 
     def opened(self, stage: str) -> Opened:
         """The open services by their class. Those that train a model are there in `fit` alone."""

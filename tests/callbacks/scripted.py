@@ -54,7 +54,7 @@ class Scripted(pl.LightningModule):
         self.policy = load_policy("arithmetic").train()
         self.gradients = None
         self.credit, self.control, self.advantage = Uniform(), None, GroupMean()
-        self.services = Services({"predict": [self.credit]})
+        self.services = Services()
         self.tokenizer = self.policy.tokenizer
         self.evaluation = None
         self.seen = []
