@@ -184,7 +184,7 @@ class GrailModule(GuardedModule):
             strategy=self.trainer.strategy,
             max_grad_norm=self.execution.max_grad_norm,
         )
-        users = {"fit": [self.objective, self.advantage, self.credit], "predict": [self.credit]}
+        users: dict[str, list[Any]] = {"fit": [self.objective, self.advantage, self.credit], "predict": [self.credit]}
         self.services.open(self._stage, users.get(self._stage, []), parts)
 
     def setup(self, stage: str) -> None:
