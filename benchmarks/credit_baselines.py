@@ -20,7 +20,7 @@ from torch import Tensor
 from grail_lightning import credit
 from grail_lightning.advantages import EnergyBaseline, GroupMean
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit import CreditContext, Needs, TokenCredit, TokenWeights, TreeAdvantage
+from grail_lightning.credit import CreditContext, SampledContinuations, TokenCredit, TokenWeights, TreeAdvantage
 from grail_lightning.credit.base import Prefix
 from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.credit.tree import prefix_path
@@ -149,21 +149,21 @@ class ResampledChoices(TokenCredit):
         continuations: The number of continuations of each state.
     """
 
+    services = (SampledContinuations,)
+
     def __init__(self, share: float = 0.25, continuations: int = 8) -> None:
         self.share, self.continuations = share, continuations
 
-    def needs(self) -> Needs:
-        return Needs(continuations=True)
-
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        assert context.continuations is not None
         mask = batch.response_mask
         chosen, _ = choices(policy, batch)
         states = prefix_path(batch)[:, :-1]  # Before each token.
         places: dict[int, Prefix] = {}
         for row, column in chosen.nonzero().tolist():
             places.setdefault(int(states[row, column]), Prefix(row, column))
-        outcomes, spent = context.continuations.draw(batch, [*places.values()], self.continuations, _BUDGET)
+        outcomes, spent = context.service(SampledContinuations).draw(
+            batch, [*places.values()], self.continuations, _BUDGET
+        )
         found = {s: sum(o) / self.continuations for s, o in zip(places, outcomes, strict=True) if o is not None}
         assert len(found) == len(places)
         after = batch.rewards.float()

@@ -35,20 +35,18 @@ from dataclasses import replace
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from grail_lightning import credit
 from grail_lightning.answers import find_boxes
 from grail_lightning.batch import RolloutBatch, Sampling
+from grail_lightning.credit.service import Owner, RunParts, Services
 from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import build_batch
 from grail_lightning.functional import grail_map
 from grail_lightning.module import GrailModule
 from grail_lightning.policy import Loading, Policy, load_tokenizer
-from grail_lightning.policy.reference import Reference
-from grail_lightning.step.credit_needs import TrainedModel
 from grail_lightning.step.options import Distillation, Execution
 from grail_lightning.tasks.base import Prompt, Task
 
@@ -152,11 +150,9 @@ def random_qwen3(hidden: int, layers: int, vocabulary: int, **changes) -> Policy
 
 
 class Published(credit.TokenCredit):
-    """GRAIL's weights, computed as in published code."""
+    """GRAIL's weights, computed as in published code: before every optimiser step."""
 
-    def needs(self) -> credit.Needs:
-        """Weights before every optimiser step."""
-        return credit.Needs(refresh="update")
+    refresh = "update"
 
     def __call__(self, policy, batch, context):
         embeds = policy.embed(batch.input_ids)
@@ -249,6 +245,16 @@ class Alternate(pl.Callback):
             self.eligible.append(metrics["credit/eligible"])
 
 
+class Copied(Services):
+    """Services whose models are copies of the policy, which no name can load."""
+
+    def open(self, stage: str, owners: Sequence[Owner], run: RunParts) -> None:
+        def load(source: object, *, trainable: bool) -> Policy:
+            return copy.deepcopy(run.policy).requires_grad_(trainable)
+
+        super().open(stage, owners, replace(run, load_model=load))
+
+
 def stand_in_policy(case: str, device: str) -> Policy:
     """Random weights, in bfloat16 but for `34m`; those of 4 billion parameters with checkpointed blocks."""
     with torch.device(device):
@@ -266,9 +272,7 @@ def stand_in_policy(case: str, device: str) -> Policy:
 def build(case: str, repeats: int, mini_batches: int, sides: Sequence[str], device: str) -> tuple[GrailModule, list]:
     """The module, with what the sides need beside it, and the prompts of a batch for any number of rounds."""
     # The one that needs the most: a run loads what its first credit method needs.
-    method = max(
-        (CREDITS[name] for name in sides), key=lambda one: (one.needs().training is not None, one.needs().reference)
-    )
+    method = max((CREDITS[name] for name in sides), key=lambda one: len(one.services))
 
     def still(parameters):
         return torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.0, fused=device == "cuda")
@@ -285,11 +289,7 @@ def build(case: str, repeats: int, mini_batches: int, sides: Sequence[str], devi
     loading = policy.loading
     made = GrailModule("arithmetic", sampling, loading, engine=engine, execution=execution, optimizer=still)
     made.policy = policy
-    if method.needs().reference:
-        made.reference = Reference(copy.deepcopy(made.policy).requires_grad_(False))
-    if (training := method.needs().training) is not None:
-        made.credit = method
-        made.second = TrainedModel(copy.deepcopy(made.policy), training, SingleDeviceStrategy("cpu"), 1.0)
+    made.credit, made.services = method, Copied()
     return made, [[StandInTask().prompt({"problem": f"{k}+{k}\n"}) for k in (11, 12)]]
 
 

@@ -53,15 +53,15 @@ from credit_values import GROUP_SIZE, PROMPTS, Lab, WorldName, open_lab, read_va
 from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit import RLSD, CreditContext, TokenCredit
-from grail_lightning.credit.base import Continuations, Prefix, TokenWeights, token_advantages
+from grail_lightning.credit import RLSD, CreditContext, SampledContinuations, TokenCredit
+from grail_lightning.credit.base import TokenWeights, token_advantages
 from grail_lightning.credit.distillation import SENTENCE, with_shown_answers
 from grail_lightning.credit.oar import scoped_tokens
 from grail_lightning.functional import group_advantages
+from grail_lightning.gallery.continuations import Prefix
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.credit_needs import SampledContinuations
 from grail_lightning.step.sampler import Sampler
 
 TOKEN_BUDGET = 4096  # Padded tokens of a forward pass.
@@ -72,7 +72,8 @@ def continuations(lab: Lab) -> SampledContinuations:
     """Those of methods that sample, in groups as large as those of the rollouts."""
     where = {"group_size": lab.setting.group_size, "sampling": lab.setting.sampling, "rank": 0}
     tools = {"policy": lab.policy, "engine": lab.engine, "verifier": lab.verifier}
-    return Counted(Sampler(**tools, **where, clock=PhaseClock(lab.policy.device)), step=0)
+    sampler = Sampler(**tools, **where, clock=PhaseClock(lab.policy.device))
+    return Counted(lambda: sampler, lambda: 0)
 
 
 class Counted(SampledContinuations):
@@ -91,15 +92,16 @@ class Counted(SampledContinuations):
 
 
 def run(
-    subject: Subject, policy: Policy, batch: RolloutBatch, seed: int, source: Continuations | None = None
+    subject: Subject, policy: Policy, batch: RolloutBatch, seed: int, source: SampledContinuations | None = None
 ) -> Credit:
     """Apply a subject to all rollouts, in batches as large as the published ones."""
     ranks, weights = torch.zeros(batch.response_mask.shape), torch.zeros(batch.response_mask.shape)
     seconds = []
+    services = {} if source is None else {SampledContinuations: source}
     for rows in torch.split(torch.arange(len(batch)), PROMPTS_PER_BATCH * len(batch) // len(batch.group.unique())):
         piece = batch.select(rows)
         generator = torch.Generator().manual_seed(derive_seed(seed, "credit"))
-        context = CreditContext(step=0, generator=generator, token_budget=TOKEN_BUDGET, continuations=source)
+        context = CreditContext(step=0, generator=generator, token_budget=TOKEN_BUDGET, services=services)
         start = time.process_time()
         credit = subject.method(policy, piece, context)
         if isinstance(credit, TokenWeights) and subject.control is not None:

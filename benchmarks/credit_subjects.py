@@ -20,16 +20,22 @@ from torch import Tensor
 from grail_lightning import credit
 from grail_lightning.advantages import AdvantageEstimator, GroupMean
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit import CreditContext, CreditControl, PermutedRewards, TokenCredit, TreeAdvantage
+from grail_lightning.credit import (
+    CreditContext,
+    CreditControl,
+    FrozenReference,
+    PermutedRewards,
+    TokenCredit,
+    TrainedModel,
+    TreeAdvantage,
+)
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.credit.measure import entropies, logprobs
 from grail_lightning.functional import group_advantages
 from grail_lightning.grading import align_rows, answer_masks
 from grail_lightning.policy import Policy
 from grail_lightning.policy.layout import group_nodes
-from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.credit_needs import TrainedModel
 from grail_lightning.tasks.base import Prompt
 
 PROMPTS_PER_BATCH = 32
@@ -227,17 +233,17 @@ class TrainedPRIME(TokenCredit):
     def __init__(self, lab: Lab, seed: int, *, permuted: bool = False) -> None:
         self.lab, self.seed = lab, seed
         # All groups with both outcomes.
-        prime = credit.PRIME(
+        self.prime = credit.PRIME(
             accuracy=(0.01, 0.99), optimizer=lambda p: torch.optim.AdamW(p, lr=PRIME_RATE, weight_decay=0.0)
         )
-        self.inner = PermutedRewards(prime) if permuted else prime
+        self.inner = PermutedRewards(self.prime) if permuted else self.prime
         self.figures: list[str] = []  # Loss and accuracy of each batch before its step.
-        self._models: tuple[TrainedModel, Reference] | None = None
+        self._models: tuple[TrainedModel, FrozenReference] | None = None
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The weights of a batch."""
         second, reference = self._trained(policy, context)
-        return self.inner(policy, batch, replace(context, reference=reference, second=second))
+        return self.inner(policy, batch, replace(context, services={FrozenReference: reference, TrainedModel: second}))
 
     def token_reward(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
         """``[B, T]``: the log-ratio of each token alone, towards what the response earned: negated in wrong ones."""
@@ -247,13 +253,12 @@ class TrainedPRIME(TokenCredit):
         self(policy, batch, context)  # The next batch finds a model that has learned from this one.
         return (own - other) * (2 * batch.correct.float() - 1)[:, None]
 
-    def _trained(self, policy: Policy, context: CreditContext) -> tuple[TrainedModel, Reference]:
+    def _trained(self, policy: Policy, context: CreditContext) -> tuple[TrainedModel, FrozenReference]:
         """The reward model, which the first call trains on rollouts of training problems, and the reference."""
         if self._models is None:
-            model, training = copy.deepcopy(policy).requires_grad_(True).train(), self.inner.needs().training
-            assert training is not None
-            second = TrainedModel(model, training, SingleDeviceStrategy("cpu"), 1.0)
-            self._models = second, Reference(copy.deepcopy(policy).requires_grad_(False))
+            model = copy.deepcopy(policy).requires_grad_(True).train()
+            second = TrainedModel(model, self.prime.training, SingleDeviceStrategy("cpu"), 1.0)
+            self._models = second, FrozenReference(copy.deepcopy(policy).requires_grad_(False))
             (problems,) = self.lab.setting.data.load("train")
             for number in range(PRIME_BATCHES):
                 prompts = problems.prompts[number * PROMPTS_PER_BATCH : (number + 1) * PROMPTS_PER_BATCH]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from grail_lightning.batch import GradedBatch
 from grail_lightning.credit.base import CreditContext
+from grail_lightning.credit.service import Service
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.functional.advantages import (
     EQUAL_REWARDS,
@@ -60,6 +61,11 @@ class AdvantageEstimator(ABC):
     """
 
     trains_equal_groups: bool = False
+
+    @property
+    def services(self) -> tuple[type[Service], ...]:
+        """The classes of the services that it gets from `context.credit.service`, such as `FrozenReference`."""
+        return ()
 
     @abstractmethod
     def __call__(self, batch: GradedBatch, group_size: int, context: AdvantageContext) -> Tensor:

@@ -12,15 +12,16 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
 from grail_lightning.advantages import AdvantageEstimator, GroupMean
 from grail_lightning.batch import GradedBatch, RolloutBatch, Sampling
-from grail_lightning.credit.base import CreditContext, CreditControl, Needs, TokenCredit, TokenWeights, Uniform
+from grail_lightning.credit.base import CreditContext, CreditControl, TokenCredit, TokenWeights, Uniform
+from grail_lightning.credit.service import RunParts, Services, check_services
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.engines.base import RolloutEngine, given_batch
 from grail_lightning.engines.checks import check_draws, check_logprobs, check_takes_pictures
 from grail_lightning.grading import TaskVerifiers, grade_and_locate
 from grail_lightning.picture import Messages, pictures_in
+from grail_lightning.policy.encode import encode_prompt
 from grail_lightning.policy.model import Policy
-from grail_lightning.policy.reference import Reference
 from grail_lightning.policy.source import (
     Loading,
     PolicySource,
@@ -29,7 +30,6 @@ from grail_lightning.policy.source import (
     check_policy,
     check_precision,
     context_length,
-    encode_prompt,
     load_tokenizer,
 )
 from grail_lightning.policy.vision import PictureTokens, load_pictures
@@ -39,7 +39,14 @@ from grail_lightning.runtime.collectives import all_reduce, world_size
 from grail_lightning.runtime.hooks import GuardedModule, adapt_trainer
 from grail_lightning.runtime.run_folder import check_last_found
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
-from grail_lightning.step.assign import assign_credit, compute_advantages, of_whole_batch, run_credit, trained_rows
+from grail_lightning.step.assign import (
+    assign_credit,
+    check_advantage,
+    compute_advantages,
+    of_whole_batch,
+    run_credit,
+    trained_rows,
+)
 from grail_lightning.step.collect import Ahead, check_engine, collect
 from grail_lightning.step.figures import EvaluationPlan, StepOutput, batch_figures, tag, warn_of_limits
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
@@ -51,8 +58,6 @@ from grail_lightning.tasks.base import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from grail_lightning.step.credit_needs import TrainedModel
 
     PolicyLike = str | tuple[PreTrainedModel, PreTrainedTokenizerBase]
 else:  # What YAML can say.
@@ -108,18 +113,14 @@ class GrailModule(GuardedModule):
         self.engine, self.credit, self.control = engine, credit or Uniform(), control
         self.advantage = advantage or GroupMean()
         check_engine(self.engine, execution, self.credit, self.advantage)
+        check_advantage(advantage, self.credit)
         check_optimizer(optimizer, scheduler)
-        if (training := self.needs.training) is not None:
-            from grail_lightning.step.credit_needs import check_training
-
-            check_training(training, source, trust_remote_code=loading.trust_remote_code)
+        check_services([objective, self.advantage, self.credit], source, loading)
         self.objective, self.execution = objective, execution.for_engine(self.engine.copies_weights)
         self.optimizer, self.scheduler = optimizer, scheduler
         self.policy: Policy | None = None
-        self.reference: Reference | None = None
-        self.second: TrainedModel | None = None
         self.gradients: Gradients | None = None
-        self.verifiers, self.ahead = TaskVerifiers(), Ahead()
+        self.services, self.verifiers, self.ahead = Services(), TaskVerifiers(), Ahead()
         self.evaluation = EvaluationPlan(num_samples=1, sampling=sampling)
         self._limits_warned: set[str] = set()  # The limits of episodes that a warning has named.
         self._moved = False  # Whether a step with a gradient and a learning rate has been taken.
@@ -158,15 +159,10 @@ class GrailModule(GuardedModule):
         """The tokens that model and engine have room for, prompt and response together; None if that is not known."""
         return min(filter(None, (context_length(self.policy_name, self.loading), self.engine.room)), default=None)
 
-    @property
-    def needs(self) -> Needs:
-        """What the credit method needs of the run."""
-        return self.credit.needs()
-
     # --- setting up ---------------------------------------------------------------------------------------------
 
     def configure_model(self) -> None:
-        """Load the policy, and the models that the run needs beside it. The strategy calls this when a run begins."""
+        """Load the policy, and open the services of the run. The strategy calls this when a run begins."""
         fits, half = self.trainer.state.fn == "fit", "16" in str(self.trainer.precision)
         load = partial(load_on_ranks, loading=self.loading, mesh=self.device_mesh, half_precision=half)
         load = partial(load, pictures=self.pictures)
@@ -178,15 +174,18 @@ class GrailModule(GuardedModule):
             if fits:
                 check_dtype(self.policy_name, self.loading)
             self.policy = load(self.policy_name, trainable=True)
-        for_credit = self.needs.reference and self.trainer.state.fn in ("fit", "predict")
-        if (for_credit or (fits and self.objective.kl_coefficient)) and self.reference is None:
-            apart = self.loading.lora is None
-            self.reference = Reference(load(self.policy_name, trainable=False) if apart else self.policy)
-        if fits and (training := self.needs.training) is not None and self.second is None:
-            from grail_lightning.step.credit_needs import TrainedModel
-
-            model = load(training.model or self.policy_name, trainable=True)
-            self.second = TrainedModel(model, training, self.trainer.strategy, self.execution.max_grad_norm)
+        parts = RunParts(
+            policy=self.policy,
+            source=self.policy_name,
+            loading=self.loading,
+            load_model=load,
+            sampler=lambda: self._sampler(PhaseClock(self.device), self.execution.group_size, self.sampling),
+            step=lambda: self._trained_steps,
+            strategy=self.trainer.strategy,
+            max_grad_norm=self.execution.max_grad_norm,
+        )
+        users: dict[str, list[Any]] = {"fit": [self.objective, self.advantage, self.credit], "predict": [self.credit]}
+        self.services.open(self._stage, users.get(self._stage, []), parts)
 
     def setup(self, stage: str) -> None:
         """Forget the verdicts of an earlier run, time-outs among them, and what an earlier fit has left."""
@@ -238,7 +237,7 @@ class GrailModule(GuardedModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the states of what Lightning does not know, and unrounded master weights."""
         checkpoint["credit"], checkpoint["ahead"] = self.credit.state_dict(), self.ahead.state_dict()
-        checkpoint["second"] = {} if self.second is None else self.second.state_dict()
+        checkpoint["services"] = self.services.state_dict()
         if self.gradients is not None:
             checkpoint["state_dict"] |= self.gradients.exact_weights(prefix="policy.")
 
@@ -247,8 +246,8 @@ class GrailModule(GuardedModule):
         self.credit.load_state_dict(checkpoint.get("credit", {}))
         fits, self.weights_step = self.trainer.state.fn == "fit", checkpoint.get("global_step", 0)
         self.ahead.load_state_dict(checkpoint.get("ahead", {}) if fits else {})
-        if self.second is not None and fits:
-            self.second.load_state_dict(checkpoint.get("second", {}))
+        if fits:
+            self.services.restore(checkpoint)
         self._restored = checkpoint.get("state_dict", {}) if fits else {}
         self.gradients = self.gradients if fits else None
 
@@ -260,7 +259,7 @@ class GrailModule(GuardedModule):
         policy, objective, execution = self._policy, self.objective, self.execution
         sampler = self._sampler(clock, execution.group_size, self.sampling)
         graded, drawn = collect(prompts, sampler, self.ahead, loader, execution, self.global_step, self.advantage)
-        context = self.credit_context(self.credit)
+        context = self.credit_context()
         with clock.phase("credit"):  # An estimator may run the policy.
             whole = compute_advantages(graded, execution.group_size, self.advantage, objective, policy, context)
         batch = trained_rows(whole)
@@ -276,9 +275,9 @@ class GrailModule(GuardedModule):
                 execution=execution,
                 max_response_length=self.sampling.max_response_length,
                 seed=derive_seed(run_seed(), "update", self.global_step, dealer),
-                refreshed=self.needs.refresh == "update",
+                refreshed=self.credit.refresh == "update",
             )
-            update.compute_before_steps(self.reference)
+            update.compute_before_steps()
             last_step = self.take_steps(update)
         weights, self.weights_step = update.final_weights(), self.global_step
         figures = batch_figures(whole, batch, weights, self.tokenizer) | drawn | last_step
@@ -370,27 +369,28 @@ class GrailModule(GuardedModule):
         sampler = self._sampler(PhaseClock(self.device), self.evaluation.num_samples, self.evaluation.sampling)
         return sampler(prompts, key)
 
-    def credit_context(self, credit: TokenCredit) -> CreditContext:
-        """What a credit method is told beside the batch, with a fresh generator."""
-        step = self.global_step if self.trainer.state.fn == "fit" else self.weights_step
-        continuations = None
-        if credit.needs().continuations:
-            from grail_lightning.step.credit_needs import SampledContinuations
+    @property
+    def _stage(self) -> str:
+        return str(self.trainer.state.fn and self.trainer.state.fn.value)
 
-            sampler = self._sampler(PhaseClock(self.device), self.execution.group_size, self.sampling)
-            continuations = SampledContinuations(sampler, step)
+    @property
+    def _trained_steps(self) -> int:
+        """The optimiser steps behind the policy's weights."""
+        return self.global_step if self._stage == "fit" else self.weights_step
+
+    def credit_context(self) -> CreditContext:
+        """What a credit method is told beside the batch, with a fresh generator."""
+        step = self._trained_steps
         return CreditContext(
             step=step,
             generator=torch.Generator().manual_seed(derive_seed(run_seed(), "credit", step)),
             token_budget=self.execution.token_budget,
             temperature=self.sampling.logprob_temperature,
-            reference=self.reference,
-            second=self.second if self.trainer.training else None,
-            continuations=continuations,
+            services=self.services.opened(self._stage),
         )
 
     def _weigh(self, batch: RolloutBatch) -> TokenWeights:
-        return run_credit(self.credit, self.control, self._policy, batch, self.credit_context(self.credit))
+        return run_credit(self.credit, self.control, self._policy, batch, self.credit_context())
 
     def _log(self, figures: dict[str, float]) -> None:
         """Log at the optimiser step; Lightning's own axis counts batches."""

@@ -34,7 +34,8 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 from torch import nn
 
 from grail_lightning.cli.app import FitOptions, mistakes_in_one_line
-from grail_lightning.credit.base import Needs, TokenCredit
+from grail_lightning.credit.base import TokenCredit
+from grail_lightning.credit.service import FrozenReference, Service, listed
 from grail_lightning.engines import HFEngine
 from grail_lightning.policy import LoRA
 from grail_lightning.policy.load import add_adapters
@@ -71,12 +72,12 @@ class _Model:
         self.normalised = any("q_norm" in name for name, _ in model.named_parameters())
 
 
-def _needs(credit: Any) -> Needs:
-    """What the credit method of parsed options needs."""
+def _services(credit: Any) -> set[type[Service]]:
+    """The services that the credit method of parsed options lists."""
     parser = ArgumentParser()
     parser.add_argument("--credit", type=TokenCredit | None)
     made = parser.instantiate_classes(parser.parse_object({"credit": credit})).credit
-    return Needs() if made is None else made.needs()
+    return set() if made is None else {*listed([made])}
 
 
 def _state_bytes(optimizer: Any, updated: int) -> float:
@@ -93,7 +94,7 @@ def _state_bytes(optimizer: Any, updated: int) -> float:
     return sum(part.numel() * part.element_size() for part in parts) / matrix.numel()
 
 
-def _plan(fit: Any, model: _Model, needs: Needs, ranks: int, prompt: int) -> dict[str, Any]:
+def _plan(fit: Any, model: _Model, services: set[type[Service]], ranks: int, prompt: int) -> dict[str, Any]:
     """Bytes on one of so many devices: of each part of the two phases that need most, with the longest prompt."""
     loading, execution, limit = fit.model.loading, fit.model.execution, fit.model.sampling.max_response_length
     precision, on_cpu = str(fit.trainer.precision or "32-true"), fit.trainer.accelerator == "cpu"
@@ -105,15 +106,16 @@ def _plan(fit: Any, model: _Model, needs: Needs, ranks: int, prompt: int) -> dic
     updated = 4 if masters else w  # Bytes of what the optimiser moves.
     state = _state_bytes(fit.model.optimizer, updated) * model.trained
     # Of a model that the credit method trains, which is taken to have two moments for each weight.
-    second = float(model.trained * updated * (needs.training is not None))
+    second = float(model.trained * updated * any(kind.trains_model for kind in services))
     weights = model.parameters * w / shards
-    compared = loading.lora is None and (fit.model.objective.kl_coefficient > 0 or needs.reference)
+    opened = services | ({FrozenReference} if fit.model.objective.kl_coefficient > 0 else set())
+    copies = sum(kind.copies_of_model for kind in opened) * (loading.lora is None)
     trained = model.trained * (8 if masters else w)  # Masters and gradients, or gradients.
     kept = {
         "weights": weights,
         "master weights": 4.0 * model.trained * masters,
         "optimizer state": state / shards,
-        "reference": weights * compared,
+        "reference": weights * copies,
         "model of the credit method": weights + (trained + 2 * second) / shards if second else 0.0,
         "DDP's buckets": float(model.trained * w * (ranks > 1 and not sharded)),
     }
@@ -194,8 +196,8 @@ def main(arguments: list[str] | None = None) -> None:
         on_cpu = fit.trainer.accelerator == "cpu"
         own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB if on_cpu else 80
         prompt = asked.prompt_tokens or (fit.get("data.init_args") or {}).get("max_prompt_length") or 256
-        needs = _needs(fit.model.credit)
-        plans = [_plan(fit, model, needs, ranks, prompt) for ranks in asked.gpus]
+        services = _services(fit.model.credit)
+        plans = [_plan(fit, model, services, ranks, prompt) for ranks in asked.gpus]
     if asked.json:
         print(json.dumps(plans, indent=2))
     else:

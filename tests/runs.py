@@ -5,7 +5,7 @@ import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from grail_lightning.batch import Sampling
-from grail_lightning.credit import GRAIL, SaliencyOptions
+from grail_lightning.credit import GRAIL, SaliencyOptions, TrainedModel
 from grail_lightning.engines import HFEngine
 from grail_lightning.module import GrailModule
 from grail_lightning.policy import load_policy
@@ -17,6 +17,11 @@ from tests.steps import backward, configured, update_of
 
 TASK = ArithmeticTask()
 SAMPLING = Sampling(max_response_length=48)
+
+
+def trained_model(ours):
+    """The model that a fit trains beside the policy of a module; None without one."""
+    return ours.services.opened("fit").get(TrainedModel)
 
 
 def problems(number, split="train", seed=0):

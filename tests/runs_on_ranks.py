@@ -9,7 +9,7 @@ from grail_lightning.data import ArithmeticData
 from grail_lightning.runtime.collectives import whole_tensor
 from tests.copying_engine import Elsewhere
 from tests.draws import without_ties
-from tests.runs import Watch, batches, module, strategy_of, trainer
+from tests.runs import Watch, batches, module, strategy_of, trained_model, trainer
 from tests.steps import sums
 
 CREDITS = {name: getattr(grail_lightning.credit, name) for name in ("GRAIL", "DGPO", "OARGradient")} | {
@@ -62,7 +62,7 @@ def interrupted(ranks, folder, credit):
         rank, outputs = saved_fit(ours, batches(1), ranks, "fsdp2", max_steps, *where, *callbacks, **how)
         return rank, {
             "weights": sums(ours.policy.parameters()),
-            "second": [] if ours.second is None else sums(ours.second.policy.parameters()),
+            "second": sums(second.policy.parameters()) if (second := trained_model(ours)) else [],
             "texts": outputs[-1].batch.texts,
             "norms": outputs[-1].metrics["grad_norm"],
         }

@@ -20,7 +20,7 @@ from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import build_batch
 from grail_lightning.policy import Loading
 from grail_lightning.runtime.collectives import whole_tensor
-from tests.runs import Watch, module, problems, strategy_of, trainer
+from tests.runs import Watch, module, problems, strategy_of, trained_model, trainer
 
 PROMPTS, STEPS = 4, 3
 
@@ -125,7 +125,7 @@ def run_case(strategy, credit, *extra):
         "micro_batches": sum(number > 0 for number in embedded),
         "synchronised": sum(synchronised),
         "weights": figures(ours.gradients.weights),
-        "second": [] if ours.second is None else figures(ours.second.policy.parameters()),
+        "second": figures(second.policy.parameters()) if (second := trained_model(ours)) else [],
         "loss": [output.metrics["loss"] for output in watch.outputs],
         "live": [int((output.batch.advantages != 0).sum()) for output in watch.outputs],
         "eligible": [output.metrics.get("credit/eligible") for output in watch.outputs],

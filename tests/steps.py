@@ -4,9 +4,8 @@ import dataclasses
 
 import torch
 
-from grail_lightning.credit import CreditContext
+from grail_lightning.credit import CreditContext, FrozenReference, SampledContinuations, TrainedModel
 from grail_lightning.credit.base import TokenWeights
-from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import whole_tensor
 from grail_lightning.step.assign import assign_credit
@@ -28,6 +27,13 @@ def configured(options, group_size=4):
 def context_for(policy, token_budget=16384, step=3, **more):
     """A context of credit with a generator of its own."""
     return CreditContext(step=step, generator=torch.Generator().manual_seed(0), token_budget=token_budget, **more)
+
+
+def opened(reference=None, continuations=None, second=None):
+    """The open services of a context: a frozen policy, continuations and a trained model, as far as they are given."""
+    services = {} if reference is None else {FrozenReference: FrozenReference(reference)}
+    services |= {} if continuations is None else {SampledContinuations: continuations}
+    return services | ({} if second is None else {TrainedModel: second})
 
 
 def token_weights(batch, values=None, additive=None):
@@ -58,7 +64,8 @@ def update_of(
     """
     objective, execution = configured(options)
     share = execution.share_prefixes
-    context = context_for(policy, execution.token_budget, temperature=temperature, continuations=continuations)
+    services = opened(reference, continuations)
+    context = context_for(policy, execution.token_budget, temperature=temperature, services=services)
     if credit is not None:
         clock = PhaseClock(policy.device)
         forward, given = assign_credit(credit, None, policy, batch, context, objective, clock, share_prefixes=share)
@@ -68,7 +75,7 @@ def update_of(
         forward = forward_of(policy, batch, context, share_prefixes=share, entropy_gradient=entropy)
     how = {"objective": objective, "execution": execution, "max_response_length": limit, "seed": seed}
     update = Update(forward, given, refreshed=refreshed, **how)
-    update.compute_before_steps(None if reference is None else Reference(reference))
+    update.compute_before_steps()
     return update
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grail_lightning import GrailModule, MathData
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import ExportPolicy
-from grail_lightning.credit import GRAIL
+from grail_lightning.credit import GRAIL, FrozenReference
 from grail_lightning.policy import Loading, LoRA, resolve_policy
 from grail_lightning.step.options import Objective
 from grail_lightning.tasks import ArithmeticTask
@@ -72,7 +72,10 @@ def test_a_second_fit_goes_on_and_a_late_reference_is_the_model_that_was_given()
     trainer(1).fit(run, batches(1, size=1))
     assert any(not torch.equal(once[name], p) for name, p in weights(run).items())
     fresh = loaded()[0].state_dict()
-    assert all(torch.equal(fresh[name], p) for name, p in run.reference.policy.model.state_dict().items())
+    assert all(
+        torch.equal(fresh[name], p)
+        for name, p in run.services.opened("fit")[FrozenReference].policy.model.state_dict().items()
+    )
 
 
 def test_the_options_of_loading_hold_for_a_loaded_model():

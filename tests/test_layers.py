@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -22,15 +24,9 @@ FILES = {
 }
 
 
-# What types alone need, and may not be imported otherwise: the name of a package stands for all of its modules.
-FOR_TYPES = {("callbacks", "module"), ("credit.base", "credit.saliency")}
-
-
 def _imports(file, at_top=False):
-    """Modules of ours that a file imports, at its top or inside a function, and what types need but for `FOR_TYPES`."""
+    """Modules of ours that a file imports, at its top or inside a function; what types alone need is imported, too."""
     tree = ast.parse(file.read_text())
-    name = ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
-    excused = {f"grail_lightning.{to}" for of, to in FOR_TYPES if name == of or name.startswith(f"{of}.")}
     lazy = file.name == "__init__.py"  # Exports that are imported when they are asked for.
     if at_top:
         tree.body = [node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
@@ -39,7 +35,7 @@ def _imports(file, at_top=False):
         for branch in ast.walk(tree)
         if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.dump(branch.test)
         for node in ast.walk(branch)
-        if isinstance(node, ast.ImportFrom) and (at_top or lazy or node.module in excused)
+        if isinstance(node, ast.ImportFrom) and (at_top or lazy)
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module in FILES and id(node) not in for_types:
@@ -101,7 +97,37 @@ def test_plain_grpo_loads_nothing_that_another_option_alone_needs():
         if name not in found:
             found.add(name)
             ahead += _imports(FILES[name], at_top=True)
-    step = ("step.fused", "step.credit_needs", "step.episodes")
-    others = ("credit.saliency", "engines.hf", "environments.tools", "answers.verifier")
+    step = ("step.fused", "gallery.second_model", "step.episodes")
+    others = ("credit.saliency", "credit.measure", "engines.hf", "environments.tools", "answers.verifier")
     assert "grail_lightning.step.update" in found
     assert not found & {f"grail_lightning.{name}" for name in (*step, *others)}
+
+
+# The modules of methods beyond the core. `step.options` and `step.forward` import `credit.distillation` for SDPG.
+GALLERY = (
+    "credit.critic",
+    "credit.entropy",
+    "credit.flaws",
+    "credit.rhythm",
+    "credit.spans",
+    "credit.tree",
+    "credit.turns",
+)
+
+
+def test_the_module_and_the_command_line_load_no_credit_method_that_is_not_named():
+    said = (
+        "import sys, grail_lightning.cli.app as app;"
+        "first = {m for m in sys.modules if m.startswith('grail_lightning.')};"
+        "credit = ['--model.credit=PermutedRewards', '--model.credit.inner=DGPO'];"
+        "app.FitOptions().parse(['--config=quickstart.yaml', *credit]);"
+        "print(*first); print(*{m for m in sys.modules if m.startswith('grail_lightning.')} - first)"
+    )
+    end = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    before, after = (set(line.split()) for line in end.stdout.splitlines())
+    methods = {f"grail_lightning.{name}" for name in (*GALLERY, "credit.controls", "credit.grail", "credit.oar")}
+    methods |= {name for name in FILES if name.startswith("grail_lightning.gallery")}
+    assert methods <= FILES.keys()
+    assert "grail_lightning.module" in before
+    assert not before & methods
+    assert after & methods == {"grail_lightning.credit.controls", "grail_lightning.credit.entropy"}

@@ -10,7 +10,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation
-from grail_lightning.credit import GRAIL, PRIME, Needs, Shuffled, TokenCredit
+from grail_lightning.credit import GRAIL, PRIME, FrozenReference, Shuffled, TokenCredit, TrainedModel
 from grail_lightning.credit.base import TokenWeights
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.engines import HFEngine
@@ -87,7 +87,7 @@ def test_uniform_credit_is_grpo_written_by_hand_bit_for_bit(updates, number, tmp
     assert [figures["policy/loss"] for figures in logger.figures] == expected_losses
     assert all(torch.equal(p, expected[name]) for name, p in ours.policy.named_parameters())
     assert len(set(expected_losses)) > 1
-    assert ours.reference is None
+    assert not ours.services.opened("fit")
 
 
 def test_a_run_is_reproduced_bit_for_bit_and_neither_a_control_nor_its_weights_change_what_is_drawn_first(monkeypatch):
@@ -153,20 +153,20 @@ def test_greedy_training_is_refused_before_a_model_is_loaded_and_greedy_evaluati
 def test_the_reference_is_loaded_once_for_a_fit_alone_and_neither_trained_nor_saved(tmp_path):
     ours, watch = module({"kl_coefficient": 0.1}), Watch()
     trainer(1).validate(ours, torch.utils.data.DataLoader([problems(1)], batch_size=None), verbose=False)
-    assert ours.reference is None
+    assert not ours.services.opened("fit")
     run = trainer(2, watch)
     run.fit(ours, batches(2))
     assert watch.outputs[0].metrics["kl"] == near(0, 16, torch.float32, scale=1.0)
     assert watch.outputs[-1].metrics["kl"] > 1e-5
     given = {id(p) for group in run.optimizers[0].param_groups for p in group["params"]}
     assert given == {id(p) for p in ours.policy.parameters()}
-    assert not any(p.requires_grad for p in ours.reference.policy.parameters())
+    kept = ours.services.opened("fit")[FrozenReference]
+    assert not any(p.requires_grad for p in kept.policy.parameters())
     run.save_checkpoint(tmp_path / "some.ckpt")
     saved = torch.load(tmp_path / "some.ckpt", weights_only=False)["state_dict"]
     assert not [name for name in saved if "reference" in name]
-    kept = ours.reference
     trainer(1).fit(ours, batches(1, size=1))
-    assert ours.reference is kept
+    assert ours.services.opened("fit")[FrozenReference] is kept
 
 
 class Third(TokenCredit):
@@ -182,8 +182,8 @@ def test_half_precision_of_the_trainer_is_that_of_loading_and_rounds_neither_fig
     for precision, dtype, credit in (("bf16-true", "float32", Third()), ("32-true", "bfloat16", PRIME())):
         watch, ours = Watch(), module({"kl_coefficient": 0.1}, loading=Loading(dtype=dtype), credit=credit)
         trainer(1, watch, precision=precision).fit(ours, batches(1, size=2))
-        second = [] if ours.second is None else [ours.second.policy]
-        for policy in (ours.policy, ours.reference.policy, *second):
+        opened = ours.services.opened("fit")
+        for policy in (ours.policy, *(service.policy for service in opened.values())):
             assert policy.model.dtype == torch.bfloat16
             assert {buffer.dtype for buffer in policy.buffers()} == {torch.float32}
         (output,) = watch.outputs
@@ -192,7 +192,7 @@ def test_half_precision_of_the_trainer_is_that_of_loading_and_rounds_neither_fig
         assert output.metrics["kl"] == 0
         first.append(output)
     assert first[0].metrics["credit/third"] == 1 / 3, "the plugin changes torch's default dtype"
-    assert second
+    assert opened.keys() == {FrozenReference, TrainedModel}
     one, other = (output.batch for output in first)
     assert torch.equal(one.input_ids, other.input_ids)
     assert torch.equal(one.sampling_logprobs, other.sampling_logprobs)
@@ -241,8 +241,7 @@ def test_weights_are_refreshed_before_every_optimiser_step_and_predicted_at_the_
     steps = []
 
     class Steps(TokenCredit):
-        def needs(self):
-            return Needs(refresh="update")
+        refresh = "update"
 
         def __call__(self, policy, batch, context):
             steps.append(context.step)

@@ -23,11 +23,11 @@ from tests.steps import context_for, sums, update_of
 from tests.tolerance import near, roundings
 
 # What the tests below ask of one script, so that one pair of processes runs it all; slow ones run by themselves.
-REPLICATED = ("GRAIL", "OptimalBaseline-energy", "GRAIL-half", "Uniform-cut-split")
+REPLICATED = ("GRAIL", "AdvantageReweighting-energy", "GRAIL-half", "Uniform-cut-split")
 TOGETHER = {
     (run_cases, "one"): REPLICATED,
     (run_cases, "ddp"): REPLICATED,
-    (run_cases, "fsdp2"): ("GRAIL", "OptimalBaseline-energy-once", "GRAIL-cut-once", "GRAIL-own-cut-once"),
+    (run_cases, "fsdp2"): ("GRAIL", "AdvantageReweighting-energy-once", "GRAIL-cut-once", "GRAIL-own-cut-once"),
 }
 
 
@@ -142,7 +142,7 @@ def test_ranks_sample_different_responses_and_agree_on_weights_and_metrics():
 
 
 # The second balanced, and with the energies of all ranks in its baseline; the last with one deal of rows for all ranks.
-QUICK = ("GRAIL", "OptimalBaseline-energy", "Uniform-cut-split", "OptimalBaseline-energy-once")
+QUICK = ("GRAIL", "AdvantageReweighting-energy", "Uniform-cut-split", "AdvantageReweighting-energy-once")
 # The largest difference, of what a weight moved. OAR-G differentiates the KL of a noise of 1e-3: where trees are cut
 # differently the rounding of norms, which run in float32, comes up to half a percent. Row by row all digits agree.
 TOLERANCES = {
@@ -150,7 +150,7 @@ TOLERANCES = {
     ("fsdp2", "OARGradient"): 0.2,
     ("ddp", "PRIME"): roundings(1000, torch.float32),
     **{("ddp", credit): roundings(100, torch.float32) for credit in ("Uniform", *QUICK[:3])},
-    **{("fsdp2", credit): 1e-3 for credit in ("GRAIL", "Uniform", "PRIME", "OptimalBaseline-energy-once")},
+    **{("fsdp2", credit): 1e-3 for credit in ("GRAIL", "Uniform", "PRIME", "AdvantageReweighting-energy-once")},
 }
 
 

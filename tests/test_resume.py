@@ -13,7 +13,7 @@ from grail_lightning.credit import PRIME, RLSD
 from grail_lightning.data import ArithmeticData
 from grail_lightning.policy import load_policy
 from grail_lightning.step.optimizer import ConfiguredOptions
-from tests.runs import Drawing, Watch, module, trainer, weights
+from tests.runs import Drawing, Watch, module, trained_model, trainer, weights
 
 HALF = 2
 SCHEDULES = {
@@ -149,7 +149,8 @@ class Teacher(Callback):
 
     def on_train_batch_end(self, trainer, pl_module, *_):
         self.copied_at = getattr(pl_module.credit, "_copied_at", None)
-        self.taken = pl_module.second and pl_module.second.steps
+        second = trained_model(pl_module)
+        self.taken = second and second.steps
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_dead_rows_are_not_run_unless_something_else_needs_them(policy, batch):
     live = _update(policy, batch).live
     assert torch.equal(live, (batch.advantages != 0) & batch.finished)
     assert live.sum() < batch.finished.sum()
-    for more in ({"kl_coefficient": 0.1}, {"entropy_coefficient": 0.1}):
+    for more in ({"kl_coefficient": 0.1, "reference": policy}, {"entropy_coefficient": 0.1}):
         assert torch.equal(_update(policy, batch, **more).live, batch.finished)
     added = torch.zeros(batch.response_mask.shape)
     for additive, refreshed, everything in ((added, False, False), (added, True, True), (None, True, False)):

@@ -25,6 +25,7 @@ from grail_lightning.callbacks.rollouts import answer_place, sampled_values
 from grail_lightning.columns import OPTIONAL, PREDICTION, table_of
 from grail_lightning.credit import TokenCredit, TokenWeights
 from grail_lightning.credit.saliency import picture_saliency
+from grail_lightning.credit.service import listed
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.picture import FIRST_PICTURE_ID, PLACE, Picture, pictures_in
@@ -71,22 +72,18 @@ class PredictionWriter(Callback):
         self._process = ""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that the further methods find what they need."""
+        """Have the services opened that the further methods use, and refuse those that train a model."""
         if stage != "predict":
             return
-        credit = module_of(pl_module).credit
-        for method in (credit, *self.compare):
-            needs, name = method.needs(), type(method).__name__
-            if needs.training is not None:
+        module = module_of(pl_module)
+        for method in (module.credit, *self.compare):
+            if any(kind.trains_model for kind in listed([method])):
                 raise ValueError(
-                    f"`model.credit` must not be `{name}` in `predict`, since it trains a model beside the policy. "
-                    "Set another method, such as --model.credit=TreeAdvantage."
+                    f"`model.credit` must not be `{type(method).__name__}` in `predict`, since it trains a model "
+                    "beside the policy. Set another method, such as --model.credit=TreeAdvantage."
                 )
-            if needs.reference and not credit.needs().reference:
-                raise ValueError(
-                    f"`{name}` needs the frozen reference, which is loaded for the first credit method alone. Give it "
-                    f"first: --model.credit={name} --predictions.compare+={type(credit).__name__}."
-                )
+        for method in self.compare:
+            module.services.add(method)
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open this rank's partial file."""
@@ -122,7 +119,7 @@ class PredictionWriter(Callback):
         policy = policy_of(module)
         # Collectives: every rank takes part, also without rows.
         compared = {
-            name: run_credit(method, module.control, policy, rollouts_of(output), module.credit_context(method))
+            name: run_credit(method, module.control, policy, rollouts_of(output), module.credit_context())
             for name, method in zip(self._names[1:], self.compare, strict=True)
         }
         columns: dict[str, list[Any]] = {name: [None] * len(output.batch) for name in OPTIONAL}

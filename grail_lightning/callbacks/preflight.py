@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from grail_lightning.advantages import BNPO
 from grail_lightning.callbacks.hooks import callbacks_of, data_of, fast_dev_run, module_of, output_of
 from grail_lightning.callbacks.prompt_checks import check_prompts, unequal_mini_batches
+from grail_lightning.credit.service import with_inner
 from grail_lightning.data.loaders import TrainingLoader
 from grail_lightning.data.modules import PromptData
 from grail_lightning.engines import RolloutEngine
@@ -97,7 +98,7 @@ class Preflight(Callback):
                 "the loss differentiates the whole distribution. Set them to 1 and 0, unless you reproduce a run that "
                 "had them."
             )
-        gated = next((one for one in _parts(module.credit) if getattr(one, "gate", None) == "negative"), None)
+        gated = next((one for one in with_inner(module.credit) if getattr(one, "gate", None) == "negative"), None)
         if getattr(module.advantage, "share", 1) == 0 and gated is not None:
             rank_zero_warn(
                 f"`advantage.share` 0 leaves no negative advantage if no reward is below 0, so "
@@ -265,10 +266,3 @@ def stuck_share(parameters: Iterable[Tensor], learning_rate: float) -> float:
             stuck += (sample + learning_rate == sample).float().mean().nan_to_num().item() * len(weights)
             seen += len(weights)
     return stuck / max(seen, 1)
-
-
-def _parts(credit: object) -> Iterator[object]:
-    """The method, and the one that it wraps."""
-    yield credit
-    if (wrapped := getattr(credit, "inner", None)) is not None:
-        yield from _parts(wrapped)

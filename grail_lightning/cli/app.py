@@ -34,6 +34,7 @@ from grail_lightning.callbacks.export import check_steps_left
 from grail_lightning.callbacks.hooks import fast_dev_run
 from grail_lightning.callbacks.preflight import check_folders
 from grail_lightning.callbacks.progress import BatchProgressBar
+from grail_lightning.cli.classes import load_for_help
 from grail_lightning.cli.config_files import as_arguments, merged, with_arguments
 from grail_lightning.cli.help import answer
 from grail_lightning.cli.mistakes import mistakes_in_one_line
@@ -79,6 +80,7 @@ class _Parser(LightningArgumentParser):
     def parse_args(self, args: Any = None, *more: Any, **options: Any) -> Any:
         """Parse arguments. In those of a nested class jsonargparse writes the value `null` as `None`."""
         if args is not None:
+            load_for_help(args)
             args = [re.sub(r"(?<=^--)([\w.]+)=None$", r"\1=null", arg) for arg in args]
         return super().parse_args(args, *more, **options)
 

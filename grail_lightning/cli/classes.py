@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,6 +84,13 @@ def import_path(option: str, name: str) -> str:
     """
     found = None if "." in name or name in UNUSABLE else exported(option, name)
     return found[0] if found and issubclass(found[1], BASES[option][0]) else name
+
+
+def load_for_help(arguments: Sequence[str]) -> None:
+    """Import all exported classes if the arguments ask for a help, which lists the classes that are imported."""
+    if any(argument in ("-h", "--help") or ".help" in argument for argument in arguments):
+        for option in BASES:
+            choices(option)
 
 
 def class_name(value: object) -> str | None:

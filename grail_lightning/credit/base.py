@@ -1,4 +1,4 @@
-"""The interface of credit methods and controls: what they may ask of the run, what they are given, what they return.
+"""The interface of credit methods and controls: what they are given, and what they return.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
@@ -10,24 +10,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from grail_lightning.batch import AnswerMasks, RolloutBatch
+from grail_lightning.credit.service import Opened, S, Service
 from grail_lightning.functional.tokens import masked_sum
 from grail_lightning.policy import Policy
-from grail_lightning.policy.micro_batch import MicroBatch
-from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.checks import Claim, check_claims, check_tensor
 from grail_lightning.tasks.base import Prompt
 
-if TYPE_CHECKING:
-    from grail_lightning.credit.saliency import SaliencyCredit
-
 Refresh = Literal["rollout", "update"]
-_Value = TypeVar("_Value")
 
 # --- what a method returns --------------------------------------------------------------------------------------------
 
@@ -79,6 +74,26 @@ class TokenWeights:
         if missing is None:
             object.__setattr__(self, "fallback", self.values.new_zeros(len(self.values), dtype=torch.bool))
 
+    @classmethod
+    def whole(
+        cls,
+        advantages: Tensor,
+        mask: Tensor,
+        *,
+        fallback: Tensor | None = None,
+        scores: Tensor | None = None,
+        metrics: Mapping[str, float | Mean] | None = None,
+    ) -> TokenWeights:
+        """Weights of a method whose additive stage is the whole advantage: weight 0, and `advantages` ``[B, T]`` added.
+
+        Rows of `fallback` ``[B]`` bool keep the advantage of the rollout: weight 1 on `mask` ``[B, T]`` and 0 added.
+        """
+        if fallback is None:
+            fallback = mask.new_zeros(len(mask))
+        added = advantages.masked_fill(~mask | fallback[:, None], 0)
+        values = (mask & fallback[:, None]).to(added.dtype)
+        return cls(values=values, additive=added, fallback=fallback, scores=scores, metrics=metrics or {})
+
     @property
     def before_scale(self) -> Tensor:
         """``[B, T]``: the weights before the method scaled rows to the mean 1, if it has."""
@@ -117,78 +132,7 @@ def one_elsewhere(values: Tensor, weighed: Tensor, mask: Tensor) -> Tensor:
     return torch.where(weighed, values, mask.to(values.dtype))
 
 
-# --- what a method may ask of the run ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """The options of a second model that the run trains for a method, as those of `PRIME`."""
-
-    model: str | None
-    optimizer: Callable[[Any], Any]  # From the trainable parameters.
-    scheduler: Callable[[Any], Any] | None = None  # From the optimiser.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """What a credit method needs of the run beside policy and rollouts.
-
-    Attributes:
-        refresh: rollout computes the weights once for a batch of rollouts; update computes them again before every
-            optimiser step.
-        reference: Whether it reads `CreditContext.reference`. The run then keeps the policy before training.
-        continuations: Whether it reads `CreditContext.continuations`.
-        training: The model that the run trains for it, as `CreditContext.second`; None without one.
-        saliency: The method as a function of saliency, which the update's first forward pass may then provide
-            (`grail_lightning.step.fused.method_to_fuse` lists when); None if it is no such function.
-    """
-
-    refresh: Refresh = "rollout"
-    reference: bool = False
-    continuations: bool = False
-    training: Training | None = None
-    saliency: SaliencyCredit | None = None
-
-
-class SecondModel(ABC):
-    """A model that is loaded as the policy is: with the same adapters, sharded alike. It is part of checkpoints."""
-
-    @abstractmethod
-    def beside(self, policy: Policy) -> Policy:
-        """The model, on the device and in the dtype of the policy. Every rank must call it."""
-
-    @abstractmethod
-    def step(self, parts: Sequence[MicroBatch], loss: Callable[[MicroBatch], Tensor]) -> dict[str, float]:
-        """Take an optimiser step. A collective: every rank must call it, with equally many micro-batches.
-
-        `loss` gives each micro-batch's summand of the loss; those of all ranks are added. Returns the norm of the
-        gradients before clipping, and the learning rate.
-        """
-
-
-class Prefix(NamedTuple):
-    """A place within a rollout."""
-
-    row: int  # The rollout's index in the batch.
-    length: int  # The number of its response tokens that are kept.
-
-
-class Continuations(ABC):
-    """A source of continuations by the policy with its present weights, graded like rollouts."""
-
-    @abstractmethod
-    def draw(
-        self, batch: RolloutBatch, places: Sequence[Prefix], number: int, budget: int
-    ) -> tuple[list[list[float] | None], int]:
-        """Continue from places in rollouts. A collective: every rank must call it, also without a place.
-
-        A continuation depends on the run's seed, the step, the row's identity (`RolloutBatch.row`), the place and its
-        number, not on the other places. It ends where the rollout would have: at the same limit in tokens.
-
-        `places` are of this rank's rollouts, each before the rollout's end, `number` the continuations of each, and
-        `budget` the most tokens that all of them may have on this rank. Returns the rewards of the whole responses
-        from each place that have one, None where the budget did not suffice; and the number of sampled tokens.
-        """
+# --- what a method is given -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,18 +145,27 @@ class CreditContext:
             depend on how rows are ordered, padded or cut into micro-batches.
         token_budget: Most tokens in a forward pass.
         temperature: The sampling temperature; logits are divided by it.
-        reference: The frozen policy before training; None unless the run has one (`Needs.reference`).
-        continuations: What samples continuations of rollouts; None outside of a run.
-        second: The model that the run trains for the method (`Needs.training`); None outside of `fit`.
+        services: The open services of the run, by their class; `service` returns one of them.
     """
 
     step: int
     generator: torch.Generator
     token_budget: int
     temperature: float = 1.0
-    reference: Reference | None = None
-    continuations: Continuations | None = None
-    second: SecondModel | None = None
+    services: Opened = field(default_factory=dict)
+
+    def service(self, kind: type[S]) -> S:
+        """The open service of a class; a ValueError if the run has not opened it."""
+        service = self.services.get(kind)
+        if not isinstance(service, kind):
+            names = ", ".join(opened.__name__ for opened in self.services) or "none"
+            raise ValueError(
+                f"`CreditContext.service` must be asked for an open service, but got `{kind.__name__}`, and open are: "
+                f"{names}. A run opens those in `services` of its credit method, its estimator and its objective"
+                + (", and one that trains a model in `fit` alone" if kind.trains_model else "")
+                + ". List it there, or set `model.credit` to another method."
+            )
+        return service
 
     def row_generator(self, row: int) -> torch.Generator:
         """A generator for one row, keyed by the row's identity in the step (`RolloutBatch.row`)."""
@@ -236,9 +189,31 @@ class TokenCredit(ABC):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights for `batch`, whose rewards, advantages and answer masks are set. Must not write into the batch."""
 
-    def needs(self) -> Needs:
-        """What the method needs of the run, which does not change while one runs."""
-        return Needs()
+    @property
+    def services(self) -> tuple[type[Service], ...]:
+        """The classes of the services that it gets from `CreditContext.service`, such as `FrozenReference`."""
+        return ()
+
+    @property
+    def refresh(self) -> Refresh:
+        """Rollout computes the weights once for a batch of rollouts; update again before every optimiser step."""
+        return "rollout"
+
+    @property
+    def fuses(self) -> bool:
+        """Whether the update's first forward passes may provide the saliency of a `SaliencyCredit`.
+
+        `grail_lightning.step.fused.method_to_fuse` lists when they do.
+        """
+        return False
+
+    @property
+    def replaces_advantage(self) -> bool:
+        """Whether the additive stage is the whole advantage of a token (`TokenWeights.whole`).
+
+        It then has a baseline of its own, over turns or tokens, so an estimator in `model.advantage` is refused.
+        """
+        return False
 
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """A remark on the sets of training prompts, before a model is loaded; ValueError if none of them can be used.
@@ -314,16 +289,6 @@ def check_weights(giver: TokenCredit | CreditControl, weights: object, batch: Ro
                 f"{name} must return `metrics` that are numbers or `Mean(total, size)`, but got {type(value).__name__} "
                 f"for `{metric}`. Call `.item()` of a tensor."
             )
-
-
-def given(method: TokenCredit, value: _Value | None, name: str) -> _Value:
-    """What a method needs of the context; a ValueError if it was called without."""
-    if value is None:
-        raise ValueError(
-            f"`{type(method).__name__}` needs `CreditContext.{name}`, but got None. A run sets what `needs()` asks for "
-            "(`second` in `fit` alone); set `model.credit` to another method elsewhere."
-        )
-    return value
 
 
 def check_one_turn(method: object, batch: RolloutBatch, why: str, remedy: str) -> None:

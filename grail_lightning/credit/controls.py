@@ -20,7 +20,7 @@ from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import (
     CreditContext,
     CreditControl,
-    Needs,
+    Refresh,
     TokenCredit,
     TokenWeights,
     rows_by_group,
@@ -193,9 +193,15 @@ class PermutedRewards(TokenCredit):
         self.inner = inner
         self.mirrored = mirrored
 
-    def needs(self) -> Needs:
-        """What the inner method needs, but no saliency: it is computed with the permuted rewards."""
-        return replace(self.inner.needs(), saliency=None)
+    @property
+    def refresh(self) -> Refresh:
+        """That of the inner method. Its saliency is not fused: it is computed with the permuted rewards."""
+        return self.inner.refresh
+
+    @property
+    def replaces_advantage(self) -> bool:
+        """That of the inner method."""
+        return self.inner.replaces_advantage
 
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """The remark of the inner method."""
@@ -221,7 +227,7 @@ class PermutedRewards(TokenCredit):
                 correct[rows] = ~correct[rows]
         permuted = {"rewards": rewards[order].to(batch.rewards.device), "correct": correct[order].to(batch.correct)}
         weights = weigh(self.inner, policy, batch.replace(**permuted), context)
-        if _all_is_added(weights, batch):
+        if self.replaces_advantage:
             rank_zero_warn(
                 f"`PermutedRewards` permutes the whole advantage of `{type(self.inner).__name__}`, which is made of "
                 "rewards, so that right rollouts are blamed: this is no control of its credit by token."
@@ -248,9 +254,3 @@ def _varies(values: Tensor, mask: Tensor) -> Tensor:
     high = values.masked_fill(~mask, -torch.inf).amax(1)
     low = values.masked_fill(~mask, torch.inf).amin(1)
     return high > low
-
-
-def _all_is_added(weights: TokenWeights, batch: RolloutBatch) -> bool:
-    """Whether the weights of all rows with an advantage are 0, since a method adds its whole advantage."""
-    live = batch.response_mask & (batch.advantages != 0)[:, None]
-    return weights.additive is not None and bool(live.any()) and not bool((weights.values * live).any())

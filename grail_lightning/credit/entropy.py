@@ -15,14 +15,13 @@ from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import (
     CreditContext,
     Mean,
-    Needs,
     TokenCredit,
     TokenWeights,
-    given,
     one_elsewhere,
     rows_by_group,
 )
 from grail_lightning.credit.measure import entropies, logprobs, measure_logits, measure_rows
+from grail_lightning.credit.service import FrozenReference
 from grail_lightning.functional.certainty import group_zscore, hellinger, quantile_of_all, self_certainty
 from grail_lightning.functional.tokens import in_chunks
 from grail_lightning.functional.weighting import segment_weights
@@ -208,20 +207,18 @@ class DGPO(TokenCredit):
     our choice.
     """
 
+    services = (FrozenReference,)
+
     entropy_power: float = 1.0
     temperature: float = 0.5
 
     def __post_init__(self) -> None:
         check_options(self, entropy_power="[0, inf)", temperature="(0, inf)")
 
-    def needs(self) -> Needs:
-        """The reference."""
-        return Needs(reference=True)
-
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from policy and reference."""
         mask, weighed = batch.response_mask, batch.advantages != 0
-        reference = given(self, context.reference, "reference")
+        reference = context.service(FrozenReference)
 
         def figures(states: Tensor, other_states: Tensor) -> tuple[Tensor, Tensor]:
             logits = policy.head(states)

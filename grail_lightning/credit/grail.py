@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.batch import AnswerMasks, RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, Needs, Refresh, TokenWeights, one_elsewhere
+from grail_lightning.credit.base import CreditContext, Mean, Refresh, TokenWeights, one_elsewhere
 from grail_lightning.credit.saliency import Leaf, SaliencyCredit, SaliencyTarget
 from grail_lightning.functional import answer_overwrite, grail_map, mean_one
 from grail_lightning.grading import WhichBox, align_rows, answer_masks
@@ -94,9 +94,15 @@ class GRAIL(SaliencyCredit):
         check_options(self, mean="[0, inf)", std="[0, inf)", w_max="[0, inf)", w_min=f"[0, {self.w_max}]")
         check_options(self, gate=Gate, answer_overwrite=_Overwrite, normalise=_Normalise)
 
-    def needs(self) -> Needs:
-        """Saliency, as often as `saliency.refresh` says."""
-        return Needs(refresh=self.saliency.refresh, saliency=self if self.saliency.fuse else None)
+    @property
+    def refresh(self) -> Refresh:
+        """See `TokenCredit`."""
+        return self.saliency.refresh
+
+    @property
+    def fuses(self) -> bool:
+        """See `TokenCredit`."""
+        return self.saliency.fuse
 
     def target(self, policy: Policy, batch: RolloutBatch) -> SaliencyTarget:
         """The likelihood of the answer, in the rows inside the gate."""

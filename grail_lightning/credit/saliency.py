@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from grail_lightning.batch import RolloutBatch, cut_responses, last_marked
-from grail_lightning.credit.base import CreditContext, Needs, TokenCredit, TokenWeights
+from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights
 from grail_lightning.functional.tokens import TokenStats, full_precision, token_logprobs
 from grail_lightning.picture import FIRST_PICTURE_ID
 from grail_lightning.policy import Policy
@@ -73,9 +73,10 @@ class SaliencyCredit(TokenCredit):
         policy: sharded weights (FSDP2) are not whole here.
         """
 
-    def needs(self) -> Needs:
-        """Saliency alone."""
-        return Needs(saliency=self)
+    @property
+    def fuses(self) -> bool:
+        """True: see `TokenCredit`."""
+        return True
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of a batch, from saliency in a forward pass of its own."""

@@ -91,6 +91,11 @@ class TreeAdvantage(TokenCredit):
     advantage: bool = True
     state: _State = "prefix"
 
+    @property
+    def replaces_advantage(self) -> bool:
+        """Whether the terms are the whole advantage."""
+        return not self.advantage
+
     def __post_init__(self) -> None:
         check_options(self, shrinkage="[0, inf)", scale="[0, inf)", state=_State)
 
@@ -160,7 +165,7 @@ class OptimalBaseline(TokenCredit):
 
     over the rows ``j`` of the group that have a token ``t``, of an environment's answer, too, whose tokens have no
     summand. The summand is the squared norm of the gradient of a token's log-probability with respect to its logits.
-    The whole advantage is the additive stage, so `model.advantage` does not act. Positions that one row alone
+    The whole advantage is the additive stage, so `model.advantage` is refused. Positions that one row alone
     reaches have the baseline 0. Groups without an advantage have none and need no forward pass.
 
     Args:
@@ -170,6 +175,8 @@ class OptimalBaseline(TokenCredit):
     Source: the published code of verl, `compute_optimal_token_baseline_advantage`. There ``1e-8`` is added to the
     denominator alone; here to each ``W``, so that the baseline of certain tokens is the mean reward, not 0.
     """
+
+    replaces_advantage = True
 
     unit: _Unit = "token"
 
@@ -196,10 +203,7 @@ class OptimalBaseline(TokenCredit):
             baseline = torch.where(exists[rows].sum(0) > 1, baseline, 0)
             additive[rows] = (rewards[rows, None] - baseline) * exists[rows]
         additive = spread_turns(additive, turns.numbers) if self.unit == "turn" else additive * mask
-        return TokenWeights(
-            values=torch.zeros_like(mask, dtype=batch.advantages.dtype),
-            additive=additive.to(batch.advantages.dtype),
-        )
+        return TokenWeights.whole(additive.to(batch.advantages.dtype), mask)
 
 
 def numbers(text: str) -> list[tuple[int, int]]:

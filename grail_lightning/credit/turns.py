@@ -195,7 +195,7 @@ class TurnRewards(TokenCredit):
     .. math:: A_{it} = R_{ik} - b, \qquad R_{ik} = \sum_{l \ge k} \gamma^{l-k} r_{il}
 
     Token ``t`` is of turn ``k``. ``r`` is what the environment's `score_turn` returned, 0 where it returned None; the
-    last turn's also has the reward of the rollout. This is the whole advantage: `model.advantage` does not act. A
+    last turn's also has the reward of the rollout. This is the whole advantage: `model.advantage` is refused. A
     rollout without an environment is one turn with the reward alone.
 
     Args:
@@ -207,6 +207,8 @@ class TurnRewards(TokenCredit):
     Source: ours; returns are subtracted as a whole, since rewards that are centred one by one before they are summed
     also reward or punish the number of turns.
     """
+
+    replaces_advantage = True
 
     discount: float = 1.0
     baseline: _Baseline = "turn"
@@ -229,9 +231,9 @@ class TurnRewards(TokenCredit):
         key = batch.group[:, None] * returns.shape[1] + places
         advantages = relative(returns, key, turns.exists, standardise=self.standardise)
         scored = ~scores.isnan()
-        return TokenWeights(
-            values=torch.zeros_like(turns.numbers, dtype=batch.advantages.dtype),
-            additive=spread_turns(advantages, turns.numbers).to(batch.advantages.dtype),
+        return TokenWeights.whole(
+            spread_turns(advantages, turns.numbers).to(batch.advantages.dtype),
+            batch.response_mask,
             metrics={
                 "scored_turns": Mean(float(scored.sum()), float(turns.exists.sum())),
                 "turn_score": Mean.over(scores.nan_to_num(0), scored),
@@ -248,7 +250,7 @@ class IGPO(TokenCredit):
               a_{<j})\Bigr)
 
     Token ``t`` is of turn ``k``. The reward of the last turn is that of the rollout. Rewards are normalised over the
-    turns of the group. This is the whole advantage: `model.advantage` does not act. It
+    turns of the group. This is the whole advantage: `model.advantage` is refused. It
     takes one forward pass over what came before each turn, of rollouts with several turns. Rollouts without a
     reference answer keep their advantage and count as fallbacks. Without turns a rollout is one turn: the normalised
     reward.
@@ -262,6 +264,8 @@ class IGPO(TokenCredit):
     Source: IGPO, arXiv 2510.14967 (probabilities, joint), and its published code, whose script takes log-probabilities,
     separate statistics and ``γ = 1``, leaves out gains of exactly 0, and divides by the population's deviation + 1e-6.
     """
+
+    replaces_advantage = True
 
     discount: float = 1.0
     normalise: _Normalise = "joint"
@@ -282,10 +286,9 @@ class IGPO(TokenCredit):
         key = batch.group[:, None] * 2 + turns.last * (self.normalise == "separate")
         normalised = relative(rewards, key, counted, standardise=self.standardise)
         advantages = discounted_returns(normalised, self.discount)
-        dtype = batch.advantages.dtype
-        return TokenWeights(
-            values=(batch.response_mask & fallback[:, None]).to(dtype),
-            additive=spread_turns(advantages, turns.numbers).to(dtype),
+        return TokenWeights.whole(
+            spread_turns(advantages, turns.numbers).to(batch.advantages.dtype),
+            batch.response_mask,
             fallback=fallback,
             metrics={"information_gain": Mean.over(gains, counted & ~turns.last)},
         )

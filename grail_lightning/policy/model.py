@@ -21,8 +21,9 @@ from grail_lightning.functional.certainty import teacher_divergence
 from grail_lightning.functional.tokens import HeadGradient, TokenStats, token_logprobs
 from grail_lightning.picture import FIRST_PICTURE_ID, Messages, pictures_in
 from grail_lightning.policy import capabilities
+from grail_lightning.policy.encode import encode_prompt
 from grail_lightning.policy.layout import TokenLayout, packed_layout, padded_layout, token_positions
-from grail_lightning.policy.source import Loading, encode_prompt, end_token_ids
+from grail_lightning.policy.source import Loading, end_token_ids
 from grail_lightning.policy.trees import TreeKernel, tree_layout
 from grail_lightning.policy.vision import PictureTokens, Vision
 from grail_lightning.policy.weights import rotary_frequencies_kept

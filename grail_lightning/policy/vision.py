@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from grail_lightning.picture import FIRST_PICTURE_ID, Picture
+from grail_lightning.policy.encode import begun_ids
 from grail_lightning.policy.layout import gather_rows
-from grail_lightning.policy.source import LoadedPolicy, PolicySource, begun_ids, first_line, read_config, reading
+from grail_lightning.policy.source import LoadedPolicy, PolicySource, first_line, read_config, reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

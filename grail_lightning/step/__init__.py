@@ -11,12 +11,13 @@ r"""One training step. The files are listed about in the order in which a step n
 `loss`              The tokens in the loss, the counts by which it is divided, and its summand for each micro-batch.
 `update`            The optimiser steps of a batch: for each micro-batch one forward pass, one loss, one backward pass.
 `optimizer`         Clips the gradients, whose norm must be finite, and takes the step; options after a resume.
-`report`            Figures of rollouts, credit and loss, over all ranks; and what callbacks receive.
+`figures`           Figures of rollouts, credit and loss, over all ranks; and what callbacks receive.
 ==================  ================================================================================================
 
-Three files are loaded only where an option asks for them, and a reader of plain GRPO can leave them out: `fused`
-(GRAIL's saliency from the update's own passes), `credit_needs` (what credit methods may ask for: continuations of
-rollouts, a model that is trained beside the policy) and `episodes` (rollouts of several turns).
+Two files are loaded only where an option asks for them, and a reader of plain GRPO can leave them out: `fused`
+(GRAIL's saliency from the update's own passes) and `episodes` (rollouts of several turns). What objective, estimator
+and credit method use beside the policy and the rollouts, such as the frozen reference, are services: the module opens
+those that they list (`credit.service`), and hands them on in the context of credit.
 
 The calls of one step. The loop over optimiser steps is in the module, since it calls Lightning's optimisers::
 
@@ -28,8 +29,7 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     ├── assign.trained_rows                           → the rows that have a reward; from here on there are no others
     ├── assign.assign_credit                          → Forward, and the token weights, which **become known here**,
     │   │                                             but for fused saliency (below)
-    │   └── assign.run_credit                         the credit method, which may draw continuations and train a
-    │                                                 second model
+    │   └── assign.run_credit                         the credit method, with the services that it lists
     ├── update.Update                                 deals the rows over the optimiser steps
     ├── Update.compute_before_steps                   old log-probabilities of rows of later steps; with a KL term, also
     │                                                 log-probabilities under the reference
@@ -37,7 +37,7 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     │   ├── Update.reweigh                            from the second step on, if credit is refreshed
     │   ├── Update.accumulate                         for each micro-batch: forward, loss, backward
     │   └── optimizer.take_step
-    └── report.batch_figures
+    └── figures.batch_figures
 
 With *fused saliency* (GRAIL's default; `fused.method_to_fuse` lists the exceptions) the weights of a row become known
 later: the first pass of the row returns them beside its log-probabilities (`forward.Pass.weights`), in

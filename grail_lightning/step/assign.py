@@ -5,7 +5,7 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import fields
 from typing import cast
 
@@ -25,6 +25,7 @@ from grail_lightning.credit.base import (
     uniform_weights,
     weigh,
 )
+from grail_lightning.credit.service import listed
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.engines.base import build_batch
 from grail_lightning.policy import Policy
@@ -35,6 +36,16 @@ from grail_lightning.step.forward import Forward, Teacher
 from grail_lightning.step.loss import live_rows, loss_mask
 from grail_lightning.step.options import Objective
 from grail_lightning.tasks.base import Prompt, Task, TokenText
+
+
+def check_advantage(advantage: AdvantageEstimator | None, credit: TokenCredit) -> None:
+    """Check that no estimator is configured which the credit method would ignore."""
+    if advantage is not None and credit.replaces_advantage:
+        raise ValueError(
+            f"`model.advantage` must be null with `{type(credit).__name__}`, which has a baseline of its own and "
+            f"computes the whole advantage of each token, but got {type(advantage).__name__}, which would have no "
+            "effect. Set --model.advantage=null, or another `model.credit`."
+        )
 
 
 def compute_advantages(
@@ -109,10 +120,10 @@ def assign_credit(
     distillation = objective.distillation
     teacher = None if distillation is None else Teacher(policy, batch, distillation.sentence)
     with clock.phase("credit"):
-        if credit.needs().saliency is not None:
+        if credit.fuses:
             from grail_lightning.step.fused import SaliencyForward, method_to_fuse
 
-            if (fused := method_to_fuse(credit.needs(), control, objective, policy)) is not None:
+            if (fused := method_to_fuse(credit, control, objective, policy)) is not None:
                 # Without an additive stage, rows without an advantage have no gradient of their own.
                 trained = live_rows(batch, loss_mask(batch, objective), all_rows=objective.trains_all_rows)
                 returning = SaliencyForward(
@@ -138,15 +149,21 @@ def run_credit(
     empty = not len(rows)
     if empty:
         rows = _row_without_tokens(policy)
-    frozen = context.reference if credit.needs().reference else None
-    # `Uniform` does not run the policy, and a device may have no room for the whole weights of a sharded one.
-    whole = nullcontext() if type(credit) is Uniform else gathered(policy)
-    with whole, nullcontext() if frozen is None or frozen.has_adapters else gathered(frozen.policy):
+    with ExitStack() as whole:
+        # `Uniform` does not run the policy, and a device may have no room for the whole weights of a sharded one.
+        for model in () if type(credit) is Uniform else (policy, *_models_to_gather(credit, context)):
+            whole.enter_context(gathered(model))
         weights = weigh(credit, policy, rows, context)
     if control is not None:
         weights = control(weights, rows, context)
         check_weights(control, weights, rows)
     return uniform_weights(batch) if empty else of_whole_batch(weights, batch)
+
+
+def _models_to_gather(credit: TokenCredit, context: CreditContext) -> list[Policy]:
+    """Those of the open services that the method lists."""
+    opened = (context.services[kind] for kind in listed([credit]) if kind in context.services)
+    return [model for service in opened for model in service.models_to_gather()]
 
 
 def of_whole_batch(weights: TokenWeights, batch: RolloutBatch) -> TokenWeights:

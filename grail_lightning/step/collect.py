@@ -32,6 +32,7 @@ from torch import Tensor
 from grail_lightning.advantages import AdvantageEstimator
 from grail_lightning.batch import GradedBatch, SampledBatch, join
 from grail_lightning.credit.base import TokenCredit
+from grail_lightning.credit.service import listed
 from grail_lightning.engines.base import RolloutEngine
 from grail_lightning.environments.episode import Turn, episode_json, read_episode
 from grail_lightning.runtime.collectives import all_gather_objects, all_reduce, sum_by_name, world_size
@@ -54,10 +55,10 @@ def check_engine(
                 f"`{name}` must be an object, an instance of `{kind.__name__}`, but got {given!r:.80}. Call the class, "
                 "such as `credit=GRAIL()`."
             )
-    if execution.sample_ahead and credit.needs().continuations:
+    if execution.sample_ahead and any(kind.uses_engine for kind in listed([credit, advantage])):
         raise ValueError(
-            f"`execution.sample_ahead` must be off with `{type(credit).__name__}`, which asks the engine for "
-            "continuations while it samples the next batch. Set it to false."
+            f"`execution.sample_ahead` must be off with `{type(credit).__name__}`, one of whose services samples with "
+            "the engine, which is busy with the next batch. Set it to false."
         )
     if execution.sample_ahead and not engine.samples_elsewhere:
         raise ValueError(

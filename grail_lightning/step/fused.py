@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, CreditControl, Needs, TokenWeights, check_weights
+from grail_lightning.credit.base import CreditContext, CreditControl, TokenCredit, TokenWeights, check_weights
 from grail_lightning.credit.saliency import SaliencyCredit, forward_with_saliency, saliency_of_rows
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.policy.capabilities import has_dropout
@@ -26,22 +26,23 @@ from grail_lightning.step.options import Objective
 
 
 def method_to_fuse(
-    needs: Needs, control: CreditControl | None, objective: Objective, policy: Policy
+    credit: TokenCredit, control: CreditControl | None, objective: Objective, policy: Policy
 ) -> SaliencyCredit | None:
     """The method whose saliency the update's first forward passes provide; None if it has a pass of its own.
 
     This is the one list of when saliency is fused. With GRAIL's defaults it is. It is not fused where the result would
     differ from that of a separate pass:
 
-    - for a method that is no function of saliency, or whose option `saliency.fuse` is off;
+    - for a method that is no function of saliency, or that does not fuse (`TokenCredit.fuses`), as with
+      `saliency.fuse` off;
     - with `refresh: update`, since the weights are then computed before every optimiser step;
     - with a control, which may need all weights at once;
     - with an entropy bonus or a teacher, whose gradients the fused pass does not have;
     - with dropout, which saliency excludes.
     """
-    once = needs.refresh == "rollout" and control is None
+    once = credit.refresh == "rollout" and control is None
     plain = objective.entropy_coefficient == 0 and objective.distillation is None and not has_dropout(policy)
-    return needs.saliency if once and plain else None
+    return credit if once and plain and credit.fuses and isinstance(credit, SaliencyCredit) else None
 
 
 class SaliencyForward(Forward):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.credit.distillation import SENTENCE, check_sentence
+from grail_lightning.credit.service import FrozenReference, Service
 from grail_lightning.functional.policy_gradient import (
     Aggregation,
     Estimator,
@@ -90,6 +91,11 @@ class Objective:
         check_options(self, "objective", aggregation=Aggregation, kl_estimator=Estimator)
         check_options(self, "objective", level=Level, surrogate=Surrogate)
         check_clip(self.clip_low, self.clip_high, self.ratio_cap, self.surrogate)
+
+    @property
+    def services(self) -> tuple[type[Service], ...]:
+        """The classes of the services that the loss uses: the reference of the KL term."""
+        return (FrozenReference,) if self.kl_coefficient else ()
 
     @property
     def trains_all_rows(self) -> bool:

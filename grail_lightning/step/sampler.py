@@ -15,7 +15,7 @@ from grail_lightning.answers.records import AnswerVerifier
 from grail_lightning.answers.spans import unknown_ids
 from grail_lightning.batch import GradedBatch, SampledBatch, Sampling
 from grail_lightning.distributed.sharding import gathered
-from grail_lightning.engines.base import RolloutEngine, on_any_rank
+from grail_lightning.engines.base import RolloutEngine, longest_row, on_any_rank
 from grail_lightning.engines.checks import check_logprobs, check_rollouts
 from grail_lightning.grading import TaskVerifiers, grade_and_locate
 from grail_lightning.policy.model import Policy
@@ -99,6 +99,18 @@ class Sampler:
         # `RolloutEngine.reports_logprobs` was checked before the run; here the batch itself is, before any update.
         check_logprobs(self.engine, self.sampler_cap, reports=not len(batch) or batch.sampling_logprobs is not None)
         return batch.replace(row=self.row_numbers(batch.row))
+
+    @property
+    def longest_row(self) -> float:
+        """The tokens that engine and policy have room for, prompt and response together; infinite without a limit."""
+        return longest_row(self.engine, self.policy)
+
+    @torch.no_grad()
+    def responses(
+        self, prompts: Sequence[Prompt], number: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> SampledBatch:
+        """`number` responses to each prompt, of one turn, from the weights that were pushed last; one seed for each."""
+        return sample_rollouts(self.engine, self.policy, prompts, number, sampling, seeds)
 
     def row_numbers(self, rows: Tensor) -> Tensor:
         """The numbers within the whole step of some rows of this rank, the same for any number of ranks."""

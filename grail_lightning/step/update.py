@@ -13,12 +13,12 @@ from torch import Tensor
 
 from grail_lightning.batch import GradedBatch
 from grail_lightning.credit.base import TokenWeights, token_advantages
+from grail_lightning.credit.service import FrozenReference
 from grail_lightning.functional.advantages import group_sums
 from grail_lightning.functional.policy_gradient import sampler_correction
 from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.policy.micro_batch import MicroBatch, scatter, zero_table
-from grail_lightning.policy.reference import Reference
 from grail_lightning.runtime.collectives import all_gather_rows, all_reduce, world_size
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.figures import loss_figures
@@ -161,9 +161,10 @@ class Update:
         fused = self.forward.weights_so_far()
         return self._given_weights if fused is None else fused
 
-    def compute_before_steps(self, reference: Reference | None = None) -> None:
+    def compute_before_steps(self) -> None:
         """Compute the log-probabilities under the reference, and old ones that the policy's first step would change."""
-        if reference is not None and self.objective.kl_coefficient:
+        if self.objective.kl_coefficient:
+            reference = self.forward.context.service(FrozenReference)
             self.ref_logprobs = reference_logprobs(reference, self.forward, self.live.nonzero().flatten())
         if len(self.steps) == 1:  # On every rank alike: the passes are collectives.
             return

@@ -9,6 +9,7 @@ from grail_lightning.advantages import GroupMean
 from grail_lightning.answers import Verdict
 from grail_lightning.batch import Sampling
 from grail_lightning.credit.base import CreditContext, TokenWeights, Uniform
+from grail_lightning.credit.service import Services
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.engines import build_batch
 from grail_lightning.policy import Loading, load_policy
@@ -51,8 +52,9 @@ class Scripted(pl.LightningModule):
         self.execution = Execution(updates_per_batch=updates)
         self.policy_name, self.loading = "arithmetic", Loading()
         self.policy = load_policy("arithmetic").train()
-        self.gradients, self.second = None, None
+        self.gradients = None
         self.credit, self.control, self.advantage = Uniform(), None, GroupMean()
+        self.services = Services()
         self.tokenizer = self.policy.tokenizer
         self.evaluation = None
         self.seen = []
@@ -120,7 +122,7 @@ class Scripted(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint):
         self.weights_step = checkpoint["global_step"]
 
-    def credit_context(self, credit):
+    def credit_context(self):
         return CreditContext(step=self.global_step, generator=torch.Generator(), token_budget=4096)
 
     def configure_optimizers(self):

@@ -5,7 +5,7 @@ import pytest
 
 from grail_lightning.callbacks import PredictionWriter
 from grail_lightning.columns import OPTIONAL, PREDICTION
-from grail_lightning.credit import DGPO, HighEntropy, Uniform
+from grail_lightning.credit import HighEntropy, Uniform
 from tests.callbacks.scripted import Scripted, box, loader, prompts, run
 
 
@@ -77,9 +77,3 @@ def test_further_methods_have_columns_of_their_own_and_names_that_tell_them_apar
     assert row["weights.Uniform (2)"] == [1.0] * row["num_tokens"]
     shares = [sum(row[f"weights.HighEntropy share={share}"]) / row["num_tokens"] for share in (0.2, 0.5)]
     assert 0.2 <= shares[0] < shares[1] < 0.7
-
-
-def test_a_method_that_needs_the_reference_has_to_be_the_first_one(tmp_path):
-    message = "`DGPO` needs the frozen reference.* --model.credit=DGPO --predictions.compare\\+=Uniform"
-    with pytest.raises(ValueError, match=message):
-        _predict(tmp_path, PredictionWriter(compare=[DGPO()]), prompts(2))

@@ -8,18 +8,19 @@ from contextlib import contextmanager
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from grail_lightning.credit import CreditContext
-from grail_lightning.credit.base import Continuations, Training
-from grail_lightning.policy.reference import Reference
-from grail_lightning.step.credit_needs import TrainedModel
+from grail_lightning.credit import CreditContext, ModelTraining, SampledContinuations, TrainedModel
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt, Step
 from tests.conftest import GOLDEN
+from tests.steps import opened
 from tests.tolerance import roundings
 
 
-class ByText(Continuations):
+class ByText(SampledContinuations):
     """Continuations whose outcome follows from the tokens that are kept."""
+
+    def __init__(self):
+        pass
 
     def draw(self, batch, places, number, budget):
         found = []
@@ -32,7 +33,7 @@ class ByText(Continuations):
 def second_model(begun, make=lambda p: torch.optim.SGD(p, lr=0.1), schedule=None, max_grad_norm=None):
     """A model that is trained beside a policy and begins as a copy of another one."""
     copied = copy.deepcopy(begun).requires_grad_(True).train()
-    options = Training(model=None, optimizer=make, scheduler=schedule)
+    options = ModelTraining(model=None, optimizer=make, scheduler=schedule)
     return TrainedModel(copied, options, SingleDeviceStrategy("cpu"), max_grad_norm)
 
 
@@ -43,9 +44,7 @@ def context(step=0, budget=900, temperature=1.0, seed=0, reference=None, continu
         generator=torch.Generator().manual_seed(seed),
         token_budget=budget,
         temperature=temperature,
-        reference=None if reference is None else Reference(reference),
-        continuations=continuations,
-        second=second,
+        services=opened(reference, continuations, second),
     )
 
 

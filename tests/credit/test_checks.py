@@ -140,7 +140,7 @@ def test_a_run_stops_before_its_first_step(credit, control, name):
 ARGUMENTS = {"PermutedRewards": [Uniform()]}
 CLASSES = {
     name: kind
-    for name, kind in vars(credits).items()
+    for name, kind in ((name, getattr(credits, name)) for name in credits.__all__)
     if dataclasses.is_dataclass(kind) and issubclass(kind, credits.TokenCredit | credits.CreditControl)
 } | {kind.__name__: kind for kind in (credits.AttentionOptions, BilevelOptions, SaliencyOptions)}
 
@@ -183,15 +183,15 @@ def test_options_that_do_not_go_together_are_named(make, message):
 
 
 NEEDS = [
-    (DGPO(), r"`CreditContext\.reference`, but got None"),
-    (PRIME(), r"`CreditContext\.second`, but got None"),
-    (Resampled(), r"`CreditContext\.continuations`, but got None"),
+    (DGPO(), "got `FrozenReference`, and open are: none. A run opens those in `services` of .* objective. List it"),
+    (PRIME(), "got `TrainedModel`, and open are: none. .* objective, and one that trains a model in `fit` alone. List"),
+    (Resampled(), "got `SampledContinuations`, and open are: none"),
 ]
 
 
 @pytest.mark.parametrize(("method", "what"), NEEDS)
-def test_a_method_without_what_it_needs_says_so(method, what, golden_policy, batch):
-    with pytest.raises(ValueError, match=rf"`{type(method).__name__}` needs {what}"):
+def test_a_method_without_a_service_that_it_uses_says_so(method, what, golden_policy, batch):
+    with pytest.raises(ValueError, match=f"`CreditContext.service` must be asked for an open service, but {what}"):
         method(golden_policy, batch, context())
 
 

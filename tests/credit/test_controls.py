@@ -7,22 +7,24 @@ import pytest
 import torch
 
 from grail_lightning.credit import (
-    DGPO,
     GRAIL,
     PRIME,
     RLSD,
     AnswerOnly,
+    FrozenReference,
     OptimalBaseline,
     PermutedRewards,
     Random,
-    Resampled,
     SaliencyOptions,
     SameMagnitude,
     Shuffled,
     TokenCredit,
+    TrainedModel,
+    TreeAdvantage,
     TurnRewards,
     Uniform,
 )
+from grail_lightning.credit.service import listed
 from grail_lightning.functional import mean_one
 from tests.credit.episodes import Row, played
 from tests.credit.rollouts import context
@@ -59,14 +61,16 @@ def _pairs(rewards, correct):
     return sorted(zip(rewards.tolist(), correct.tolist(), strict=True))
 
 
-def test_permuted_rewards_need_what_the_inner_method_needs():
+def test_permuted_rewards_use_what_the_inner_method_uses():
     anew, prime = GRAIL(saliency=SaliencyOptions(refresh="update")), PRIME()
-    assert PermutedRewards(GRAIL()).needs().refresh == "rollout"
-    assert PermutedRewards(DGPO()).needs().reference
-    assert PermutedRewards(Resampled()).needs().continuations
-    assert PermutedRewards(prime).needs().training is prime.needs().training
-    assert PermutedRewards(GRAIL()).needs().saliency is None
-    assert PermutedRewards(anew).needs().refresh == "update"
+    assert PermutedRewards(GRAIL()).refresh == "rollout"
+    assert PermutedRewards(anew).refresh == "update"
+    assert listed([PermutedRewards(prime)]) == {FrozenReference: prime, TrainedModel: prime}
+    assert GRAIL().fuses
+    assert not PermutedRewards(GRAIL()).fuses
+    assert PermutedRewards(prime).replaces_advantage
+    assert not PermutedRewards(TreeAdvantage()).replaces_advantage
+    assert PermutedRewards(TreeAdvantage(advantage=False)).replaces_advantage
 
 
 def test_a_method_whose_whole_advantage_is_made_of_rewards_has_no_permuted_control(golden_policy, batch):

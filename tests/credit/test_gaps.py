@@ -11,15 +11,15 @@ from grail_lightning.credit import (
     OARPerturbation,
     OptimalBaseline,
     PrefixWeights,
-    Resampled,
+    SampledContinuations,
     TreeAdvantage,
     input_saliency,
 )
-from grail_lightning.credit.base import Prefix, check_weights, token_advantages
+from grail_lightning.credit.base import check_weights, token_advantages
 from grail_lightning.credit.controls import Random, Shuffled
 from grail_lightning.credit.measure import gradient_energies
+from grail_lightning.gallery.continuations import Prefix
 from grail_lightning.policy import load_policy
-from grail_lightning.step.credit_needs import SampledContinuations
 from grail_lightning.step.fused import SaliencyForward
 from tests.credit.rollouts import elsewhere, row_perturbation, row_saliency
 from tests.credit.test_contract import METHODS, given_by, tensors
@@ -211,5 +211,4 @@ def test_a_teacher_reads_what_was_told_and_refuses_prompts_that_an_environment_c
 
 def test_continuations_of_several_turns_are_refused_for_methods_of_users_too(batch):
     with pytest.raises(ValueError, match=r"`SampledContinuations` continues rollouts from places within them, but got"):
-        SampledContinuations(None, 0).draw(batch, [Prefix(0, 3)], 2, 100)
-    assert Resampled().needs().continuations
+        SampledContinuations(lambda: None, lambda: 0).draw(batch, [Prefix(0, 3)], 2, 100)

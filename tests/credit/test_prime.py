@@ -12,7 +12,7 @@ from grail_lightning.credit import PRIME
 from grail_lightning.functional.advantages import ranked_pairs
 from grail_lightning.policy import Loading, LoRA, load_policy
 from tests.credit.rollouts import context, row_logits, second_model
-from tests.runs import Drawing, Watch, batches, module, trainer
+from tests.runs import Drawing, Watch, batches, module, trained_model, trainer
 from tests.shell import SHORT, fails_early
 from tests.tolerance import assert_near, near
 
@@ -141,11 +141,12 @@ def test_the_reward_model_trains_in_every_form_of_the_policy(loading, precision)
     credit = PRIME(optimizer=partial(torch.optim.AdamW, lr=1e-3), accuracy=(0.0, 1.0))
     ours = module(credit=credit, loading=loading, sampling=short)
     trainer(1, watch, precision=precision).fit(ours, batches(1, size=2))
-    state = ours.second.state_dict()
+    second = trained_model(ours)
+    state = second.state_dict()
     assert all(("lora" in name) == (loading.lora is not None) for name in state["weights"])
     assert {weight.dtype for weight in state["weights"].values()} == {torch.float32}
     assert state["steps"] == 1
-    assert ours.second.policy.model.dtype == ours.policy.model.dtype
+    assert second.policy.model.dtype == ours.policy.model.dtype
     assert all(0 < output.metrics["credit/reward_model_grad_norm"] < math.inf for output in watch.outputs)
 
 

@@ -6,20 +6,19 @@ import pytest
 import torch
 
 from grail_lightning.answers import Verifier
-from grail_lightning.credit import Resampled
-from grail_lightning.credit.base import Continuations, Prefix
-from grail_lightning.credit.resampled import find_borders
+from grail_lightning.credit import Resampled, SampledContinuations
 from grail_lightning.engines import HFEngine
+from grail_lightning.gallery.continuations import Prefix
+from grail_lightning.gallery.resampled import find_borders
 from grail_lightning.policy import load_policy
 from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.step.credit_needs import SampledContinuations
 from grail_lightning.step.sampler import Sampler
 from tests.batches import rollouts
 from tests.credit.rollouts import context
 from tests.runs import SAMPLING, Watch, batches, module, problems, sampled, trainer
 
 
-class Table(Continuations):
+class Table(SampledContinuations):
     """Continuations whose mean outcome at each place is given; it counts what is asked."""
 
     def __init__(self, values, tokens=1):
@@ -124,7 +123,8 @@ def test_rollouts_that_the_budget_does_not_reach_fall_back(policy, batch):
 def continuations(policy, engine, verifier):
     """Continuations as training samples them."""
     how = {"group_size": 4, "sampling": SAMPLING, "clock": PhaseClock(policy.device), "rank": 0}
-    return SampledContinuations(Sampler(policy=policy, engine=engine, verifier=verifier, **how), step=3)
+    sampler = Sampler(policy=policy, engine=engine, verifier=verifier, **how)
+    return SampledContinuations(lambda: sampler, lambda: 3)
 
 
 @pytest.fixture(scope="module")

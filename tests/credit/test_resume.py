@@ -45,7 +45,7 @@ def test_a_resumed_run_ends_with_the_same_weights_to_the_bit(credit, num_train, 
         data = ArithmeticData(num_train=num_train, prompts_per_batch=4)
         trainer(2, LambdaCallback(on_train_batch_end=save), limit_val_batches=0).fit(it, data, ckpt_path=path)
         # The second model, too, which a run trains for its method.
-        second = it.second.state_dict()["weights"] if it.second else {}
+        second = it.services.state_dict().get("TrainedModel", {"weights": {}})["weights"]
         return weights(it) | {f"second.{name}": weight.clone() for name, weight in second.items()}
 
     whole, resumed = run(), run(tmp_path / "1.ckpt")
@@ -53,7 +53,7 @@ def test_a_resumed_run_ends_with_the_same_weights_to_the_bit(credit, num_train, 
     if isinstance(credit(), Resampled):  # It has no state.
         return
     saved = torch.load(tmp_path / "1.ckpt", weights_only=False)
-    del saved["second" if saved.get("second") else "credit"]
+    del saved["services" if saved["services"] else "credit"]
     torch.save(saved, tmp_path / "1.ckpt")
     forgot = run(tmp_path / "1.ckpt")
     assert any(not torch.equal(p, forgot[name]) for name, p in whole.items()), "the state matters"

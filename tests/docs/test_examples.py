@@ -191,13 +191,19 @@ def test_a_reward_is_called_by_hand(capsys):
     assert said[2] == f"[{1 + 0.1 / (1 + 6 / 1000)}]"
 
 
-def test_a_mistake_in_a_credit_method_of_ones_own_is_told_and_another_one_keeps_a_memory(capsys):
+def test_a_mistake_in_a_credit_method_of_ones_own_is_told_and_others_keep_a_memory_or_have_a_service(capsys):
     small = ["--data.num_train=64", "--data.num_val=2"]
     said = fails(capsys, "fit", "--config=my_credit.yaml", *small, "--model.credit.top=0.5")
     assert "`top` must be at least 1" in said
     memory = ["--model.credit=my_memory.RememberedValues", "--model.credit.limit=50"]
     _, figures = fit("my_credit", *small, *memory)
     assert figures["credit/remembered"] == 50
+    _, figures = fit("my_credit", *small, "--model.credit=my_service.ReMax")
+    assert 0 <= figures["credit/greedy_reward"] <= 1
+    said = fails(
+        capsys, "fit", "--config=my_credit.yaml", *small, "--model.credit=my_service.ReMax", "--model.advantage=BNPO"
+    )
+    assert "`model.advantage` must be null with `ReMax`" in said
 
 
 def test_an_estimator_of_the_advantage_of_ones_own_trains_beside_the_median(capsys):

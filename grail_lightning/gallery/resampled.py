@@ -14,19 +14,16 @@ import torch
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import (
-    Continuations,
     CreditContext,
     Mean,
-    Needs,
-    Prefix,
     TokenCredit,
     TokenWeights,
     check_one_turn,
     check_one_turn_sets,
-    given,
     toward_outcome,
 )
 from grail_lightning.credit.grail import Gate, in_gate
+from grail_lightning.gallery.continuations import Prefix, SampledContinuations
 from grail_lightning.grading import align_rows, labelled_steps
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import check_options
@@ -81,6 +78,8 @@ class Resampled(TokenCredit):
     ours.
     """
 
+    services = (SampledContinuations,)
+
     continuations: int = 8
     search: _Search = "bisection"
     gate: Gate = "negative"
@@ -96,14 +95,10 @@ class Resampled(TokenCredit):
         check_one_turn_sets(self, sets, *_ONE_TURN)
         return ""
 
-    def needs(self) -> Needs:
-        """Continuations of rollouts."""
-        return Needs(continuations=True)
-
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 1 (0 in divided rollouts without the group's advantage), and the changes as an additive stage."""
         check_one_turn(self, batch, *_ONE_TURN)
-        source = given(self, context.continuations, "continuations")
+        source = context.service(SampledContinuations)
         rows = self._rows(policy, batch)
         spent = self._measure(rows, batch, source)
         mask, advantages = batch.response_mask, batch.advantages
@@ -143,7 +138,7 @@ class Resampled(TokenCredit):
                 rows.append(_Row(row, [0, *places, lengths[row]], ends))
         return rows
 
-    def _measure(self, rows: list[_Row], batch: RolloutBatch, source: Continuations) -> int:
+    def _measure(self, rows: list[_Row], batch: RolloutBatch, source: SampledContinuations) -> int:
         """Draw until the values are known that the search needs; returns the number of sampled tokens."""
         spent = 0
         device = batch.response_mask.device

@@ -1,11 +1,10 @@
-"""What credit methods may ask for (`Needs`): continuations of rollouts, and a model trained beside the policy."""
+"""A model that is trained beside the policy: a service of credit methods such as `PRIME`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from lightning.pytorch.strategies import Strategy
@@ -14,109 +13,38 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from grail_lightning.batch import GradedBatch, RolloutBatch
-from grail_lightning.credit.base import Continuations, Prefix, SecondModel, Training, check_one_turn
+from grail_lightning.credit.service import RunParts, Service
 from grail_lightning.distributed.gradients import Gradients
-from grail_lightning.engines.base import build_batch, longest_row
-from grail_lightning.grading import grade_and_locate
+from grail_lightning.policy import Loading, Policy
 from grail_lightning.policy.micro_batch import MicroBatch
-from grail_lightning.policy.model import Policy
 from grail_lightning.policy.source import PolicySource, load_tokenizer, read_config
 from grail_lightning.policy.vision import takes_pictures
-from grail_lightning.runtime.collectives import all_reduce, rank, whole_tensor, world_size
+from grail_lightning.runtime.collectives import rank, whole_tensor, world_size
 from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
-from grail_lightning.step.sampler import Sampler, sample_rollouts
-from grail_lightning.tasks.base import TokenText
 
 
-class SampledContinuations(Continuations):
-    """Continuations that the sampler of training samples; `step`, the optimiser steps so far, is a key of the draws."""
+@dataclass(frozen=True, kw_only=True)
+class ModelTraining:
+    """The options of a model that is trained beside the policy.
 
-    def __init__(self, sampler: Sampler, step: int) -> None:
-        self.sampler, self.step = sampler, step
+    Attributes:
+        model: The model that it begins as, with the tokenizer of the policy; None is the policy before training.
+        optimizer: A function from the trainable parameters to the optimiser.
+        scheduler: A function from the optimiser to the schedule; None is a constant rate.
+    """
 
-    @torch.no_grad()
-    def draw(
-        self, batch: RolloutBatch, places: Sequence[Prefix], number: int, budget: int
-    ) -> tuple[list[list[float] | None], int]:
-        """See `Continuations.draw`. Calls of the engine are filled from the earliest place on."""
-        check_one_turn(self, batch, "continues rollouts from places within them", "Set another `model.credit`.")
-        outcomes: list[list[float] | None] = [None] * len(places)
-        keys = batch.row.tolist()
-        waiting = sorted(range(len(places)), key=lambda k: (places[k].length, keys[places[k].row]))
-        spent = 0
-        self.sampler.push()
-        while True:
-            fitting = self._fitting(batch, [places[k] for k in waiting], number, budget - spent)
-            if not all_reduce(torch.tensor(fitting, device=self.sampler.policy.device), "max"):
-                return outcomes, spent
-            drawn, waiting = waiting[:fitting], waiting[fitting:]
-            graded, tokens = self._call(batch, [places[k] for k in drawn], number)
-            spent += tokens
-            rewards = graded.rewards.tolist()
-            for start, k in zip(range(0, len(rewards), number), drawn, strict=True):
-                outcomes[k] = [reward for reward in rewards[start : start + number] if not math.isnan(reward)]
-
-    def _fitting(self, batch: RolloutBatch, places: list[Prefix], number: int, budget: int) -> int:
-        """How many of the places, whose lengths rise, fit into one call and the budget."""
-        if not places:
-            return 0
-        longest = self._limit(places)
-        room = longest_row(self.sampler.engine, self.sampler.policy)
-        prompts = batch.prompt_lengths.tolist()
-        affordable = places[: max(0, budget) // (number * longest)]
-        for k, (row, length) in enumerate(affordable):
-            # The first place of a call sets the limit of all; the original limit was possible by itself.
-            if k and prompts[row] + length + longest > room:
-                return k
-        return len(affordable)
-
-    def _limit(self, places: list[Prefix]) -> int:
-        return self.sampler.sampling.max_response_length - min((place.length for place in places), default=0)
-
-    def _call(self, batch: RolloutBatch, places: list[Prefix], number: int) -> tuple[GradedBatch, int]:
-        """The whole responses, graded, and the number of tokens sampled for them.
-
-        The prompts are token ids, so that nothing is tokenised again.
-        """
-        policy, limit, keys = self.sampler.policy, self.sampler.sampling.max_response_length, batch.row.tolist()
-        prompts, seeds = [], []
-        for row, length in places:
-            prompt = batch.attention_mask[row, : batch.prompt_width].nonzero().flatten()
-            ids = [*batch.input_ids[row, prompt].tolist(), *batch.response_ids[row, :length].tolist()]
-            prompts.append(replace(batch.prompts[row], messages=TokenText(policy.tokenizer.decode(ids), ids)))
-            seeds += [derive_seed(run_seed(), "continuation", self.step, keys[row], length, k) for k in range(number)]
-        sampling = replace(self.sampler.sampling, max_response_length=self._limit(places))
-        sampled = sample_rollouts(self.sampler.engine, policy, prompts, number, sampling, seeds)
-        responses, finished = [], []
-        lengths = sampled.response_lengths.tolist()
-        for k, (row, length) in enumerate(place for place in places for _ in range(number)):
-            own = sampled.response_ids[k, : min(lengths[k], limit - length)].tolist()
-            responses.append([*batch.response_ids[row, :length].tolist(), *own])
-            finished.append(bool(sampled.finished[k]) and lengths[k] <= limit - length)
-        whole = build_batch(policy, [batch.prompts[row] for row, _ in places], number, responses, finished)
-        graded = grade_and_locate(whole, self.sampler.verifier, policy.tokenizer)
-        return graded, int(sampled.response_mask.sum())
+    model: str | None
+    optimizer: Callable[[Any], Any]
+    scheduler: Callable[[Any], Any] | None = None
 
 
-def check_training(training: Training, policy: PolicySource, *, trust_remote_code: bool) -> None:
-    """Check the optimiser of the model that a credit method trains, and that another model has the policy's tokens."""
-    try:
-        check_optimizer(training.optimizer, training.scheduler)
-    except ValueError as error:
-        raise ValueError(f"`model.credit`: {error}") from error
-    if training.model is None:
-        return
-    read_config(training.model, trust_remote_code, "model.credit.model")  # It says what is wrong with the name.
-    if takes_pictures(policy, trust_remote_code):
-        raise ValueError("`model.credit.model` must be null with a policy that takes pictures, which it then copies.")
-    ours, theirs = (load_tokenizer(name, trust_remote_code).get_vocab() for name in (policy, training.model))
-    if ours != theirs:
-        raise ValueError(
-            f"`model.credit.model` must have the tokens of the policy {policy!r}, but got {training.model!r}, "
-            "which has others. Take a model with the same tokenizer, or null."
-        )
+class TrainsModel(Protocol):
+    """An owner of a `TrainedModel`."""
+
+    @property
+    def training(self) -> ModelTraining:
+        """The options of its model."""
 
 
 class _Optimisation(NamedTuple):
@@ -128,28 +56,66 @@ class _Optimisation(NamedTuple):
     options: ConfiguredOptions
 
 
-class TrainedModel(SecondModel):
-    """A second model under a strategy of Lightning, which knows nothing of it.
+class TrainedModel(Service):
+    """A model that is loaded as the policy is, with the same adapters and sharded alike, and trained by its owner.
 
-    Its first use makes the optimiser, and restores the state of a checkpoint. Gradients of replicated weights are
+    The owner has its options as `training`, a `ModelTraining`. Lightning's strategy knows nothing of the model. Its
+    first use makes the optimiser, and restores the state of a checkpoint. Gradients of replicated weights are
     averaged over ranks here. The state is whole in checkpoints, gathered tensor by tensor if the weights are sharded.
     """
 
-    def __init__(self, policy: Policy, training: Training, strategy: Strategy, max_grad_norm: float | None) -> None:
+    trains_model = True
+
+    def __init__(
+        self, policy: Policy, training: ModelTraining, strategy: Strategy, max_grad_norm: float | None
+    ) -> None:
         self.policy, self.training, self.strategy, self.max_grad_norm = policy, training, strategy, max_grad_norm
         self.steps = 0  # The number of optimiser steps taken.
         self._optimisation: _Optimisation | None = None
         self._restored: Mapping[str, Any] = {}
 
+    @classmethod
+    def check(cls, owner: TrainsModel, source: PolicySource, loading: Loading) -> None:
+        """Check the optimiser, and that another model has the policy's tokens."""
+        training, trusted = owner.training, loading.trust_remote_code
+        try:
+            check_optimizer(training.optimizer, training.scheduler)
+        except ValueError as error:
+            raise ValueError(f"`model.credit`: {error}") from error
+        if training.model is None:
+            return
+        read_config(training.model, trusted, "model.credit.model")  # It says what is wrong with the name.
+        if takes_pictures(source, trusted):
+            raise ValueError(
+                "`model.credit.model` must be null with a policy that takes pictures, which it then copies."
+            )
+        ours, theirs = (load_tokenizer(name, trusted).get_vocab() for name in (source, training.model))
+        if ours != theirs:
+            raise ValueError(
+                f"`model.credit.model` must have the tokens of the policy {source!r}, but got {training.model!r}, "
+                "which has others. Take a model with the same tokenizer, or null."
+            )
+
+    @classmethod
+    def open(cls, owner: TrainsModel, run: RunParts) -> Self:
+        """Load the model."""
+        model = run.load_model(owner.training.model or run.source, trainable=True)
+        return cls(model, owner.training, run.strategy, run.max_grad_norm)
+
     def beside(self, policy: Policy) -> Policy:
-        """See `SecondModel.beside`."""
+        """The model, on the device and in the dtype of the policy. Every rank must call it."""
         if self._optimisation is None and not isinstance(self.policy, FSDPModule):
             self.policy.to(device=policy.device, dtype=policy.model.dtype)
         self._opened()
         return self.policy
 
     def step(self, parts: Sequence[MicroBatch], loss: Callable[[MicroBatch], Tensor]) -> dict[str, float]:
-        """See `SecondModel.step`. An error before any weight has changed if the gradients are not finite."""
+        """Take an optimiser step. A collective: every rank must call it, with equally many micro-batches.
+
+        `loss` gives each micro-batch's summand of the loss; those of all ranks are added. Returns the norm of the
+        gradients before clipping, and the learning rate. Gradients that are not finite are an error, before any weight
+        has changed.
+        """
         gradients, optimizer, scheduler, _ = self._opened()
         self._reshard()
         with torch.enable_grad(), seeded(self.policy.device, self._seed("second model", rank())):

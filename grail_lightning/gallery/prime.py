@@ -13,19 +13,12 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import (
-    CreditContext,
-    Mean,
-    Needs,
-    TokenCredit,
-    TokenWeights,
-    Training,
-    given,
-    toward_outcome,
-)
+from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, toward_outcome
 from grail_lightning.credit.measure import logprobs
+from grail_lightning.credit.service import FrozenReference
 from grail_lightning.functional import TokenStats
 from grail_lightning.functional.advantages import discounted_returns, group_sums, process_advantages, ranked_pairs
+from grail_lightning.gallery.second_model import ModelTraining, TrainedModel
 from grail_lightning.policy import Policy
 from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
 from grail_lightning.runtime.checks import check_options
@@ -44,8 +37,8 @@ class PRIME(TokenCredit):
     ``o`` is 1 for a right response and 0 for a wrong one, ``\bar r_j`` the mean of a row's token rewards, and ``φ``
     begins as the reference, the policy before training. Each batch is one optimiser step of ``φ``, on the mean of ``L``
     over the rows of all ranks. Whitening takes mean and variance over these groups' tokens on all ranks. The result is
-    the whole advantage of a token, so rewards other than correctness and `model.advantage` do not act. Groups
-    whose accuracy is outside of `accuracy` neither train ``φ`` nor have a gradient.
+    the whole advantage of a token, so rewards other than correctness do not act, and `model.advantage` is refused.
+    Groups whose accuracy is outside of `accuracy` neither train ``φ`` nor have a gradient.
 
     Args:
         beta: β.
@@ -62,6 +55,9 @@ class PRIME(TokenCredit):
     Source: arXiv 2502.01456, and its published code, which leaves out the last token's reward, takes the largest return
     of each rank, and scales deviations within a row by n / (n − 1).
     """
+
+    services = (FrozenReference, TrainedModel)
+    replaces_advantage = True
 
     def __init__(
         self,
@@ -80,11 +76,7 @@ class PRIME(TokenCredit):
         self.beta, self.weight, self.discount = beta, weight, discount
         self.double_forward, self.normalise, self.accuracy = double_forward, normalise, tuple(accuracy)
         check_options(self, beta="(0, inf)", weight="[0, inf)", discount="[0, 1]")
-        self._training = Training(model=model, optimizer=optimizer, scheduler=scheduler)
-
-    def needs(self) -> Needs:
-        """The reference, and a second model."""
-        return Needs(reference=True, training=self._training)
+        self.training = ModelTraining(model=model, optimizer=optimizer, scheduler=scheduler)
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Train the reward model. Weights of 0, and the advantage as an additive stage."""
@@ -101,18 +93,15 @@ class PRIME(TokenCredit):
             scaled, batch.correct, mask, batch.group, weight=self.weight, discount=self.discount
         )
         dtype = torch.promote_types(batch.advantages.dtype, torch.float32)
-        return TokenWeights(
-            values=torch.zeros_like(mask, dtype=dtype),
-            additive=_whiten(advantages, mask & used[:, None]).to(dtype),
-            scores=toward_outcome(rewards, batch).to(dtype),
-            metrics=metrics,
-        )
+        whitened = _whiten(advantages, mask & used[:, None]).to(dtype)
+        scores = toward_outcome(rewards, batch).to(dtype)
+        return TokenWeights.whole(whitened, mask, scores=scores, metrics=metrics)
 
     def _rewards(
         self, policy: Policy, batch: RolloutBatch, context: CreditContext, used: Tensor
     ) -> tuple[Tensor, dict[str, float | Mean]]:
         """``[B, T]`` float64, the rewards ``r``, zero on other rows; and figures to log. Takes a step of ``φ``."""
-        second, reference = given(self, context.second, "second"), given(self, context.reference, "reference")
+        second, reference = context.service(TrainedModel), context.service(FrozenReference)
         rows, model = used.nonzero().flatten(), second.beside(policy)
         with reference.running(policy) as frozen:
             base = logprobs(frozen, batch, context, rows).double()
