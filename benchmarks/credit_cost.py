@@ -46,10 +46,12 @@ from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import build_batch
 from grail_lightning.functional import grail_map
 from grail_lightning.module import GrailModule
+from grail_lightning.objective import DrGRPO
 from grail_lightning.policy import Loading, Policy, load_tokenizer
 from grail_lightning.policy.reference import Reference
+from grail_lightning.sdpg import SDPG
 from grail_lightning.step.credit_needs import TrainedModel
-from grail_lightning.step.options import Distillation, Execution
+from grail_lightning.step.execution import Execution
 from grail_lightning.tasks.base import Prompt, Task
 
 RIGHT, WRONG = "1", "2"
@@ -186,7 +188,8 @@ CREDITS: dict[str, credit.TokenCredit] = {
     "PRIME, twice": credit.PRIME(double_forward=True),
     "SDPG": credit.Uniform(),
 }
-DISTILLATION = {"SDPG": Distillation()}
+OBJECTIVE = DrGRPO(clip_high=0.28, mask_truncated=True)
+OBJECTIVES = {"SDPG": SDPG(mask_truncated=True)}  # Of other sides it is the one above.
 
 
 class Alternate(pl.Callback):
@@ -223,7 +226,7 @@ class Alternate(pl.Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self._round, (name, updates) = batch_idx // len(self.sides), self.side(batch_idx)
         pl_module.credit = CREDITS[name]
-        pl_module.objective = replace(pl_module.objective, distillation=DISTILLATION.get(name))
+        pl_module.objective = OBJECTIVES.get(name, OBJECTIVE)
         pl_module.execution = replace(pl_module.execution, updates_per_batch=updates)
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()

@@ -107,7 +107,8 @@ def _plan(fit: Any, model: _Model, needs: Needs, ranks: int, prompt: int) -> dic
     # Of a model that the credit method trains, which is taken to have two moments for each weight.
     second = float(model.trained * updated * (needs.training is not None))
     weights = model.parameters * w / shards
-    compared = loading.lora is None and (fit.model.objective.kl_coefficient > 0 or needs.reference)
+    kl = (fit.get("model.objective.init_args") or {}).get("kl_coefficient") or 0.0
+    compared = loading.lora is None and (kl > 0 or needs.reference)
     trained = model.trained * (8 if masters else w)  # Masters and gradients, or gradients.
     kept = {
         "weights": weights,

@@ -15,11 +15,10 @@ from typing import Any
 from jsonargparse import ArgumentError
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from grail_lightning.cli.classes import BASES, choices, find_class, options_parser
+from grail_lightning.cli.classes import choices, find_class, options_parser
 from grail_lightning.cli.config_files import plain_name
 from grail_lightning.cli.help import refuse
-from grail_lightning.cli.known_as import known_as
-from grail_lightning.credit import TokenCredit
+from grail_lightning.cli.known_as import known_algorithm, known_as
 from grail_lightning.guard import of_a_signal, silent_end, users_place
 from grail_lightning.policy.load import other_policy
 from grail_lightning.tasks.import_path import did_you_mean, import_function
@@ -55,15 +54,6 @@ _ASIDE = (
 
 
 _UNDER_INIT_ARGS = "The options of a class in `{}` must stand under `init_args`, beside `class_path`."
-
-# Algorithms that are options of others here.
-_KNOWN_AS = {
-    "grpo": " GRPO is `Uniform`.",
-    "drgrpo": " Dr. GRPO is `Uniform` with `model.objective.aggregation=dr_grpo`, the default.",
-    "dapo": " DAPO is `Uniform` with `model.objective.aggregation=dapo`.",
-    "oar": " Did you mean OARGradient or OARPerturbation?",
-    "grail": " Did you mean GRAIL?",
-}
 
 
 @contextmanager
@@ -148,9 +138,7 @@ def option_error(error: ArgumentError, known: Sequence[str], of_files: Mapping[s
     accepted = f"one of {', '.join(names)}, or the import path of a class" if names else " or ".join(types)
     others = [reason for reason in reasons if not reason.startswith(_TYPE)]
     name = value.rpartition(".")[2]
-    is_credit = BASES.get(option, (None,))[0] is TokenCredit
-    hint = _KNOWN_AS.get(name.lower().replace("-", "").replace("_", ""), "") if is_credit else ""
-    why = f": {'; '.join(others)}." if others else "." + (hint or did_you_mean(name, names))
+    why = f": {'; '.join(others)}." if others else "." + (known_algorithm(option, name) or did_you_mean(name, names))
     return f"`{option}` must be {accepted or 'another value'}{value and f', but got {value!r}'}{why}"
 
 

@@ -1,4 +1,4 @@
-"""Teachers whose prompt contains the answer: RLSD's (arXiv 2604.03128), and that of the objective (SDPG).
+"""RLSD (arXiv 2604.03128), and prompts that contain the answer, for its teacher and that of `SDPG`.
 
 Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens.
 """
@@ -135,8 +135,8 @@ def _check_prompts(policy: Policy, batch: RolloutBatch) -> None:
         if ids[mask].tolist() != policy.encode(prompt.messages):
             raise ValueError(
                 "A teacher that is shown the answer needs prompts that are their messages alone, but got a prompt with "
-                f"the tools or the text of an environment in row {row}. Set another `model.credit` or no "
-                "`objective.distillation`."
+                f"the tools or the text of an environment in row {row}. Set another `model.credit`, or another "
+                "`model.objective` than SDPG."
             )
 
 
