@@ -23,12 +23,13 @@ EXECUTION = {field.name for field in dataclasses.fields(Execution)}
 def configured(options, group_size=4):
     """Options of either kind by name as an `Objective` and an `Execution`.
 
-    The objective is of the class `algorithm`, Dr. GRPO by default; rollouts that are cut are left out of its loss.
+    The objective is of the class `algorithm`, or Dr. GRPO as it is in the configs.
     """
     execution = {name: value for name, value in options.items() if name in EXECUTION}
     objective = {name: value for name, value in options.items() if name not in EXECUTION}
-    kind = objective.pop("algorithm", DrGRPO)
-    return kind(**USUAL | objective), Execution(**{"group_size": group_size} | execution)
+    kind = objective.pop("algorithm", None)
+    objective = DrGRPO(**USUAL | objective) if kind is None else kind(**objective)
+    return objective, Execution(**{"group_size": group_size} | execution)
 
 
 def context_for(policy, token_budget=16384, step=3, **more):

@@ -33,7 +33,16 @@ def batch(policy):
 
 def _gradients(policy, batch, options, **more):
     policy.zero_grad(set_to_none=True)
-    update = update_of(policy, batch, credit=Uniform(), limit=LIMIT, algorithm=SDPG, coefficient=0.3, **options | more)
+    update = update_of(
+        policy,
+        batch,
+        credit=Uniform(),
+        limit=LIMIT,
+        algorithm=SDPG,
+        coefficient=0.3,
+        mask_truncated=True,
+        **options | more,
+    )
     metrics = update.accumulate(0, backward)
     return {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}, metrics
 

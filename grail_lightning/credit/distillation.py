@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from grail_lightning.batch import RolloutBatch, pad_left
 from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, one_elsewhere, uniform_weights
+from grail_lightning.credit.measure import logprobs
 from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.picture import Messages, add_text
 from grail_lightning.policy import Policy
@@ -64,9 +65,6 @@ class RLSD(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from the teacher and the student."""
-        # Options of every run name SDPG's sentence, which is here; plain GRPO need not load what measures.
-        from grail_lightning.credit.measure import logprobs
-
         mask, known = batch.response_mask, torch.tensor([bool(prompt.reference) for prompt in batch.prompts])
         weighed = (batch.advantages != 0) & known.to(mask.device)
         share = self.strength * max(0.0, 1 - context.step / self.decay_steps)

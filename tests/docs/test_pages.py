@@ -208,7 +208,7 @@ def test_every_credit_method_stands_on_the_pages_that_compare_them():
 @pytest.mark.parametrize(
     ("column", "intervals", "heading", "row", "figure"),
     [
-        ("minus GRPO, points", 4, "Sums of five terms", "GRAIL", (-1.8, 1.0)),
+        ("minus Dr. GRPO, points", 4, "Sums of five terms", "GRAIL", (-1.8, 1.0)),
         ("share, Adam", 5, "In one step: five terms", "GRAIL", (-0.36, 0.07)),
     ],
 )

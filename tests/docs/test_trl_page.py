@@ -51,7 +51,7 @@ def test_the_defaults_on_the_page_are_those_of_trl_and_ours():
     theirs = trl.GRPOConfig(output_dir="unused", use_cpu=True, bf16=False)
     section = PAGE.partition("\n## Options\n")[2]
     rows = [re.findall(r"`([^`]+)`", line) for line in section.splitlines() if line.startswith("| `")]
-    assert [len(row) for row in rows] == [4] * 6 + [3] * 7
+    assert [len(row) for row in rows] == [4] * 4 + [3] * 9
     for name, *values in rows:
         option, default = (values[0], values[1]) if len(values) == 2 else (values[1], values[2])
         group, leaf = option.split(".")[1:]
