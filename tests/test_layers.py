@@ -102,6 +102,6 @@ def test_plain_grpo_loads_nothing_that_another_option_alone_needs():
             found.add(name)
             ahead += _imports(FILES[name], at_top=True)
     step = ("step.fused", "step.credit_needs", "step.episodes")
-    others = ("credit.saliency", "engines.hf", "environments.tools", "answers.verifier")
+    others = ("sdpg", "credit.distillation", "credit.saliency", "engines.hf", "environments.tools", "answers.verifier")
     assert "grail_lightning.step.update" in found
     assert not found & {f"grail_lightning.{name}" for name in (*step, *others)}
