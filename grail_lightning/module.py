@@ -19,7 +19,7 @@ from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.engines.base import RolloutEngine, given_batch
 from grail_lightning.engines.checks import check_draws, check_logprobs, check_takes_pictures
 from grail_lightning.grading import TaskVerifiers, grade_and_locate
-from grail_lightning.objective import DrGRPO, Objective, described
+from grail_lightning.objective import DrGRPO, Objective, checked, described
 from grail_lightning.picture import Messages, pictures_in
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.reference import Reference
@@ -71,8 +71,7 @@ class GrailModule(GuardedModule):
         sampling: Options with which training responses are sampled.
         loading: Options with which the policy is loaded.
         engine: The rollout engine that samples; default `HFEngine`.
-        objective: The algorithm, with its options (clips, aggregation, KL): GRPO, DrGRPO (the default), DAPO, CISPO,
-            GSPOToken, SDPG, or a class of your own by its import path.
+        objective: The algorithm: GRPO, DrGRPO (the default), DAPO, CISPO, GSPOToken, SDPG, or a class of your own.
         execution: Options that define how a step is run: group size, passes, mini-batches, token budget.
         advantage: The estimator of the advantage of a rollout; default the algorithm's own, such as `GroupMean`.
         credit: The credit method: Uniform (no token credit), GRAIL, or a class of your own by its import path.
@@ -109,23 +108,16 @@ class GrailModule(GuardedModule):
 
             engine = HFEngine()
         self.engine, self.credit, self.control = engine, credit or Uniform(), control
-        self.objective: Objective = objective or DrGRPO()
-        if not isinstance(self.objective, Objective):
-            raise ValueError(
-                "`objective` must be an object, an instance of `Objective`, but got "
-                f"{self.objective!r:.80}. Call the class, such as `objective=GRPO()`."
-            )
+        self.objective = checked(objective or DrGRPO())
         self.advantage = advantage or self.objective.advantage()
-        self._algorithm = described(self.objective, advantage)
         check_engine(self.engine, execution, self.credit, self.advantage)
         check_optimizer(optimizer, scheduler)
         if (training := self.needs.training) is not None:
             from grail_lightning.step.credit_needs import check_training
 
             check_training(training, source, trust_remote_code=loading.trust_remote_code)
-        self.execution = execution
         self.sampler_cap = resolve_cap(execution.sampler_cap, self.engine.copies_weights)
-        self.optimizer, self.scheduler = optimizer, scheduler
+        self.execution, self.optimizer, self.scheduler = execution, optimizer, scheduler
         self.policy: Policy | None = None
         self.reference: Reference | None = None
         self.second: TrainedModel | None = None
@@ -214,7 +206,7 @@ class GrailModule(GuardedModule):
             self.steps_cut, self.schedule_failed = 0, None
             self.on_load_checkpoint({})
         if stage == "fit":
-            rank_zero_info(self._algorithm)
+            rank_zero_info(described(self.objective, self.advantage))
             check_draws(self.sampling)
             check_schedule(self.optimizer, self.scheduler, self.trainer, self.execution.steps_per_batch)
         adapt_trainer(self.trainer)  # Of a subclass that has `configure_callbacks` of its own, too.

@@ -261,14 +261,22 @@ class GSPOToken(Objective):
         return GroupMean(scale="group")
 
 
-def described(objective: Objective, advantage: AdvantageEstimator | None) -> str:
-    """A sentence about the algorithm of a run, and one about an estimator that replaces the algorithm's own."""
+def checked(objective: object) -> Objective:
+    """The objective that a program has given; a ValueError if it is no object of such a class."""
+    if not isinstance(objective, Objective):
+        raise ValueError(
+            f"`objective` must be an object, an instance of `Objective`, but got {objective!r:.80}. Call the class, "
+            "such as `objective=GRPO()`."
+        )
+    return objective
+
+
+def described(objective: Objective, advantage: AdvantageEstimator) -> str:
+    """A sentence about the algorithm of a run, and one about the estimator if it is not the algorithm's own."""
     name, changes = type(objective).__name__, _changes(objective)
-    sentences = [f"Objective: {name}, with {changes} in place of its defaults." if changes else f"Objective: {name}."]
-    if advantage is not None:
-        estimator = f"{type(advantage).__name__}({_changes(advantage)})"
-        sentences.append(f"Advantage: {estimator}, in place of the objective's own.")
-    return " ".join(sentences)
+    sentence = f"Objective: {name}, with {changes} in place of its defaults." if changes else f"Objective: {name}."
+    own, used = (f"{type(part).__name__}({_changes(part)})" for part in (objective.advantage(), advantage))
+    return sentence if own == used else f"{sentence} Advantage: {used}, in place of {own}."
 
 
 def _changes(part: object) -> str:

@@ -186,17 +186,17 @@ def test_a_class_of_ones_own_is_chosen_by_its_import_path(options):
 @pytest.mark.parametrize(
     ("objective", "advantage", "sentence"),
     [
-        (GRPO(), None, "Objective: GRPO."),
+        (GRPO(), GroupMean(scale="group"), "Objective: GRPO."),
         (
             DrGRPO(clip_high=0.28, mask_truncated=True),
-            None,
+            GroupMean(),
             "Objective: DrGRPO, with clip_high=0.28, mask_truncated=True in place of its defaults.",
         ),
         (
             SDPG(coefficient=0.1),
             GroupMean(share=0.5),
             "Objective: SDPG, with coefficient=0.1 in place of its defaults. "
-            "Advantage: GroupMean(share=0.5), in place of the objective's own.",
+            "Advantage: GroupMean(share=0.5), in place of GroupMean().",
         ),
     ],
 )

@@ -18,7 +18,7 @@ CONFIGS = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "c
 _MERGE = "tag:yaml.org,2002:merge"  # The key `<<`, with which a mapping takes over others.
 _CLASS, _INIT = "class_path", "init_args"
 # Below all files: so `--model.objective.clip_high=0.3` alone changes the default class, and another name begins anew.
-_DEFAULTS = {"model": {"objective": {_CLASS: "DrGRPO"}}}
+DEFAULTS: dict[str, Any] = {"model": {"objective": {_CLASS: "DrGRPO"}}}
 
 
 def merged(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -31,7 +31,7 @@ def merged(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
     The mapping begins with the default objective, `DrGRPO`.
     """
-    options: dict[str, Any] = _DEFAULTS
+    options: dict[str, Any] = DEFAULTS
     rest: list[str] = []
     pending = deque(expand_configs(arguments))
     while pending:

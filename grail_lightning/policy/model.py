@@ -287,8 +287,10 @@ class Policy(nn.Module):
         entropy = None if flat.entropy is None else layout.to_rows(flat.entropy)
         divergence = None
         if other_states is not None:
-            how = {"temperature": temperature, "chunk_tokens": self.chunk_tokens}
-            divergence = layout.to_rows(teacher_divergence(states, other_states, self.head, **how))
+            flat_divergence = teacher_divergence(
+                states, other_states, self.head, temperature=temperature, chunk_tokens=self.chunk_tokens
+            )
+            divergence = layout.to_rows(flat_divergence)
         return TokenStats(layout.to_rows(flat.logprobs), entropy, divergence)
 
     @contextmanager

@@ -190,7 +190,8 @@ def test_an_estimator_of_the_advantage_of_ones_own_trains_beside_the_median(caps
 
 
 def test_an_objective_of_ones_own_scales_the_gradient_of_wrong_responses_alone():
-    small = ["--data.num_train=64", "--data.num_val=2", "--model.execution.max_grad_norm=null", "--model.credit=Uniform"]
+    small = ["--data.num_train=64", "--data.num_val=2", "--model.credit=Uniform"]
+    small += ["--model.execution.max_grad_norm=null"]
     share = ["--model.advantage=GroupMean", "--model.advantage.share=0"]  # Without it there would be praise, too.
     norms = {}
     for blame in ("1.0", "0.25"):
