@@ -104,7 +104,7 @@ def weighted_baseline(before: Tensor, weight: Tensor, mask: Tensor, rewards: Ten
 
 
 class PromptWeights(TokenCredit):
-    """Uniform credit with prompts weighted as by `advantage.share: 0`: ``(1 - p^(G-1)) / (1 - 1/G)`` times GRPO's.
+    """Uniform credit with prompts weighted as by `advantage.share: 0`: ``(1 - p^(G-1)) / (1 - 1/G)`` times Dr. GRPO's.
 
     Without its all-right groups, the expected step of right rollouts alone weighs prompts differently. This control has
     these weights and the mean as its baseline; ``p`` is the share of right rows of the group.

@@ -1,4 +1,4 @@
-"""The cost of token credit: complete training steps of GRAIL and of GRPO, which alternate in one run.
+"""The cost of token credit: complete training steps of GRAIL and of Dr. GRPO, which alternate in one run.
 
     OMP_NUM_THREADS=1 python benchmarks/credit_cost.py --case quickstart
     OMP_NUM_THREADS=1 python benchmarks/credit_cost.py --case 34m
@@ -11,11 +11,11 @@ cuda`: Qwen3's shapes with random weights in bfloat16 and masters, 2 × 4 respon
 checkpointed blocks; `tiny` is a small version. On a GPU three columns more: tokens a second of the update, the peak of
 what PyTorch has allocated, and MFU = 6 · parameters · tokens that were run / (seconds of the update · peak FLOP/s).
 
-The default sides are GRPO (`Uniform`); GRAIL with its defaults; GRAIL with a separate saliency pass; GRAIL with
+The default sides are Dr. GRPO (`Uniform`); GRAIL with its defaults; GRAIL with a separate saliency pass; GRAIL with
 `refresh: update`; and GRAIL as in published code: before every optimiser step, with all rows, whole sequences, all
 logits and parameter gradients. `--sides` chooses others, such as the methods of the group's prefix tree (`tree`),
-PRIME, also with a second forward pass (`PRIME, twice`), or SDPG's loss beside GRPO.
-Prints medians, ratios to GRPO with the same number of updates, with and without sampling.
+PRIME, also with a second forward pass (`PRIME, twice`), or SDPG's loss beside Dr. GRPO.
+Prints medians, ratios to Dr. GRPO with the same number of updates, with and without sampling.
 
 The stand-ins of this module, random-weight models and an engine that hands out seeded responses, are those of
 step_vs_trl.py and gpu_check.py, too. The engine draws nothing from the policy, so that two sides of a comparison get
@@ -46,8 +46,10 @@ from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import build_batch
 from grail_lightning.functional import grail_map
 from grail_lightning.module import GrailModule
+from grail_lightning.objective import DrGRPO
 from grail_lightning.policy import Loading, Policy, load_tokenizer
-from grail_lightning.step.options import Distillation, Execution
+from grail_lightning.sdpg import SDPG
+from grail_lightning.step.execution import Execution
 from grail_lightning.tasks.base import Prompt, Task
 
 RIGHT, WRONG = "1", "2"
@@ -168,7 +170,7 @@ class Published(credit.TokenCredit):
 
 
 CREDITS: dict[str, credit.TokenCredit] = {
-    "GRPO": credit.Uniform(),
+    "DrGRPO": credit.Uniform(),
     "GRAIL": credit.GRAIL(),
     "own pass": credit.GRAIL(saliency=credit.SaliencyOptions(fuse=False)),
     "every update": credit.GRAIL(saliency=credit.SaliencyOptions(refresh="update")),
@@ -182,7 +184,8 @@ CREDITS: dict[str, credit.TokenCredit] = {
     "PRIME, twice": credit.PRIME(double_forward=True),
     "SDPG": credit.Uniform(),
 }
-DISTILLATION = {"SDPG": Distillation()}
+OBJECTIVE = DrGRPO(clip_high=0.28, mask_truncated=True)
+OBJECTIVES = {"SDPG": SDPG(mask_truncated=True)}  # Of other sides it is the one above.
 
 
 class Alternate(pl.Callback):
@@ -219,7 +222,7 @@ class Alternate(pl.Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self._round, (name, updates) = batch_idx // len(self.sides), self.side(batch_idx)
         pl_module.credit = CREDITS[name]
-        pl_module.objective = replace(pl_module.objective, distillation=DISTILLATION.get(name))
+        pl_module.objective = OBJECTIVES.get(name, OBJECTIVE)
         pl_module.execution = replace(pl_module.execution, updates_per_batch=updates)
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()
@@ -310,12 +313,12 @@ def alternate(options: argparse.Namespace, sides: list[tuple[str, int]]) -> None
     eligible = f", eligible rows {statistics.mean(watch.eligible):.2f}" if watch.eligible else ""
     print(f"{size:.1f} M parameters, {rounds} rounds{eligible}; prefix trees by {module.policy.tree_kernel}")
     more = ["tokens/s of update", "peak GiB", "MFU"] if cuda else []
-    heads = ["step, s", "sample", "credit", "update", "step / GRPO", "without sampling", "credit / update", *more]
+    heads = ["step, s", "sample", "credit", "update", "step / DrGRPO", "without sampling", "credit / update", *more]
     print(f"| side | updates | {' | '.join(heads)} |\n|---|{'--:|' * (1 + len(heads))}")
     known = [peak for name, peak in PEAK_TFLOPS.items() if cuda and name in torch.cuda.get_device_name()]
     flops = options.peak_tflops or (known or [math.nan])[0]
     for name, updates in sides:
-        laps, base = watch.laps[name, updates], watch.laps["GRPO", updates]
+        laps, base = watch.laps[name, updates], watch.laps["DrGRPO", updates]
         median = {phase: statistics.median(values) for phase, values in laps.items()}
         # Ratios are taken within a round, so that a slow minute of the machine affects both sides.
         whole, bare = (
@@ -340,7 +343,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--updates", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--mini-batches", type=int, default=1, help="of the quickstart; its config has 2")
-    parser.add_argument("--sides", nargs="+", choices=list(CREDITS), default=list(CREDITS)[:5], help="GRPO among them")
+    parser.add_argument("--sides", nargs="+", choices=list(CREDITS), default=list(CREDITS)[:5], help="with DrGRPO")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu where others use the machine")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--peak-tflops", type=float, help="dense bfloat16, of GPUs that are not known")

@@ -46,11 +46,11 @@ from grail_lightning.advantages import GroupMean
 from grail_lightning.batch import GradedBatch, RolloutBatch
 from grail_lightning.credit import CreditContext, TokenCredit, Uniform
 from grail_lightning.credit.base import token_advantages
+from grail_lightning.objective import DrGRPO
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.seeds import derive_seed
 from grail_lightning.step.assign import compute_advantages
 from grail_lightning.step.forward import Forward
-from grail_lightning.step.options import Objective
 
 DRAWS = 2000  # Of the bootstrap over batches.
 OPTIMISERS = ("SGD", "Adam")
@@ -103,7 +103,7 @@ def of_subject(subject: Subject, policy: Policy) -> Credit:
     assert isinstance(subject.method, TokenCredit)
 
     def credit(number: int, graded: GradedBatch, context: CreditContext) -> tuple[RolloutBatch, list[Tensor]]:
-        batch = compute_advantages(graded, GROUP_SIZE, subject.advantage, Objective(), policy, context)
+        batch = compute_advantages(graded, GROUP_SIZE, subject.advantage, DrGRPO(mask_truncated=True), policy, context)
         weights = subject.method(policy, batch, context)
         if subject.control is not None:
             weights = subject.control(weights, batch, context)

@@ -12,9 +12,9 @@ others go on.
 - correctness: the tests marked `gpu`. flash-attn is tested where it is installed.
 - sampling: tokens per second and peak memory of `HFEngine`, 64 responses of 512 tokens.
 - methods: every credit method, control and world takes steps through the command line (same_results.py).
-- step: a step of GRPO on 2 × 4 given responses of 2,048 tokens, bfloat16 weights with masters, and where its time goes
-  (credit_cost.py).
-- credit: the same step with GRAIL and with GRPO, at one and at four updates, in turn.
+- step: a step of Dr. GRPO on 2 × 4 given responses of 2,048 tokens, bfloat16 weights with masters, and where its time
+  goes (credit_cost.py).
+- credit: the same step with GRAIL and with Dr. GRPO, at one and at four updates, in turn.
 - trl: a step on 8 given responses of 2,048 tokens, and of 256 to 2,048, ours beside TRL's GRPOTrainer, in turn
   (step_vs_trl.py), bfloat16 without masters, as many rows in a micro-batch. It is skipped where TRL is not installed.
 """
@@ -52,7 +52,7 @@ def command_of(part: str, model: str, options: argparse.Namespace) -> list[str]:
         case = ["--case", *(["half"] if small else ["0.6b", "0.6b-uneven"]), "--device", options.device]
         length = 64 if small else 2048
         return ["benchmarks/step_vs_trl.py", *case, "--trl-rows", "4", "--budgets", str(4 * (length + 52))]
-    sides = ["GRPO", "--updates", "1"] if part == "step" else ["GRPO", "GRAIL", "--updates", "1", "4"]
+    sides = ["DrGRPO", "--updates", "1"] if part == "step" else ["DrGRPO", "GRAIL", "--updates", "1", "4"]
     case = ["--case", model, "--device", options.device, "--rounds", "2" if small else "4"]
     peak = ["--peak-tflops", str(options.peak_tflops)] if options.peak_tflops else []
     return ["benchmarks/credit_cost.py", *case, *peak, "--sides", *sides, *(["--profile"] if part == "step" else [])]

@@ -90,23 +90,24 @@ ADVANTAGE = {
     "BatchNormalised": "share=-,0.5",
     "GDPO": "scale_batch=-,true,false",
 }
+OBJECTIVE = {"DrGRPO": "", "GRPO": "", "DAPO": "", "CISPO": "", "GSPOToken": "", "SDPG": "coefficient=0.1"}
 CONTROLS = ["Shuffled", "Random", "AnswerOnly", "SameMagnitude", "Balanced"]
 WHAT: Table = {
     "model.credit": [*CREDIT],
     "model.engine": [None, None, "HFEngine --model.engine.cache_tokens=400"],
     "model.control": [None, None, None, *CONTROLS],
     "model.loading.lora.rank": [None, None, "4"],
-    "model.objective.aggregation": ["grpo", "dr_grpo", "dapo"],
+    "model.objective": ["DrGRPO", "DrGRPO", *OBJECTIVE],
+    "model.objective.aggregation": [None, "grpo", "dr_grpo", "dapo"],
     "model.advantage": [*ADVANTAGE],
-    "model.objective.level": ["token", "token", "sequence"],
-    "model.objective.surrogate": ["clip", "clip", "cispo"],
+    "model.objective.level": [None, None, "token", "sequence"],
+    "model.objective.surrogate": [None, None, "clip", "cispo"],
     "model.objective.ratio_cap": [None, None, "3"],
     "model.objective.entropy_coefficient": [None, None, "0.01"],
     "model.objective.kl_coefficient": [None, None, "0.05"],
     "model.objective.kl_estimator": [None, "k1", "k2", "k3"],
     "model.objective.kl_corrected": [None, "true", "false"],
     "model.objective.mask_truncated": [None, "true", "false"],
-    "model.objective.distillation.coefficient": [None, None, None, "0.1"],
     "model.execution.group_size": ["2", "4", "6"],
     "model.execution.refill_rounds": [None, None, "1"],
     "model.execution.updates_per_batch": ["1", "1", "2"],
@@ -162,7 +163,7 @@ CASES = {
     "entropy": "model.credit=GRAIL model.objective.entropy_coefficient=0.01",
     "sequence": "model.objective.level=sequence model.objective.aggregation=grpo",
     "cispo": "model.objective.surrogate=cispo model.advantage=GroupMean model.advantage.scale=batch",
-    "distillation": "model.objective.distillation.coefficient=0.1",
+    "distillation": "model.objective=SDPG model.objective.coefficient=0.1 model.objective.mask_truncated=true",
     "packing": "model.credit=GRAIL model.loading.packing=true model.execution.share_prefixes=false",
     "checkpointed": "model.credit=GRAIL model.loading.gradient_checkpointing=true",
     "lora": "model.credit=GRAIL model.loading.lora.rank=4 model.objective.kl_coefficient=0.05",
@@ -257,13 +258,13 @@ def fit_on_ranks(options: Options, folder: Path) -> Fit:
 def draw(rng: random.Random, tables: Mapping[str, list[str | None]]) -> dict[str, str | None]:
     """A value for each option. Values that cannot go together by their meaning are left out."""
     drawn = {name: rng.choice(values) for name, values in tables.items()}
-    for part, classes in (("model.credit", CREDIT), ("model.advantage", ADVANTAGE)):
+    for part, classes in (("model.credit", CREDIT), ("model.advantage", ADVANTAGE), ("model.objective", OBJECTIVE)):
         for option in classes[drawn[part] or "Uniform"].split() if part in drawn else ():
             name, _, values = option.partition("=")
             value = rng.choice(values.split(","))
             drawn[f"{part}.{name}"] = None if value == "-" else value
-    if drawn.get("model.objective.surrogate") == "cispo":
-        drawn["model.objective.ratio_cap"] = None
+    if "cispo" in (drawn.get("model.objective.surrogate"), str(drawn.get("model.objective")).lower()):
+        drawn |= {"model.objective.surrogate": "cispo", "model.objective.ratio_cap": None}
     if drawn.get("config") == "quickstart.yaml":  # Its data are generated without worked solutions.
         drawn["data.few_shot.number"] = None
     return drawn

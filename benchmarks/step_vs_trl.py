@@ -52,8 +52,9 @@ from grail_lightning.batch import Sampling
 from grail_lightning.credit import Uniform
 from grail_lightning.data import ArithmeticData, FewShot, WordProblemData
 from grail_lightning.module import GrailModule
+from grail_lightning.objective import DrGRPO
 from grail_lightning.policy import Loading, Policy, load_policy
-from grail_lightning.step.options import Execution, Objective
+from grail_lightning.step.execution import Execution
 from grail_lightning.tasks import WordProblemSpace
 from grail_lightning.tasks.base import Prompt
 
@@ -237,7 +238,7 @@ def train(case: Case, steps: int, budget: int, turns: Turns) -> None:
         "arithmetic",
         Sampling(max_response_length=case.limit),
         engine=None if case.trunk is None else StandInEngine(case.shortest, dead=case.dead),
-        objective=Objective(mask_truncated=False),
+        objective=DrGRPO(clip_high=0.28),
         execution=Execution(group_size=case.group_size, token_budget=budget, mini_batches=case.mini_batches),
         credit=Uniform(),
         optimizer=lambda p: torch.optim.AdamW(p, lr=case.learning_rate, weight_decay=0.0, fused=True),

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 
-from grail_lightning.advantages import AdvantageEstimator, GroupMean
+from grail_lightning.advantages import AdvantageEstimator
 from grail_lightning.batch import GradedBatch, RolloutBatch, Sampling
 from grail_lightning.credit.base import CreditContext, CreditControl, TokenCredit, TokenWeights, Uniform
 from grail_lightning.credit.service import RunParts, Services, check_services
@@ -19,6 +20,7 @@ from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
 from grail_lightning.engines.base import RolloutEngine, given_batch
 from grail_lightning.engines.checks import check_draws, check_logprobs, check_takes_pictures
 from grail_lightning.grading import TaskVerifiers, grade_and_locate
+from grail_lightning.objective import DrGRPO, Objective, checked, described
 from grail_lightning.picture import Messages, pictures_in
 from grail_lightning.policy.encode import encode_prompt
 from grail_lightning.policy.model import Policy
@@ -48,9 +50,9 @@ from grail_lightning.step.assign import (
     trained_rows,
 )
 from grail_lightning.step.collect import Ahead, check_engine, collect
+from grail_lightning.step.execution import Execution, resolve_cap
 from grail_lightning.step.figures import EvaluationPlan, StepOutput, batch_figures, tag, warn_of_limits
 from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
-from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.sampler import Sampler
 from grail_lightning.step.schedule import advance, check_schedule
 from grail_lightning.step.update import Update
@@ -74,9 +76,9 @@ class GrailModule(GuardedModule):
         sampling: Options with which training responses are sampled.
         loading: Options with which the policy is loaded.
         engine: The rollout engine that samples; default `HFEngine`.
-        objective: Options that define the loss: clips, aggregation, KL.
+        objective: The algorithm: GRPO, DrGRPO (the default), DAPO, CISPO, GSPOToken, SDPG, or a class of your own.
         execution: Options that define how a step is run: group size, passes, mini-batches, token budget.
-        advantage: The estimator of the advantage of a rollout; default `GroupMean`, its reward less its group's mean.
+        advantage: The estimator of the advantage of a rollout; default the algorithm's own, such as `GroupMean`.
         credit: The credit method: Uniform (no token credit), GRAIL, or a class of your own by its import path.
         control: A control experiment around the credit: Shuffled, Random, AnswerOnly, SameMagnitude or Balanced.
         optimizer: The optimiser of the policy's trainable parameters. `torchao.optim.AdamW8bit` keeps its state in 8
@@ -93,7 +95,7 @@ class GrailModule(GuardedModule):
         sampling: Sampling,
         loading: Loading = Loading(),  # noqa: B008  (frozen)
         engine: RolloutEngine | None = None,
-        objective: Objective = Objective(),  # noqa: B008  (frozen)
+        objective: Objective | None = None,
         execution: Execution = Execution(),  # noqa: B008  (frozen)
         advantage: AdvantageEstimator | None = None,
         credit: TokenCredit | None = None,
@@ -111,13 +113,14 @@ class GrailModule(GuardedModule):
 
             engine = HFEngine()
         self.engine, self.credit, self.control = engine, credit or Uniform(), control
-        self.advantage = advantage or GroupMean()
+        self.objective = checked(objective or DrGRPO())
+        self.advantage = advantage or self.objective.advantage()
         check_engine(self.engine, execution, self.credit, self.advantage)
         check_advantage(advantage, self.credit)
         check_optimizer(optimizer, scheduler)
-        check_services([objective, self.advantage, self.credit], source, loading)
-        self.objective, self.execution = objective, execution.for_engine(self.engine.copies_weights)
-        self.optimizer, self.scheduler = optimizer, scheduler
+        check_services([self.objective, self.advantage, self.credit], source, loading)
+        self.sampler_cap = resolve_cap(execution.sampler_cap, self.engine.copies_weights)
+        self.execution, self.optimizer, self.scheduler = execution, optimizer, scheduler
         self.policy: Policy | None = None
         self.gradients: Gradients | None = None
         self.services, self.verifiers, self.ahead = Services(), TaskVerifiers(), Ahead()
@@ -167,7 +170,7 @@ class GrailModule(GuardedModule):
         load = partial(load_on_ranks, loading=self.loading, mesh=self.device_mesh, half_precision=half)
         load = partial(load, pictures=self.pictures)
         if fits:
-            check_logprobs(self.engine, self.execution.decided_cap, reports=self.engine.reports_logprobs)
+            check_logprobs(self.engine, self.sampler_cap, reports=self.engine.reports_logprobs)
         if self.policy is None:
             check_precision(self.trainer.precision, (self.policy_name, self.loading) if self.device_mesh else None)
             check_strategy(self.trainer.strategy)
@@ -202,6 +205,7 @@ class GrailModule(GuardedModule):
             self.steps_cut, self.schedule_failed = 0, None
             self.on_load_checkpoint({})
         if stage == "fit":
+            rank_zero_info(described(self.objective, self.advantage))
             check_draws(self.sampling)
             check_schedule(self.optimizer, self.scheduler, self.trainer, self.execution.steps_per_batch)
         adapt_trainer(self.trainer)  # Of a subclass that has `configure_callbacks` of its own, too.
@@ -275,6 +279,7 @@ class GrailModule(GuardedModule):
                 execution=execution,
                 max_response_length=self.sampling.max_response_length,
                 seed=derive_seed(run_seed(), "update", self.global_step, dealer),
+                sampler_cap=self.sampler_cap,
                 refreshed=self.credit.refresh == "update",
             )
             update.compute_before_steps()
@@ -361,7 +366,7 @@ class GrailModule(GuardedModule):
             clock=clock,
             rank=self.global_rank,
             # In a fit also for validation, before the first step: an engine that reports none is then refused at once.
-            sampler_cap=self.execution.decided_cap if self.trainer.state.fn == "fit" else None,
+            sampler_cap=self.sampler_cap if self.trainer.state.fn == "fit" else None,
         )
 
     def _evaluate(self, prompts: list[Prompt], key: SeedKey | list[int]) -> GradedBatch:

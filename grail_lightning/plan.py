@@ -108,7 +108,8 @@ def _plan(fit: Any, model: _Model, services: set[type[Service]], ranks: int, pro
     # Of a model that the credit method trains, which is taken to have two moments for each weight.
     second = float(model.trained * updated * any(kind.trains_model for kind in services))
     weights = model.parameters * w / shards
-    opened = services | ({FrozenReference} if fit.model.objective.kl_coefficient > 0 else set())
+    kl = (fit.get("model.objective.init_args") or {}).get("kl_coefficient") or 0.0
+    opened = services | ({FrozenReference} if kl > 0 else set())
     copies = sum(kind.copies_of_model for kind in opened) * (loading.lora is None)
     trained = model.trained * (8 if masters else w)  # Masters and gradients, or gradients.
     kept = {

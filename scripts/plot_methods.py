@@ -22,7 +22,7 @@ from grail_lightning.tasks.base import Step
 from grail_lightning.views.heatmap import HEIGHT, ShownRollout, heatmap
 
 METHODS = {
-    "Uniform (GRPO)": ["--model.credit=Uniform"],
+    "Uniform (Dr. GRPO)": ["--model.credit=Uniform"],
     "GRAIL": ["--model.credit=GRAIL"],
     "OAR-G": ["--model.credit=OARGradient"],
     "HighEntropy": ["--model.credit=HighEntropy"],

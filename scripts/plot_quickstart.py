@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-NAMES = {"GRAIL": "GRAIL", "Uniform": "GRPO (Uniform)"}
+NAMES = {"GRAIL": "GRAIL", "Uniform": "Dr. GRPO (Uniform)"}
 PANELS = {
     "val/accuracy": "held-out accuracy (512 problems)",
     "train/reward": "reward of a batch of 128 rollouts",

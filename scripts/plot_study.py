@@ -1,11 +1,11 @@
-"""Draw the differences from GRPO that the tables of a page report, or the curves of a sweep's runs.
+"""Draw the differences from Dr. GRPO that the tables of a page report, or the curves of a sweep's runs.
 
     python scripts/plot_study.py docs/study_credit.md docs/pictures/study_credit.png
     python scripts/plot_study.py docs/study_credit.md docs/pictures/study_limit.png --column "share, Adam"
-    python scripts/plot_study.py runs/study docs/pictures/study_curves.png --methods GRPO GRAIL OAR-G AnswerOnly
+    python scripts/plot_study.py runs/study docs/pictures/study_curves.png --methods 'Dr. GRPO' GRAIL OAR-G AnswerOnly
 
 From a page: a row is a method, a column a table. The figures are read from the page, so that they stand in one place.
-Of a table with several columns of the name, as "minus GRPO, points", the last one is drawn: the mean over training.
+Of a table with several columns of the name, as "minus Dr. GRPO, points", the last one is drawn: the mean over training.
 `scripts/study_tables.py` makes the tables from runs, `benchmarks/credit_gradients.py` those of one step.
 
 From the folder of a sweep: held-out accuracy of at most four methods, a column a task.
@@ -23,7 +23,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from study_tables import interval, read
 
-COLUMN = "minus GRPO, points"
+COLUMN = "minus Dr. GRPO, points"
 # Pages write a true minus sign.
 _INTERVAL = re.compile(r"([+\u2212-]?[\d.]+) ±([\d.]+)")
 

@@ -1,4 +1,4 @@
-"""Print the tables of a sweep, task by task: a curve at the end and over training, and differences from GRPO.
+"""Print the tables of a sweep, task by task: a curve at the end and over training, and differences from Dr. GRPO.
 
     python scripts/study_tables.py runs/study
     python scripts/study_tables.py docs/results/study_baseline.csv --curve val/accuracy
@@ -19,7 +19,7 @@ from scipy import stats
 from grail_lightning.results.differences import CURVE, curve, read_results, read_scalars
 from grail_lightning.results.statistics import holm
 
-BASELINE = "GRPO"
+BASELINE = "Dr. GRPO"
 
 
 class Method(NamedTuple):

@@ -71,7 +71,7 @@ def batches(number, size=4, seed=0):
 def module(objective=None, **changes):
     """A module on the packaged policy with a learning rate that shows.
 
-    `objective` holds options of `Objective` and of `Execution` alike.
+    `objective` holds options of the objective and of `Execution` alike.
     """
     options = {"sampling": SAMPLING, "optimizer": lambda p: torch.optim.AdamW(p, lr=1e-4, weight_decay=0.0)} | changes
     what, how = configured(objective or {})

@@ -6,22 +6,29 @@ import torch
 
 from grail_lightning.credit import CreditContext, FrozenReference, SampledContinuations, TrainedModel
 from grail_lightning.credit.base import TokenWeights
+from grail_lightning.objective import DrGRPO
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import whole_tensor
 from grail_lightning.step.assign import assign_credit
+from grail_lightning.step.execution import Execution, resolve_cap
 from grail_lightning.step.forward import Forward
-from grail_lightning.step.options import Execution, Objective
 from grail_lightning.step.update import Update
 
 FEWER = {"shared_tokens": 0.0}  # What is meant to differ.
+USUAL = {"clip_high": 0.28, "mask_truncated": True}  # As in the configs of this repository.
 EXECUTION = {field.name for field in dataclasses.fields(Execution)}
 
 
 def configured(options, group_size=4):
-    """Options of either kind by name as an `Objective` and an `Execution`."""
+    """Options of either kind by name as an `Objective` and an `Execution`.
+
+    The objective is of the class `algorithm`, or Dr. GRPO as it is in the configs.
+    """
     execution = {name: value for name, value in options.items() if name in EXECUTION}
     objective = {name: value for name, value in options.items() if name not in EXECUTION}
-    return Objective(**objective), Execution(**{"group_size": group_size} | execution)
+    kind = objective.pop("algorithm", None)
+    objective = DrGRPO(**USUAL | objective) if kind is None else kind(**objective)
+    return objective, Execution(**{"group_size": group_size} | execution)
 
 
 def context_for(policy, token_budget=16384, step=3, **more):
@@ -59,8 +66,7 @@ def update_of(
     """The `Update` of a batch, whose longest response has `limit` tokens; `seed` is that of the order of groups.
 
     Token weights are given, or found by a credit method, beside the update's forward pass if it can; without either all
-    are 1. `refreshed` weights are replaced before each further step. Other options are those of `Objective` and of
-    `Execution`.
+    are 1. `refreshed` weights are replaced before each further step. Other options are those of `configured`.
     """
     objective, execution = configured(options)
     share = execution.share_prefixes
@@ -74,6 +80,7 @@ def update_of(
         entropy = objective.entropy_coefficient > 0
         forward = forward_of(policy, batch, context, share_prefixes=share, entropy_gradient=entropy)
     how = {"objective": objective, "execution": execution, "max_response_length": limit, "seed": seed}
+    how["sampler_cap"] = resolve_cap(execution.sampler_cap, copies_weights=False)
     update = Update(forward, given, refreshed=refreshed, **how)
     update.compute_before_steps()
     return update

@@ -14,8 +14,8 @@ from grail_lightning.advantages import (
     GroupMean,
     LeaveOneOut,
 )
+from grail_lightning.objective import DrGRPO
 from grail_lightning.step.assign import compute_advantages
-from grail_lightning.step.options import Objective
 from tests.batches import graded
 from tests.credit.rollouts import context
 from tests.runs import batches, module, trainer
@@ -39,7 +39,7 @@ def _batch(golden_batch, rewards, values=None, weights=None):
 
 
 def _found(estimator, batch, policy):
-    return compute_advantages(batch, SIZE, estimator, Objective(), policy, context()).advantages
+    return compute_advantages(batch, SIZE, estimator, DrGRPO(mask_truncated=True), policy, context()).advantages
 
 
 def _groups(rewards):

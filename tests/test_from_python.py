@@ -14,8 +14,8 @@ from grail_lightning import GrailModule, MathData
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import ExportPolicy
 from grail_lightning.credit import GRAIL, FrozenReference
+from grail_lightning.objective import DrGRPO
 from grail_lightning.policy import Loading, LoRA, resolve_policy
-from grail_lightning.step.options import Objective
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.rewards import Reward, RewardSpec, correctness, overlong
 from tests.processes import on_ranks
@@ -40,7 +40,7 @@ ALWAYS = {"entropy_coefficient": 0.1, "mask_truncated": False}  # Every row has 
 
 def of(policy, kl_coefficient=0.0, **changes):
     """A module on a policy that is by name or given."""
-    objective = Objective(kl_coefficient=kl_coefficient, **ALWAYS)
+    objective = DrGRPO(kl_coefficient=kl_coefficient, **ALWAYS)
     options = {"sampling": BRIEF, "optimizer": lambda p: torch.optim.AdamW(p, lr=1e-4), "objective": objective}
     return GrailModule(policy, **options | changes)
 
@@ -68,7 +68,7 @@ def test_a_second_fit_goes_on_and_a_late_reference_is_the_model_that_was_given()
     run = of(loaded())
     trainer(1).fit(run, batches(1, size=1))
     once = weights(run)
-    run.objective = Objective(kl_coefficient=0.1, **ALWAYS)
+    run.objective = DrGRPO(kl_coefficient=0.1, **ALWAYS)
     trainer(1).fit(run, batches(1, size=1))
     assert any(not torch.equal(once[name], p) for name, p in weights(run).items())
     fresh = loaded()[0].state_dict()

@@ -46,7 +46,7 @@ def test_every_part_of_the_gpu_check_runs_on_a_cpu_in_small(tmp_path):
     for row in (
         "a_deterministic_run_repeats_bit_for_bit PASSED",
         "| 1024 | ",
-        "| GRPO | 1 | ",
+        "| DrGRPO | 1 | ",
         "| GRAIL | 4 | ",
         "| ours, ",
     ):

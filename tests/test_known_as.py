@@ -14,6 +14,7 @@ from grail_lightning.cli.app import FitOptions
 from grail_lightning.cli.classes import BASES
 from grail_lightning.cli.known_as import KNOWN_AS, known_as
 from grail_lightning.data import MathData
+from grail_lightning.objective import Objective
 from grail_lightning.policy.source import LoRA
 from grail_lightning.tasks import CodeTask, EnvironmentTask, MathTask
 
@@ -32,6 +33,7 @@ def test_each_of_our_names_for_an_option_of_another_trainer_is_an_option(options
     ours |= {f"model.optimizer.{name}" for name in inspect.signature(torch.optim.AdamW).parameters}
     ours |= {f"data.{name}" for name in inspect.signature(MathData).parameters}
     ours |= {f"data.task.{name}" for name in inspect.signature(EnvironmentTask).parameters}
+    ours |= {f"model.objective.{field.name}" for field in dataclasses.fields(Objective)}
     ours |= {f"model.advantage.{field.name}" for field in dataclasses.fields(GroupMean)}
     ours |= {f"model.loading.lora.{field.name}" for field in dataclasses.fields(LoRA)}
     assert {*KNOWN_AS.values()} - ours == set()

@@ -103,8 +103,10 @@ def test_plain_grpo_loads_nothing_that_another_option_alone_needs():
     assert not found & {f"grail_lightning.{name}" for name in (*step, *others)}
 
 
-# The modules of methods beyond the core. `step.options` and `step.forward` import `credit.distillation` for SDPG.
+# The modules of methods beyond the core.
 GALLERY = (
+    "sdpg",
+    "credit.distillation",
     "credit.critic",
     "credit.entropy",
     "credit.flaws",

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from grail_lightning.cli.app import FitOptions
-from grail_lightning.cli.config_files import NO_VALUE, as_arguments, merged, with_arguments
+from grail_lightning.cli.config_files import DEFAULTS, NO_VALUE, as_arguments, merged, with_arguments
 
 OAR = {"class_path": "OARGradient", "init_args": {"bilevel": {"boost": 7.0}}}
 QUICKSTART = "--config=quickstart.yaml"
@@ -37,7 +37,7 @@ def test_mappings_are_merged_lists_replaced_and_a_plus_sign_adds(written):
         {"config": "0.yaml", "a": {"x": None}, "d+": [2]},
     )
     found, rest = merged(["fit", *files, "--e=1", "--print_config"])
-    assert found == {"a": {"x": None, "y": [3], "z": 4}, "b": [1, 2], "c": [1, 2], "d+": [1, 2]}
+    assert found == DEFAULTS | {"a": {"x": None, "y": [3], "z": 4}, "b": [1, 2], "c": [1, 2], "d+": [1, 2]}
     assert rest == ["fit", "--e=1", "--print_config"]
     subcommand, config, *others = as_arguments(found, rest)
     assert (subcommand, others) == ("fit", ["--e=1", "--print_config"])
@@ -108,9 +108,16 @@ def test_a_list_on_the_command_line_replaces_one_of_class_names_too(options, wri
 def test_numbers_and_texts_of_a_file_are_read_as_jsonargparse_reads_them(written):
     (file,) = written("a: 1e-4\nb: '1e-4'\nc: 2024-01-01\nd: .inf\ne: 'null'\nf: 'http://x:1'\n")
     found, rest = merged([file])
-    assert found == {"a": 1e-4, "b": "1e-4", "c": "2024-01-01", "d": float("inf"), "e": "null", "f": "http://x:1"}
+    assert found == DEFAULTS | {
+        "a": 1e-4,
+        "b": "1e-4",
+        "c": "2024-01-01",
+        "d": float("inf"),
+        "e": "null",
+        "f": "http://x:1",
+    }
     (config,) = as_arguments(found, rest)
-    assert merged(written("trainer:\n"))[0] == {"trainer": None}
+    assert merged(written("trainer:\n"))[0] == DEFAULTS | {"trainer": None}
     Path("1.yaml").write_text(config.removeprefix("--config="))
     assert merged(["--config=1.yaml"])[0] == found
 

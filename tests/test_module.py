@@ -1,4 +1,4 @@
-"""The whole module under a real Trainer: plain GRPO to the bit, clocks, what is logged, and what stops a run."""
+"""The whole module under a real Trainer: Dr. GRPO to the bit, clocks, what is logged, and what stops a run."""
 
 import math
 from dataclasses import replace
@@ -25,7 +25,7 @@ from tests.tolerance import near
 
 
 def _grpo_by_hand(loader, updates, group_size=4, lr=1e-4):
-    """GRPO (Dr. GRPO's aggregation) with nothing but a policy, its sampler and torch; losses and final weights."""
+    """Dr. GRPO with nothing but a policy, its sampler and torch; losses and final weights."""
     policy = load_policy("arithmetic").train()
     engine = HFEngine()
     engine.update_weights(policy)

@@ -31,10 +31,10 @@ from grail_lightning.environments.calls import ParsedCall
 from grail_lightning.environments.episode import episode_json, read_episode, transcript
 from grail_lightning.environments.tools import ToolSet, run_calls
 from grail_lightning.module import GrailModule
+from grail_lightning.objective import DrGRPO
 from grail_lightning.picture import FIRST_PICTURE_ID, pictures_in
 from grail_lightning.policy import load_policy
 from grail_lightning.step.episodes import play
-from grail_lightning.step.options import Objective
 from grail_lightning.tasks import EnvironmentTask, EpisodeLimits
 from tests.picture_models import MAKERS, checkpoint, cut_off, image, letters, pictures, question, seeing
 from tests.runs import Watch, trainer, weights
@@ -296,7 +296,7 @@ class Half(HFEngine):
 
 def _run(folder, train, steps, *callbacks, **options):
     """A fit on pictures in prompts and in results: the module, and what its steps gave."""
-    objective, sampling = Objective(mask_truncated=False, kl_coefficient=0.1), Sampling(max_response_length=30)
+    objective, sampling = DrGRPO(clip_high=0.28, kl_coefficient=0.1), Sampling(max_response_length=30)
     module = module_of(folder, sampling=sampling, engine=Half(), objective=objective, credit=GRAIL())
     data = MathData(train=DatasetSpec(train, images="picture"), task=task_of(), prompts_per_batch=2, **options)
     return module, data, trainer(steps, *callbacks)

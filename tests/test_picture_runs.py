@@ -18,10 +18,12 @@ from grail_lightning.callbacks import Preflight
 from grail_lightning.credit import GRAIL, PRIME, OARPerturbation
 from grail_lightning.data import DatasetSpec, FewShot
 from grail_lightning.engines import RolloutEngine, VLLMServer, build_batch
+from grail_lightning.objective import DrGRPO
 from grail_lightning.picture import pictures_in
 from grail_lightning.policy import Loading, LoRA, load_policy
 from grail_lightning.policy.source import LoadedPolicy
-from grail_lightning.step.options import Distillation, Execution, Objective
+from grail_lightning.sdpg import SDPG
+from grail_lightning.step.execution import Execution
 from grail_lightning.tasks.answered import MathTask
 from tests.picture_models import TEXT, checkpoint, cut_off, image, letters, pictures, question
 from tests.processes import on_ranks
@@ -57,7 +59,7 @@ def module_of(policy, **changes):
     options = {
         "sampling": SAMPLING,
         "execution": Execution(group_size=4),
-        "objective": Objective(mask_truncated=False),
+        "objective": DrGRPO(clip_high=0.28),
         "optimizer": lambda p: torch.optim.AdamW(p, lr=1e-3),
     }
     return GrailModule(policy, **options | changes)
@@ -95,12 +97,13 @@ HALF = {"loading": Loading(dtype="bfloat16"), "credit": GRAIL()}
         ("idefics3", LORA, KL),
         ("qwen2.5-vl", CHECKPOINTED, KL),
         ("qwen2.5-vl", PACKED, {}),
-        ("llava", HALF, {"distillation": Distillation()}),
+        ("llava", HALF, {"algorithm": SDPG}),
         ("idefics3", {"credit": PRIME(optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3))}, {}),
     ],
 )
 def test_a_fit_on_pictures_moves_what_is_trained_and_nothing_else(name, options, changes, tmp_path):
-    objective = Objective(mask_truncated=False, **changes)
+    kind, fields = changes.get("algorithm", DrGRPO), {n: v for n, v in changes.items() if n != "algorithm"}
+    objective = kind(**{"clip_high": 0.28} | fields)
     module = module_of(checkpoint(name, tmp_path / "model"), objective=objective, **options)
     outputs, moved = _moved(module, _folder(tmp_path)[1])
     assert any("layers" in n and not _sees(n) for n in moved)
@@ -252,7 +255,7 @@ def _fit(ranks, strategy, engine, model, table):
     options = {
         "engine": engine,
         "credit": GRAIL(),
-        "objective": Objective(mask_truncated=False, kl_coefficient=0.1),
+        "objective": DrGRPO(clip_high=0.28, kl_coefficient=0.1),
         "execution": Execution(group_size=2, token_budget=100, share_prefixes=False),
         "optimizer": lambda p: torch.optim.SGD(p, lr=0.1),
     }

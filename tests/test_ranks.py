@@ -10,9 +10,9 @@ import torch
 
 from grail_lightning.advantages import BNPO, GDPO, BatchNormalised, EnergyBaseline, GroupMean, LeaveOneOut
 from grail_lightning.batch import Sampling
+from grail_lightning.objective import DrGRPO
 from grail_lightning.policy import load_policy
 from grail_lightning.step.assign import compute_advantages
-from grail_lightning.step.options import Objective
 from tests.batches import graded
 from tests.processes import group, on_ranks
 from tests.runs import problems, sampled
@@ -73,7 +73,7 @@ OBJECTIVES = [
 def _gradient(policy, reference, batch, weights, options):
     """Of all weights, end to end, as DDP has it: the mean over the ranks; the loss, and the number of micro-batches."""
     options = dict(options)
-    estimator, objective = options.pop("estimator"), Objective(aggregation=options["aggregation"])
+    estimator, objective = options.pop("estimator"), DrGRPO(aggregation=options["aggregation"], mask_truncated=True)
     batch = compute_advantages(batch, 4, estimator, objective, policy, context_for(policy, 200, step=0))
     policy.zero_grad()
     frozen, numbers = reference if "kl_coefficient" in options else None, []

@@ -22,7 +22,8 @@ from grail_lightning.functional import (
 from grail_lightning.functional.advantages import beta_scale
 from grail_lightning.functional.policy_gradient import sampler_correction
 from grail_lightning.metrics import PassAtK
-from grail_lightning.step.options import Distillation, Objective
+from grail_lightning.objective import GRPO
+from grail_lightning.sdpg import SDPG
 from grail_lightning.tasks import ChartSpace, CodeTask, EpisodeLimits
 from tests.steps import configured
 
@@ -88,8 +89,8 @@ REFUSED = [
         (GroupMean, {"train_equal": True, **more}, r"needs an `advantage\.share` below 1")
         for more in ({}, {"share": 0.5, "scale": "group"})
     ),
-    (Distillation, {"coefficient": 0.0}, r"`objective.distillation.coefficient` must lie in \(0, inf\), but got 0"),
-    (Distillation, {"sentence": "Look."}, r"`objective.distillation.sentence` must contain \{answer\}, .* 'Look.'"),
+    (SDPG, {"coefficient": 0.0}, r"`objective.coefficient` must lie in \(0, inf\), but got 0"),
+    (SDPG, {"sentence": "Look."}, r"`objective.sentence` must contain \{answer\}, .* 'Look.'"),
     (
         ChartSpace,
         {"min_elements": 5, "max_elements": 4},
@@ -151,11 +152,11 @@ def test_what_means_nothing_is_refused_by_name(make, given, message):
 @pytest.mark.parametrize("name", ["aggregation", "kl_estimator", "level", "surrogate"])
 def test_choices_of_the_objective_are_checked_also_from_python(name):
     with pytest.raises(ValueError, match=rf"`objective.{name}` must be one of .*, but got 'other'"):
-        Objective(**{name: "other"})
+        GRPO(**{name: "other"})
 
 
 def test_the_upper_clip_range_alone_may_be_infinite():
-    assert Objective(clip_high=math.inf).clip_high == math.inf
+    assert GRPO(clip_high=math.inf).clip_high == math.inf
 
 
 def test_a_number_of_numpy_is_a_number():

@@ -8,7 +8,7 @@ from grail_lightning.credit import GRAIL, RLSD, Uniform
 from grail_lightning.credit.distillation import SENTENCE, with_shown_answers
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.policy.micro_batch import MIN_COMMON_TOKENS
-from grail_lightning.step.options import Distillation
+from grail_lightning.sdpg import SDPG
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt
 from tests import batches as ready
@@ -33,7 +33,16 @@ def batch(policy):
 
 def _gradients(policy, batch, options, **more):
     policy.zero_grad(set_to_none=True)
-    update = update_of(policy, batch, credit=Uniform(), limit=LIMIT, distillation=options, **more)
+    update = update_of(
+        policy,
+        batch,
+        credit=Uniform(),
+        limit=LIMIT,
+        algorithm=SDPG,
+        coefficient=0.3,
+        mask_truncated=True,
+        **options | more,
+    )
     metrics = update.accumulate(0, backward)
     return {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}, metrics
 
@@ -61,8 +70,7 @@ def test_gradients_equal_a_loss_written_by_hand_however_the_batch_is_cut(options
     token = token + 0.3 * taught[:, None] * kl.clamp(max=options.get("clamp", 20.0))
     (token.masked_fill(~mask, 0).sum() / (mask.any(1).sum() * LIMIT)).backward()
     expected = {n: p.grad.clone() for n, p in policy.named_parameters()}
-    chosen = Distillation(coefficient=0.3, **options)
-    found, metrics = _gradients(policy, batch, chosen, temperature=0.6, **cut)
+    found, metrics = _gradients(policy, batch, options, temperature=0.6, **cut)
     assert largest_gap(found, expected) <= roundings(64, torch.float32)
     if "only_positive" not in options:  # Else the dead group is not run.
         assert metrics["distillation_kl"] == pytest.approx(kl[mask].mean().item(), rel=1e-5)
@@ -94,7 +102,7 @@ def asked_twice(policy):
 
 
 CASES = {
-    "distillation": {"distillation": Distillation(coefficient=0.3), "credit": Uniform()},
+    "SDPG": {"algorithm": SDPG, "coefficient": 0.3, "credit": Uniform()},
     "RLSD": {"credit": RLSD(refresh_steps=1)},
     "GRAIL": {"credit": GRAIL(gate="all", answer_overwrite="never")},
     "KL": {"kl_coefficient": 0.1},
@@ -124,9 +132,6 @@ def test_a_teacher_whose_rows_exceed_the_attention_window_runs_them_apart(batch,
     """The student's rows fit into it, and share prefixes; the teacher's are longer, by the sentence with the answer."""
     width = {"sliding_window": batch.input_ids.shape[1], "max_position_embeddings": 256, "attention_dropout": 0.0}
     policy = tiny("mistral", tmp_path, **width).train()
-    found = [
-        _gradients(policy, batch, Distillation(coefficient=0.3), token_budget=10**6, share_prefixes=shares)[1]
-        for shares in (True, False)
-    ]
+    found = [_gradients(policy, batch, {}, token_budget=10**6, share_prefixes=shares)[1] for shares in (True, False)]
     assert found[0]["shared_tokens"] > found[1]["shared_tokens"] == 0
     assert found[0]["distillation_kl"] == pytest.approx(found[1]["distillation_kl"], rel=1e-6)

@@ -24,8 +24,10 @@ import torch
 from grail_lightning.batch import RolloutBatch, Sampling
 from grail_lightning.functional import group_advantages
 from grail_lightning.functional.tokens import TokenStats
+from grail_lightning.objective import CISPO, DAPO, GRPO, DrGRPO, GSPOToken
 from grail_lightning.policy import load_policy
 from grail_lightning.policy.micro_batch import MicroBatch
+from grail_lightning.step.loss import loss_mask
 from tests.batches import rollouts
 from tests.runs import problems, sampled
 from tests.steps import backward, update_of
@@ -166,6 +168,14 @@ def _assert_equal(ours, theirs, scale=0.0):
 
 WEIGHTED = "token weights are advantages of each token"
 NARROW = {"epsilon": 0.03, "epsilon_high": 0.05}  # So that row means of the log-ratio leave the range, too.
+NAMED = {  # TRL's options of each algorithm; its `epsilon_high` of CISPO is the bound itself.
+    GRPO: {"loss_type": "grpo", "scale_rewards": "group", "epsilon_high": 0.2},
+    DrGRPO: {"loss_type": "dr_grpo", "scale_rewards": "none", "epsilon_high": 0.2},
+    DAPO: {"loss_type": "dapo", "scale_rewards": "group", "epsilon_high": 0.28, "mask_truncated_completions": True},
+    CISPO: {"loss_type": "cispo", "scale_rewards": "group", "epsilon_high": 5.0},
+    GSPOToken: {"loss_type": "grpo", "scale_rewards": "group", "importance_sampling_level": "sequence"}
+    | {"epsilon": 3e-4, "epsilon_high": 4e-4},
+}
 CASES = {  # The aggregation, TRL's options, ours.
     **{f"clips at both ends and both signs, {how}": (how, {}, {}) for how in HOW},
     WEIGHTED: ("grpo", {}, {}),
@@ -263,20 +273,47 @@ def test_logprobs_entropies_and_a_first_step_at_a_temperature_equal_trls_own(pol
     _assert_equal(found, _theirs(trainer, _inputs(fresh)), scale=0.01)
 
 
+def _scored_by(trainer, batch):
+    """What TRL makes of the responses of a batch: masks, advantages."""
+    return trainer._generate_and_score_completions([{"prompt": p.messages} for p in batch.prompts])
+
+
+def _handing_over(batch):
+    """Options of `peer` with which TRL takes the responses and rewards of a batch for its own."""
+    begun = batch.input_ids[:, : batch.prompt_width], batch.attention_mask[:, : batch.prompt_width]
+    prompts = [row[m].tolist() for row, m in zip(*begun, strict=True)]
+    responses = [row[m].tolist() for row, m in zip(batch.response_ids, batch.response_mask, strict=True)]
+    return {
+        "rollout": lambda prompts_, _: {"prompt_ids": prompts, "completion_ids": responses, "logprobs": None},
+        "reward": lambda completions, **_: batch.rewards.tolist(),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning")
+@pytest.mark.parametrize("kind", NAMED, ids=lambda kind: kind.__name__)
+def test_each_named_algorithm_makes_trls_step_from_responses_and_rewards_on(kind, policy, batch, peer):
+    """Nothing of ours is changed: the class has the clips, the aggregation, the advantage and what is left out."""
+    far = batch.sampling_logprobs + 4 * (batch.old_logprobs - batch.sampling_logprobs)  # Beyond the bound of CISPO.
+    old = (far if kind is CISPO else batch.old_logprobs).masked_fill(~batch.response_mask, 0)
+    trainer = peer(**_handing_over(batch), **NAMED[kind])
+    theirs = _scored_by(trainer, batch) | {"old_per_token_logps": old}
+    objective = kind()
+    advantages = objective.advantage()(batch, GROUP, None)  # It asks for nothing beside the rewards.
+    assert_near(theirs["advantages"], advantages, 100, torch.float32)
+    assert theirs["completion_mask"].sum() == loss_mask(batch, objective).sum()
+    rows = batch.replace(advantages=advantages, old_logprobs=old)
+    options = {"mask_truncated": objective.mask_truncated, "algorithm": kind, "token_budget": 200}
+    _assert_equal(_ours(policy, rows, **options), _theirs(trainer, theirs), scale=0.1)
+    wide = _ours(policy, rows, **options, clip_low=1.0, clip_high=1e6)[0]
+    assert wide["loss"] != near(_ours(policy, rows, **options)[0]["loss"], 1000, torch.float32)  # Its clip acts.
+
+
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning")
 @pytest.mark.parametrize("scale", ["group", "batch"])
 def test_from_responses_and_rewards_on_trl_makes_the_same_step(scale, policy, batch, peer):
     """TRL pads, masks and scores the rollouts itself; we hand over ids and rewards alone."""
-    begun = batch.input_ids[:, : batch.prompt_width], batch.attention_mask[:, : batch.prompt_width]
-    prompts = [row[m].tolist() for row, m in zip(*begun, strict=True)]
-    responses = [row[m].tolist() for row, m in zip(batch.response_ids, batch.response_mask, strict=True)]
-    trainer = peer(
-        rollout=lambda prompts_, _: {"prompt_ids": prompts, "completion_ids": responses, "logprobs": None},
-        reward=lambda completions, **_: batch.rewards.tolist(),
-        scale_rewards=scale,
-        loss_type="dr_grpo",
-    )
-    made = trainer._generate_and_score_completions([{"prompt": p.messages} for p in batch.prompts])
+    trainer = peer(**_handing_over(batch), scale_rewards=scale, loss_type="dr_grpo")
+    made = _scored_by(trainer, batch)
     std = batch.rewards.std() if scale == "batch" else None
     advantages = group_advantages(batch.rewards, GROUP, scale, std)
     assert_near(made["advantages"], advantages, 100, torch.float32)

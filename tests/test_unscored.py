@@ -18,11 +18,11 @@ from grail_lightning.credit import Resampled
 from grail_lightning.credit.base import token_advantages
 from grail_lightning.data import ArithmeticData
 from grail_lightning.grading import grade_and_locate
+from grail_lightning.objective import DrGRPO
 from grail_lightning.policy import load_policy
 from grail_lightning.rows import rows_of
 from grail_lightning.step.assign import compute_advantages, of_whole_batch, run_credit, trained_rows
 from grail_lightning.step.figures import StepOutput, Tally, add_rollouts
-from grail_lightning.step.options import Objective
 from grail_lightning.tasks import ArithmeticTask
 from tests.batches import graded
 from tests.copying_engine import Elsewhere
@@ -63,7 +63,8 @@ def _gradient(policy, reference, batch, weights, options, rows):
     """
     options = dict(options)
     estimator = options.pop("estimator", GroupMean())
-    objective = Objective(**{name: options[name] for name in ("mask_truncated", "aggregation") if name in options})
+    asked = {name: options[name] for name in ("mask_truncated", "aggregation") if name in options}
+    objective = DrGRPO(**{"mask_truncated": True} | asked)
     ready = compute_advantages(batch, 4, estimator, objective, policy, context_for(policy, 200, step=0))
     chosen = rows(ready)
     policy.zero_grad()
@@ -139,7 +140,7 @@ def policy():
 
 @pytest.fixture(scope="module")
 def batch(policy):
-    return compute_advantages(_batch(policy), 4, GroupMean(), Objective(), policy, context_for(policy))
+    return compute_advantages(_batch(policy), 4, GroupMean(), DrGRPO(mask_truncated=True), policy, context_for(policy))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.policy import Loading, LoRA, load_policy
 from grail_lightning.policy.layout import padded_layout
 from grail_lightning.policy.micro_batch import MicroBatch, stand_in
+from grail_lightning.step.execution import Execution
 from grail_lightning.step.forward import Forward
-from grail_lightning.step.options import Execution
 from grail_lightning.step.update import deal_rows
 from tests.architectures import live
 from tests.runs import uneven

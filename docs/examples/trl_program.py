@@ -7,9 +7,9 @@ from torch.optim import AdamW
 from trl_environment import House, arrived, few_calls, multiply
 
 from grail_lightning import GrailModule, MathData, default_callbacks
-from grail_lightning.advantages import GroupMean
 from grail_lightning.batch import Sampling
-from grail_lightning.step.options import Execution, Objective
+from grail_lightning.objective import DAPO
+from grail_lightning.step.execution import Execution
 from grail_lightning.tasks import EnvironmentTask
 from grail_lightning.tasks.rewards import RewardSpec
 
@@ -23,8 +23,7 @@ module = GrailModule(
     "Qwen/Qwen3-0.6B",
     sampling=Sampling(max_response_length=512),
     execution=Execution(group_size=8),
-    objective=Objective(aggregation="dapo", clip_high=0.2, mask_truncated=False),
-    advantage=GroupMean(scale="group"),
+    objective=DAPO(clip_high=0.2, mask_truncated=False),
     optimizer=partial(AdamW, lr=1e-6, weight_decay=0.0),
 )
 data = MathData(train=rows, task=task, prompts_per_batch=16)

@@ -106,7 +106,7 @@ class Preflight(Callback):
             )
         compared = [f"the policy before the {steps} optimiser steps of a batch"] if steps > 1 else []
         compared += ["the reference of the KL term"] if objective.kl_coefficient else []
-        compared += ["what `execution.sampler_cap` corrects"] if module.execution.decided_cap is not None else []
+        compared += ["what `execution.sampler_cap` corrects"] if module.sampler_cap is not None else []
         if compared and module.policy is not None and has_dropout(module.policy):
             rank_zero_warn(
                 f"Dropout is on in the update, but {' and '.join(compared)} and the sampler have none: tokens are "
@@ -162,7 +162,7 @@ class Preflight(Callback):
                 "from its cache than in one pass, so the run trains on what it did not sample. Take another model, "
                 "or an engine with a copy of the weights (vLLM)."
             )
-        correct = "" if module.execution.decided_cap else ", or set `execution.sampler_cap: 2`"
+        correct = "" if module.sampler_cap else ", or set `execution.sampler_cap: 2`"
         self._report(
             "sampler",
             gap > _MOST_SAMPLER_GAP,

@@ -19,7 +19,7 @@ from grail_lightning.data.loaders import EvaluationLoader, TrainingLoader
 from grail_lightning.data.modules import PromptData, PromptLimit, check_held_out
 from grail_lightning.data.rows import RowPrompts
 from grail_lightning.policy import check_policy
-from grail_lightning.step.options import Execution
+from grail_lightning.step.execution import Execution
 from grail_lightning.tasks.answered import AnswerTask
 from grail_lightning.tasks.base import Prompt, problem_id
 

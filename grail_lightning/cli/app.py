@@ -19,7 +19,8 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 import grail_lightning.data
-import grail_lightning.engines  # noqa: F401  (imported so that short class names are known)
+import grail_lightning.engines
+import grail_lightning.sdpg  # noqa: F401  (imported so that short class names are known)
 from grail_lightning.callbacks import (
     CreditPictures,
     Evaluation,

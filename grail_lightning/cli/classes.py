@@ -16,11 +16,13 @@ from grail_lightning.advantages import AdvantageEstimator
 from grail_lightning.answers import AnswerForm
 from grail_lightning.credit import CreditControl, TokenCredit
 from grail_lightning.engines import RolloutEngine
+from grail_lightning.objective import Objective
 from grail_lightning.programs.isolation import Isolation
 from grail_lightning.tasks.base import Task
 from grail_lightning.tasks.import_path import import_function
 
 BASES: dict[str, tuple[type, tuple[str, ...]]] = {
+    "model.objective": (Objective, ("grail_lightning.objective", "grail_lightning.sdpg")),
     "model.advantage": (AdvantageEstimator, ("grail_lightning.advantages",)),
     "model.credit": (TokenCredit, ("grail_lightning.credit",)),
     "predictions.compare": (TokenCredit, ("grail_lightning.credit",)),

@@ -18,6 +18,8 @@ from grail_lightning.cli.trainer_options import as_list
 CONFIGS = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs")
 _MERGE = "tag:yaml.org,2002:merge"  # The key `<<`, with which a mapping takes over others.
 _CLASS, _INIT = "class_path", "init_args"
+# Below all files: so `--model.objective.clip_high=0.3` alone changes the default class, and another name begins anew.
+DEFAULTS: dict[str, Any] = {"model": {"objective": {_CLASS: "DrGRPO"}}}
 
 
 def merged(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -27,8 +29,10 @@ def merged(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     argument replaces as a whole is left out, in the mapping and among the arguments before it: a list, and the options
     of a class in `BEGINS_ANEW` whose name differs from the one before. jsonargparse would give entries of a list what
     the entries at their places had, and a class the options of another one.
+
+    The mapping begins with the default objective, `DrGRPO`.
     """
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = DEFAULTS
     rest: list[str] = []
     pending = deque(expand_configs(arguments))
     while pending:

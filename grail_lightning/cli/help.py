@@ -29,7 +29,8 @@ Options worth knowing:
   --model.policy                        a model on the hub, a folder, or `arithmetic`
   --data                                the problems, as in --data=MathData --data.train=problems.jsonl
   --ckpt_path                           `best` or `last` of the run's folder, or a file
-  --model.credit                        Uniform (GRPO, the default), GRAIL, OARGradient, …
+  --model.objective                     the algorithm: DrGRPO (the default), GRPO, DAPO, CISPO, …
+  --model.credit                        Uniform (the default), GRAIL, OARGradient, …
   --model.sampling.max_response_length  most tokens of a response
   --model.execution.group_size          rollouts of each prompt
   --model.execution.token_budget        most tokens of a micro-batch; sets the memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 _NAMES = """
@@ -16,7 +17,7 @@ model.loading.lora.target_modules: lora_target_modules target_modules
 model.loading.packing: use_remove_padding use_liger_kernel padding_free
 model.loading.gradient_checkpointing: enable_gradient_checkpointing gradient_checkpointing_kwargs
 model.loading.chat_template_kwargs: apply_chat_template_kwargs
-model.execution.group_size: num_generations rollout.n n num_rollouts rollouts_per_prompt
+model.execution.group_size: group_size num_generations rollout.n n num_rollouts rollouts_per_prompt
 model.execution.updates_per_batch: num_iterations ppo_epochs num_ppo_epochs
 model.execution.mini_batches: ppo_mini_batch_size num_mini_batches steps_per_generation mini_batch_size
 model.execution.token_budget: per_device_train_batch_size gradient_accumulation_steps ppo_micro_batch_size
@@ -28,7 +29,8 @@ model.execution.sampler_cap: vllm_importance_sampling_cap vllm_importance_sampli
 model.execution.sample_ahead: async_rollout one_step_off
 model.sampling.max_response_length: max_completion_length max_new_tokens max_tokens response_length
 model.sampling.stop: stop_strings stop_sequences
-model.objective.aggregation: loss_type loss_agg_mode
+model.objective: loss_type loss_mode
+model.objective.aggregation: loss_agg_mode
 model.advantage.scale: norm_adv_by_std_in_grpo scale_advantages scale_rewards
 model.objective.clip_low: epsilon clip_ratio clip_ratio_low cliprange eps_clip
 model.objective.clip_high: epsilon_high clip_ratio_high
@@ -90,6 +92,26 @@ KNOWN_AS = dict(_names())
 _GROUPS = ("actor_rollout_ref", "algorithm", "actor", "rollout", "critic", "reward_model", "custom_reward_function")
 
 
+_KINDS = {
+    "model.objective": ("an objective", ("GRPO", "DrGRPO", "DAPO", "CISPO", "GSPOToken", "SDPG")),
+    "model.advantage": ("an estimator of the advantage", ("LeaveOneOut", "BNPO", "GDPO")),
+    "model.credit": ("a credit method", ("GRAIL", "OARGradient", "RLSD")),
+}
+_SHORT = {"gspo": "gspotoken", "rloo": "leaveoneout", "oar": "oargradient", "oarg": "oargradient"}
+
+
+def known_algorithm(option: str, name: str) -> str:
+    """A sentence, after a space, about an algorithm that is misspelt or the value of another option; else empty."""
+    plain = re.sub("[-_. ]", "", name.lower())
+    plain = _SHORT.get(plain, plain)
+    for place, (kind, classes) in _KINDS.items():
+        for cls in classes:
+            if cls.lower() == plain:
+                here = place == option or (place == "model.credit" and option == "predictions.compare")
+                return f" Did you mean {cls}?" if here else f" `{cls}` is {kind}: --{place}={cls}."
+    return ""
+
+
 def known_as(option: str) -> str:
     """A sentence, after a space, with our option for one of another trainer; empty if it is none that we know."""
     parts = option.split(".")
@@ -101,18 +123,3 @@ def known_as(option: str) -> str:
     if parts[0] in _GROUPS:  # Of verl; in a file that is all that is named.
         return " It is a group of verl's options: docs/options.md has ours."
     return ""
-
-
-# Algorithms that are no credit methods.
-_ALGORITHMS = {
-    "grpo": " GRPO is `Uniform`.",
-    "drgrpo": " Dr. GRPO is `Uniform` with `model.objective.aggregation=dr_grpo`, the default.",
-    "dapo": " DAPO is `Uniform` with `model.objective.aggregation=dapo`.",
-}
-
-
-def algorithm(option: str, name: str) -> str:
-    """A sentence, after a space, on an algorithm that is given as a credit method and is none; empty for others."""
-    if option not in ("model.credit", "predictions.compare"):
-        return ""
-    return _ALGORITHMS.get(name.lower().replace("-", "").replace("_", ""), "")

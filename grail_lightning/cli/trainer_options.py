@@ -29,7 +29,7 @@ _LEFT_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
 
 def check_options(options: Namespace, groups: Sequence[str]) -> None:
     """Raise a ValueError for a group of options that a file leaves empty, and for what the module cannot follow."""
-    ours = [f"model.{name}" for name in ("sampling", "loading", "objective", "execution")]
+    ours = [f"model.{name}" for name in ("sampling", "loading", "execution")]
     for name in (*groups, "trainer", "model", *ours):
         if name in options and not isinstance(value := options.get(name), Namespace):
             raise ValueError(f"`{name}` must be a group of options, but got {value!r}. Fill it in, or leave it out.")

@@ -16,7 +16,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from grail_lightning.cli.classes import BASES, UNUSABLE, choices, exported, find_class, options_parser
 from grail_lightning.cli.config_files import NO_VALUE, Added, GivenText, find_config
-from grail_lightning.cli.known_as import algorithm, known_as
+from grail_lightning.cli.known_as import known_algorithm, known_as
 from grail_lightning.cli.type_words import classes_in, in_words, list_parts, records_in, shown, takes
 from grail_lightning.guard import said
 from grail_lightning.tasks.import_path import did_you_mean
@@ -225,7 +225,7 @@ def _wrong_class(option: str, path: object, why: str = "") -> str:
     names = choices(option)
     accepted = f"one of {', '.join(names)}, or the import path of a class" if names else "the import path of a class"
     name = path.rpartition(".")[2] if isinstance(path, str) else ""
-    hint = "" if why else algorithm(option, name) or _near(name, names)
+    hint = "" if why else known_algorithm(option, name) or _near(name, names)
     reason = f": {why.removesuffix('.') if not why.endswith('?') else why}" if why else ""
     end = "" if reason.endswith("?") else "."
     return f"`{option}` must be {accepted}, but got {shown(path)}{reason}{end}{hint}"

@@ -240,7 +240,7 @@ class CreditControl(ABC):
 
 
 class Uniform(TokenCredit):
-    """Every token gets the rollout's advantage, as in GRPO and its variants; `Objective` says which variant it is."""
+    """Every token gets the rollout's advantage, as in GRPO and its relatives; `Objective` says which one it is."""
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weight 1 on every response token."""

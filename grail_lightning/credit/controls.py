@@ -109,7 +109,7 @@ class SameMagnitude(CreditControl):
     .. math:: A'_{it} = s\,A_{it}, \qquad s = \frac{\sum_{it} |A_i|}{\sum_{it} |A_{it}|}
 
     The sums run over the response tokens of all ranks, those of truncated rollouts included. A method that adds to
-    advantages, or whose weights have a mean above 1, takes larger steps than GRPO at the same learning rate, which
+    advantages, or whose weights have a mean above 1, takes larger steps than `Uniform` at the same learning rate, which
     alone can look like a gain; here it does not. A batch without any advantage stays as it is.
     """
 

@@ -1,4 +1,4 @@
-"""Teachers whose prompt contains the answer: RLSD's (arXiv 2604.03128), and that of the objective (SDPG).
+"""RLSD (arXiv 2604.03128), and prompts that contain the answer, for its teacher and that of `SDPG`.
 
 Shapes: ``B`` rows, ``P`` prompt tokens, ``T`` response tokens.
 """
@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from grail_lightning.batch import RolloutBatch, pad_left
 from grail_lightning.credit.base import CreditContext, TokenCredit, TokenWeights, one_elsewhere, uniform_weights
+from grail_lightning.credit.measure import logprobs
 from grail_lightning.functional.tokens import TokenStats
 from grail_lightning.picture import Messages, add_text
 from grail_lightning.policy import Policy
@@ -64,9 +65,6 @@ class RLSD(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from the teacher and the student."""
-        # Options of every run name SDPG's sentence, which is here; plain GRPO need not load what measures.
-        from grail_lightning.credit.measure import logprobs
-
         mask, known = batch.response_mask, torch.tensor([bool(prompt.reference) for prompt in batch.prompts])
         weighed = (batch.advantages != 0) & known.to(mask.device)
         share = self.strength * max(0.0, 1 - context.step / self.decay_steps)
@@ -135,8 +133,8 @@ def _check_prompts(policy: Policy, batch: RolloutBatch) -> None:
         if ids[mask].tolist() != policy.encode(prompt.messages):
             raise ValueError(
                 "A teacher that is shown the answer needs prompts that are their messages alone, but got a prompt with "
-                f"the tools or the text of an environment in row {row}. Set another `model.credit` or no "
-                "`objective.distillation`."
+                f"the tools or the text of an environment in row {row}. Set another `model.credit`, or another "
+                "`model.objective` than SDPG."
             )
 
 

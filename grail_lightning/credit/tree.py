@@ -64,9 +64,9 @@ class TreeAdvantage(TokenCredit):
 
     .. math:: V_{-i}(s_t) = \frac{\sum_{j \ne i} r_j + \kappa V_{-i}(s_{t-1})}{n_{s_t} - 1 + \kappa}
 
-    The terms of a row that is alone in its states are 0, so the method becomes GRPO where texts part early: `in_tree`
-    is the share of tokens that are in a state with another row. What an environment answers is part of the prefix; no
-    token is credited with a change of value over it.
+    The terms of a row that is alone in its states are 0, so the method becomes `Uniform` where texts part early:
+    `in_tree` is the share of tokens that are in a state with another row. What an environment answers is part of the
+    prefix; no token is credited with a change of value over it.
 
     Args:
         own_row: Whether a row counts in its own values.

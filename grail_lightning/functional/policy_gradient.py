@@ -1,18 +1,7 @@
 """The clipped surrogate, the KL estimators, and the aggregation of token losses.
 
-Shapes: ``B`` rows, ``T`` response tokens. GRPO, Dr. GRPO and DAPO are parameters of these functions and of
-`group_advantages`:
-
-====================  ==================  ===============  =========
-                      `group_advantages`  `aggregate`      clip
-====================  ==================  ===============  =========
-GRPO (2402.03300)     ``scale="group"``   ``"grpo"``       0.2, 0.2
-Dr. GRPO (2503.20783) ``scale="none"``    ``"dr_grpo"``    0.2, 0.2
-DAPO (2503.14476)     ``scale="group"``   ``"dapo"``       0.2, 0.28
-====================  ==================  ===============  =========
-
-GSPO-token (2507.18071) is ``level="sequence"``, CISPO (2506.13585) ``surrogate="cispo"``, dual clip (1912.09729) a
-`ratio_cap`.
+Shapes: ``B`` rows, ``T`` response tokens. The named algorithms (GRPO, Dr. GRPO, DAPO, CISPO, GSPO-token) are parameters
+of these functions: `grail_lightning.objective` has a class for each. Dual clip (1912.09729) is a `ratio_cap`.
 """
 
 from __future__ import annotations

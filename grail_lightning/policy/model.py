@@ -256,7 +256,7 @@ class Policy(nn.Module):
         with_entropy: bool = False,
         entropy_gradient: bool = False,
         in_place: bool = False,
-        teacher: Tensor | None = None,
+        other_states: Tensor | None = None,
         decode: Callable[[TokenLayout], Tensor] | None = None,
     ) -> TokenStats:
         """The log-probability of each valid response token and, if requested, further figures of its distribution.
@@ -269,7 +269,8 @@ class Policy(nn.Module):
             with_entropy: Whether to return the entropy, too.
             entropy_gradient: Whether the entropy carries a gradient.
             in_place: Whether the backward pass adds the gradient of the head's weight to `weight.grad` itself.
-            teacher: ``[M, D]``, a teacher's states at the predictions of the layout, for the divergence from it.
+            other_states: ``[M, D]``, the states of another distribution at the predictions of the layout, for the
+                divergence from it.
             decode: What runs the decoder, for callers that need more of it than its output; default `Policy.decode`.
                 Sharded weights (FSDP2) are whole only inside a call of this module.
         """
@@ -286,10 +287,11 @@ class Policy(nn.Module):
         )
         entropy = None if flat.entropy is None else layout.to_rows(flat.entropy)
         divergence = None
-        if teacher is not None:
-            divergence = layout.to_rows(
-                teacher_divergence(states, teacher, self.head, temperature=temperature, chunk_tokens=self.chunk_tokens)
+        if other_states is not None:
+            flat_divergence = teacher_divergence(
+                states, other_states, self.head, temperature=temperature, chunk_tokens=self.chunk_tokens
             )
+            divergence = layout.to_rows(flat_divergence)
         return TokenStats(layout.to_rows(flat.logprobs), entropy, divergence)
 
     @contextmanager

@@ -1,13 +1,13 @@
 r"""One training step. The files are listed about in the order in which a step needs them.
 
 ==================  ================================================================================================
-`options`           The options: what is optimised (`Objective`), and how it is run (`Execution`).
+`execution`         The options that say how a step is run; what is optimised is `grail_lightning.objective`.
 `sampler`           Prompts → sampled, graded rollouts.
 `collect`           The rollouts of a batch: on policy, where groups that are all right or all wrong may be replaced, or
                     sampled while the batch before trained (`Ahead`).
 `assign`            Rewards → advantages of rollouts ``[B]``; the credit method → token weights.
                     `credit.base.token_advantages` makes advantages of tokens of both.
-`forward`           Micro-batch → log-probabilities: of the policy, or of the reference; and SDPG's teacher.
+`forward`           Micro-batch → log-probabilities: of the policy, or of the reference.
 `loss`              The tokens in the loss, the counts by which it is divided, and its summand for each micro-batch.
 `update`            The optimiser steps of a batch: for each micro-batch one forward pass, one loss, one backward pass.
 `optimizer`         Clips the gradients, whose norm must be finite, and takes the step; options after a resume.
@@ -52,8 +52,8 @@ has four tokens (``\boxed{``, the digit, ``}`` and the end token). The first one
 >>> from grail_lightning.functional.advantages import group_advantages
 >>> from grail_lightning.functional.tokens import TokenStats
 >>> from grail_lightning.credit.base import token_advantages
+>>> from grail_lightning.objective import DrGRPO
 >>> from grail_lightning.step.loss import LossInputs, micro_batch_loss
->>> from grail_lightning.step.options import Objective
 >>> rewards = torch.tensor([1.0, 0.0])
 >>> advantages = group_advantages(rewards, group_size=2)  # rewards minus the group's mean
 >>> advantages
@@ -81,7 +81,7 @@ times the limit of 10 tokens, which gives 1 / 20.
 ...         token_advantages=of_tokens,
 ...         mask=torch.ones(2, 4, dtype=torch.bool),
 ...     ),
-...     Objective(aggregation="dr_grpo"),
+...     DrGRPO(),
 ...     {"num_rollouts": 2, "num_tokens": 8, "max_response_length": 10},
 ... )
 >>> loss.detach()

@@ -28,13 +28,13 @@ from grail_lightning.credit.base import (
 from grail_lightning.credit.service import listed
 from grail_lightning.distributed.sharding import gathered
 from grail_lightning.engines.base import build_batch
+from grail_lightning.objective import Objective
 from grail_lightning.policy import Policy
 from grail_lightning.runtime.checks import Claim, check_claims, check_tensor
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce
-from grail_lightning.step.forward import Forward, Teacher
+from grail_lightning.step.forward import Forward
 from grail_lightning.step.loss import live_rows, loss_mask
-from grail_lightning.step.options import Objective
 from grail_lightning.tasks.base import Prompt, Task, TokenText
 
 
@@ -117,13 +117,12 @@ def assign_credit(
     first pass of such a row returns the right ones. Those of all other rows are final. The clock counts credit as its
     phase ``credit``.
     """
-    distillation = objective.distillation
-    teacher = None if distillation is None else Teacher(policy, batch, distillation.sentence)
+    companion = objective.companion(policy, batch)
     with clock.phase("credit"):
         if credit.fuses:
             from grail_lightning.step.fused import SaliencyForward, method_to_fuse
 
-            if (fused := method_to_fuse(credit, control, objective, policy)) is not None:
+            if (fused := method_to_fuse(credit, control, objective, companion, policy)) is not None:
                 # Without an additive stage, rows without an advantage have no gradient of their own.
                 trained = live_rows(batch, loss_mask(batch, objective), all_rows=objective.trains_all_rows)
                 returning = SaliencyForward(
@@ -132,7 +131,9 @@ def assign_credit(
                 return returning, returning.weights_so_far()
         weights = run_credit(credit, control, policy, batch, context)
     bonus = objective.entropy_coefficient > 0
-    forward = Forward(policy, batch, context, share_prefixes=share_prefixes, entropy_gradient=bonus, teacher=teacher)
+    forward = Forward(
+        policy, batch, context, share_prefixes=share_prefixes, entropy_gradient=bonus, companion=companion
+    )
     return forward, weights
 
 

@@ -37,7 +37,7 @@ from grail_lightning.engines.base import RolloutEngine
 from grail_lightning.environments.episode import Turn, episode_json, read_episode
 from grail_lightning.runtime.collectives import all_gather_objects, all_reduce, sum_by_name, world_size
 from grail_lightning.runtime.seeds import SeedKey
-from grail_lightning.step.options import Execution
+from grail_lightning.step.execution import Execution
 from grail_lightning.step.sampler import Sampler, training_key
 from grail_lightning.tasks.base import EARNED, Prompt, problem_id
 

@@ -270,7 +270,7 @@ def warn_of_limits(figures: dict[str, float], warned: set[str]) -> None:
 # ``policy`` (the update), ``credit`` (token weights), ``speed`` (seconds, tokens, memory), and ``val`` and ``test``
 # (held-out problems).
 GROUPS = ("train", "policy", "credit", "speed", "val", "test")
-# The group of a figure, by what stands before the first slash of its name, as users of GRPO know it.
+# The group of a figure, by what stands before the first slash of its name, as users of TRL know it.
 GROUP_OF = {
     name: group
     for group, names in {

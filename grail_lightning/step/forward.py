@@ -1,7 +1,6 @@
-"""Forward passes of micro-batches: of the policy, of the frozen reference, and of a teacher.
+"""Forward passes of micro-batches: of the policy, and of the frozen reference.
 
-Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens, ``M`` predictions of a
-layout, ``D`` width.
+Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens.
 """
 
 from __future__ import annotations
@@ -14,10 +13,8 @@ from torch import Tensor
 
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, TokenWeights
-from grail_lightning.credit.distillation import with_shown_answers
 from grail_lightning.functional.tokens import TokenStats
-from grail_lightning.policy.capabilities import within_attention_window
-from grail_lightning.policy.layout import TokenLayout, gather_rows
+from grail_lightning.objective import Companion
 from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in, zero_table
 from grail_lightning.policy.model import Policy
 from grail_lightning.policy.reference import Reference
@@ -32,39 +29,12 @@ class Pass(NamedTuple):
     weights: TokenWeights | None = None  # [b, t], if this pass computes them; None if they are known already.
 
 
-class Teacher:
-    """The teacher of SDPG: runs rows behind prompts that contain the reference answer, without gradient and dropout."""
-
-    def __init__(self, policy: Policy, batch: RolloutBatch, sentence: str) -> None:
-        self.policy, self.batch = policy, with_shown_answers(policy, batch, sentence)
-
-    def states(self, micro: MicroBatch, layout: TokenLayout) -> Tensor:
-        """``[M, D]``: the decoder's output at the predictions of the student's layout of a micro-batch.
-
-        Rows that share a prediction in the student's layout have the same teacher, since they are of one group.
-        """
-        states: list[Tensor] = []
-
-        def decode(own: TokenLayout) -> Tensor:
-            states.append(self.policy.decode(own))
-            return states[0]
-
-        # Its rows are longer than those for which the trees were made.
-        shared = within_attention_window(self.policy, self.batch.input_ids.shape[1])
-        own = self.policy.layout(self.batch.select(micro.rows), micro.starts if shared else None)
-        with self.policy.evaluating(), torch.no_grad():
-            # Through the policy's own call: sharded weights (FSDP2) are whole only inside of it.
-            self.policy(own, decode=decode)
-            of_tokens = gather_rows(own.at_predictors(states[0]), own.prediction_of)
-        return of_tokens[layout.source_of]
-
-
 class Forward:
     """The forward pass of the policy over the rows of a batch, micro-batch by micro-batch.
 
     `context` has the token budget and the temperature. With `share_prefixes` common beginnings of rows, prompts and
     responses, are run once, where the model allows it. Passes with gradient may let the entropy carry one, and measure
-    the divergence from a teacher.
+    the divergence from a companion.
     """
 
     def __init__(
@@ -75,10 +45,10 @@ class Forward:
         *,
         share_prefixes: bool = True,
         entropy_gradient: bool = False,
-        teacher: Teacher | None = None,
+        companion: Companion | None = None,
     ) -> None:
         self.policy, self.batch, self.context = policy, batch, context
-        self.share_prefixes, self.entropy_gradient, self.teacher = share_prefixes, entropy_gradient, teacher
+        self.share_prefixes, self.entropy_gradient, self.companion = share_prefixes, entropy_gradient, companion
 
     def cut(self, rows: Tensor) -> list[MicroBatch]:
         """The rows as micro-batches, equally many on each rank."""
@@ -88,13 +58,14 @@ class Forward:
         """Run a micro-batch from `cut`; `in_place` is that of `HeadGradient`."""
         layout = self.policy.layout(self.batch.select(micro.rows), micro.starts)
         graph = torch.is_grad_enabled()
+        others = self.companion.states(micro, layout) if self.companion is not None and graph else None
         stats: TokenStats = self.policy(
             layout,
             temperature=self.context.temperature,
             with_entropy=graph,
             entropy_gradient=self.entropy_gradient and graph,
             in_place=in_place,
-            teacher=self.teacher.states(micro, layout) if self.teacher is not None and graph else None,
+            other_states=others,
         )
         return Pass(stats, layout.num_tokens)
 

@@ -16,17 +16,21 @@ from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, CreditControl, TokenCredit, TokenWeights, check_weights
 from grail_lightning.credit.saliency import SaliencyCredit, forward_with_saliency, saliency_of_rows
 from grail_lightning.distributed.sharding import gathered
+from grail_lightning.objective import Companion, Objective
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
 from grail_lightning.policy.model import Policy
 from grail_lightning.runtime.clock import PhaseClock
 from grail_lightning.runtime.collectives import all_reduce, pad_to_longest_rank
 from grail_lightning.step.forward import Forward, Pass
-from grail_lightning.step.options import Objective
 
 
 def method_to_fuse(
-    credit: TokenCredit, control: CreditControl | None, objective: Objective, policy: Policy
+    credit: TokenCredit,
+    control: CreditControl | None,
+    objective: Objective,
+    companion: Companion | None,
+    policy: Policy,
 ) -> SaliencyCredit | None:
     """The method whose saliency the update's first forward passes provide; None if it has a pass of its own.
 
@@ -37,11 +41,11 @@ def method_to_fuse(
       `saliency.fuse` off;
     - with `refresh: update`, since the weights are then computed before every optimiser step;
     - with a control, which may need all weights at once;
-    - with an entropy bonus or a teacher, whose gradients the fused pass does not have;
+    - with an entropy bonus or a companion, whose gradients the fused pass does not have;
     - with dropout, which saliency excludes.
     """
     once = credit.refresh == "rollout" and control is None
-    plain = objective.entropy_coefficient == 0 and objective.distillation is None and not has_dropout(policy)
+    plain = objective.entropy_coefficient == 0 and companion is None and not has_dropout(policy)
     return credit if once and plain and credit.fuses and isinstance(credit, SaliencyCredit) else None
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from grail_lightning.batch import GradedBatch, RolloutBatch
 from grail_lightning.functional.policy_gradient import aggregate, importance_ratio, kl_estimate
 from grail_lightning.functional.tokens import TokenStats, entropy_of, masked_sum
+from grail_lightning.objective import Companion, Objective
 from grail_lightning.runtime.collectives import all_reduce
-from grail_lightning.step.options import Objective
 
 SAMPLER_GAP = "sampling/sampling_logp_difference/mean"
 
@@ -23,7 +23,7 @@ SAMPLER_GAP = "sampling/sampling_logp_difference/mean"
 def loss_mask(batch: GradedBatch, objective: Objective) -> Tensor:
     """``[B, T]`` bool: the tokens in the loss, for numerator and denominator alike.
 
-    Rollouts without a reward are left out, and by default (`mask_truncated`) those that hit the length limit.
+    Rollouts without a reward are left out, and with `mask_truncated` those that hit the length limit.
     """
     rows = batch.scored & batch.finished if objective.mask_truncated else batch.scored
     return batch.response_mask & rows[:, None]
@@ -53,7 +53,8 @@ class LossInputs:
     mask: Tensor  # Bool, the tokens in the loss.
     ref_logprobs: Tensor | None = None  # Under the frozen reference; None without a KL term.
     sampling_logprobs: Tensor | None = None  # As the engine reports them; None if it reports none.
-    distillation_strength: Tensor | None = None  # [b, 1], the coefficient of the KL to the teacher; None without one.
+    companion: Companion | None = None  # Adds to the losses by the divergence that the pass has measured.
+    row_advantages: Tensor | None = None  # [b], which a companion asks for.
     sampler_correction: Tensor | None = None  # Corrects for a sampler that differs from the trainer; None is off.
 
 
@@ -86,11 +87,12 @@ def micro_batch_loss(
             logprobs, inputs.ref_logprobs, objective.kl_estimator, ratio=own
         )
         sums["kl"] = masked_sum(kl_estimate(logprobs.detach(), inputs.ref_logprobs, objective.kl_estimator), mask)
-    if inputs.distillation_strength is not None and objective.distillation is not None:
-        divergence = inputs.stats.divergence
-        assert divergence is not None, "the pass of a run with a teacher measures it"
-        losses = losses + inputs.distillation_strength * divergence.clamp(max=objective.distillation.clamp)
-        sums["distillation_kl"] = masked_sum(divergence.detach(), mask)
+    if inputs.companion is not None:
+        divergence, advantages = inputs.stats.divergence, inputs.row_advantages
+        assert divergence is not None, "a pass beside a companion measures the divergence from it"
+        assert advantages is not None
+        losses = losses + inputs.companion.losses(divergence, advantages)
+        sums[inputs.companion.figure] = masked_sum(divergence.detach(), mask)
     if objective.entropy_coefficient:
         losses = losses - objective.entropy_coefficient * entropy_of(inputs.stats)
     loss = aggregate(losses, mask, objective.aggregation, **counts)

@@ -17,14 +17,15 @@ from grail_lightning.credit.service import FrozenReference
 from grail_lightning.functional.advantages import group_sums
 from grail_lightning.functional.policy_gradient import sampler_correction
 from grail_lightning.functional.tokens import TokenStats
+from grail_lightning.objective import Objective
 from grail_lightning.policy.capabilities import has_dropout
 from grail_lightning.policy.micro_batch import MicroBatch, scatter, zero_table
 from grail_lightning.runtime.collectives import all_gather_rows, all_reduce, world_size
 from grail_lightning.runtime.seeds import derive_seed
+from grail_lightning.step.execution import Execution
 from grail_lightning.step.figures import loss_figures
 from grail_lightning.step.forward import Forward, Pass, reference_logprobs
 from grail_lightning.step.loss import LossInputs, count_denominators, live_rows, loss_mask, micro_batch_loss
-from grail_lightning.step.options import Execution, Objective
 
 _Backward = Callable[[Tensor, bool], None]
 """``backward(loss, last)``: the loss of a micro-batch times the number of ranks, and whether it is the last one of the
@@ -108,7 +109,8 @@ class Update:
     Every rank calls every collective the same number of times. Ranks agree on the numbers of optimiser steps and
     micro-batches, and a rank with fewer micro-batches runs a row whose loss is multiplied by 0.
 
-    `seed` is that of the deal of groups, or of rows. With `refreshed` the token weights are replaced before each
+    `seed` is that of the deal of groups, or of rows, `sampler_cap` the bound of weights that correct for a sampler that
+    differs from the trainer (None is off). With `refreshed` the token weights are replaced before each
     further step (`reweigh`).
 
     Attributes:
@@ -130,10 +132,11 @@ class Update:
         execution: Execution,
         max_response_length: int,
         seed: int,
+        sampler_cap: float | None = None,
         refreshed: bool = False,
     ) -> None:
         self.forward, self.batch, self.max_response_length = forward, forward.batch, max_response_length
-        self.objective, self.execution, self.refreshed = objective, execution, refreshed
+        self.objective, self.execution, self.sampler_cap, self.refreshed = objective, execution, sampler_cap, refreshed
         self.mask = loss_mask(self.batch, objective)
         self.reweigh(token_weights)
         added, every = self._given_weights.additive, objective.trains_all_rows
@@ -209,7 +212,7 @@ class Update:
         def rows_of(table: Tensor | None) -> Tensor | None:
             return None if table is None else table[rows, :columns]
 
-        distillation, cap = self.objective.distillation, self.execution.decided_cap
+        cap = self.sampler_cap
         old, sampled = self.old_logprobs.of(micro, stats), rows_of(self.batch.sampling_logprobs)
         assert cap is None or sampled is not None, "`Sampler.draw` refuses such an engine"
         return LossInputs(
@@ -219,6 +222,7 @@ class Update:
             mask=self.mask[rows, :columns],
             ref_logprobs=rows_of(self.ref_logprobs),
             sampling_logprobs=sampled,
-            distillation_strength=None if distillation is None else distillation.strength(self.batch.advantages[rows]),
+            companion=self.forward.companion,
+            row_advantages=self.batch.advantages[rows],
             sampler_correction=None if cap is None or sampled is None else sampler_correction(old, sampled, cap),
         )

@@ -1,8 +1,8 @@
 """The picture of rollouts whose tokens carry their weights as background colour.
 
 Text from a model is drawn as it is: neither as mathematics nor as directions of writing, and control characters as
-signs. A weight of 1, the rollout's advantage unchanged as under GRPO, has no colour; larger weights are orange, smaller
-ones blue, here and on the page. All common kinds of colour blindness tell the two hues apart.
+signs. A weight of 1, the rollout's advantage unchanged as under `Uniform`, has no colour; larger weights are orange,
+smaller ones blue, here and on the page. All common kinds of colour blindness tell the two hues apart.
 """
 
 from __future__ import annotations

@@ -12,9 +12,10 @@ from grail_lightning.credit.base import CreditContext, TokenWeights, Uniform
 from grail_lightning.credit.service import Services
 from grail_lightning.distributed.gradients import Gradients
 from grail_lightning.engines import build_batch
+from grail_lightning.objective import DrGRPO
 from grail_lightning.policy import Loading, load_policy
+from grail_lightning.step.execution import Execution
 from grail_lightning.step.figures import StepOutput
-from grail_lightning.step.options import Execution, Objective
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.base import Prompt
 from tests.batches import rollouts
@@ -48,8 +49,8 @@ class Scripted(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.say, self.updates, self.group_size = say, updates, group_size
-        self.sampling, self.objective = Sampling(max_response_length=LIMIT), Objective()
-        self.execution = Execution(updates_per_batch=updates)
+        self.sampling, self.objective = Sampling(max_response_length=LIMIT), DrGRPO(mask_truncated=True)
+        self.execution, self.sampler_cap = Execution(updates_per_batch=updates), None
         self.policy_name, self.loading = "arithmetic", Loading()
         self.policy = load_policy("arithmetic").train()
         self.gradients = None

@@ -14,8 +14,9 @@ from grail_lightning.callbacks.prompt_checks import unequal_mini_batches
 from grail_lightning.data import ArithmeticData, MathData
 from grail_lightning.engines import HFEngine
 from grail_lightning.module import GrailModule
+from grail_lightning.objective import DrGRPO
 from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer
-from grail_lightning.step.options import Execution, Objective
+from grail_lightning.step.execution import Execution, resolve_cap
 from grail_lightning.tasks import ArithmeticTask
 from grail_lightning.tasks.rewards import RewardSpec
 from tests import runs
@@ -39,6 +40,7 @@ def _said(say, num_prompts=2, sampling=None, make=Scripted, advantage=None, **ob
     module = make(say)
     module.sampling = sampling or module.sampling
     module.objective, module.execution = configured(objective)
+    module.sampler_cap = resolve_cap(module.execution.sampler_cap, copies_weights=False)
     module.advantage = advantage or module.advantage
     return _warnings(lambda: run(8, Preflight(2)).fit(module, loader(*[prompts(num_prompts)] * 4)))
 
@@ -265,7 +267,7 @@ def test_a_model_that_samples_otherwise_than_it_trains_stops_the_run(tmp_path):
     MiniMaxConfig(**SIZES | {"pad_token_id": 0, "attention_dropout": 0.0} | options).save_pretrained(tmp_path)
     load_tokenizer("arithmetic").save_pretrained(tmp_path)
     loading, sampling = Loading(from_scratch=True), Sampling(max_response_length=16)
-    module = GrailModule(str(tmp_path), loading=loading, sampling=sampling, objective=Objective(mask_truncated=False))
+    module = GrailModule(str(tmp_path), loading=loading, sampling=sampling, objective=DrGRPO(clip_high=0.28))
     task = Lengths()
     data = [[task.prompt({"problem": expression}) for expression in ("1+1", "11+12-13", "1+2+3+4")]]
     with pytest.raises(ValueError, match=r"the same weights\. MiniMaxForCausalLM computes otherwise from its cache"):

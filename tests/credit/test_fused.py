@@ -15,12 +15,12 @@ from grail_lightning.credit import (
 )
 from grail_lightning.policy import Loading, load_policy
 from grail_lightning.runtime.clock import PhaseClock
+from grail_lightning.sdpg import SDPG
 from grail_lightning.step.assign import assign_credit
 from grail_lightning.step.fused import SaliencyForward
-from grail_lightning.step.options import Distillation, Objective
 from tests.batches import rollouts
 from tests.runs import Watch, batches, module, problems, sampled, trainer
-from tests.steps import backward, largest_gap, update_of
+from tests.steps import backward, configured, largest_gap, update_of
 from tests.tolerance import assert_near, roundings
 
 SAMPLING = Sampling(max_response_length=40)
@@ -52,7 +52,8 @@ class Apart(TokenCredit):
 def _fuses(credit, policy, batch, control=None, **objective):
     """Whether saliency comes with the update's first forward pass."""
     clock = PhaseClock(policy.device)
-    forward, _ = assign_credit(credit, control, policy, batch, _context(), Objective(**objective), clock)
+    chosen, _ = configured(objective)
+    forward, _ = assign_credit(credit, control, policy, batch, _context(), chosen, clock)
     return isinstance(forward, SaliencyForward)
 
 
@@ -112,7 +113,7 @@ def test_saliency_has_a_pass_of_its_own_where_the_result_would_differ(batch):
     anew = GRAIL(saliency=SaliencyOptions(refresh="update"))
     for credit in (anew, GRAIL(saliency=apart), PermutedRewards(GRAIL()), Uniform()):
         assert not _fuses(credit, policy, batch)
-    for options in ({"control": Shuffled()}, {"entropy_coefficient": 0.1}, {"distillation": Distillation()}):
+    for options in ({"control": Shuffled()}, {"entropy_coefficient": 0.1}, {"algorithm": SDPG}):
         assert not _fuses(GRAIL(), policy, batch, **options)
     for owner, rate in ((policy.blocks[0].self_attn, "attention_dropout"), (policy.blocks[0], "residual_dropout")):
         setattr(owner, rate, 0.1)  # Some blocks keep the rate as a number.

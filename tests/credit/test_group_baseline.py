@@ -12,9 +12,9 @@ from grail_lightning.credit import Balanced, OptimalBaseline, RandomSubset, Toke
 from grail_lightning.credit.base import check_weights, token_advantages
 from grail_lightning.functional import group_advantages
 from grail_lightning.functional.advantages import energy_baselines
+from grail_lightning.objective import DrGRPO
 from grail_lightning.policy import load_policy
 from grail_lightning.step.assign import compute_advantages
-from grail_lightning.step.options import Objective
 from tests.batches import graded
 from tests.credit.rollouts import context, row_logits
 from tests.runs import SAMPLING, one_in_four
@@ -59,7 +59,8 @@ def test_a_run_pools_the_energies_of_tokens_in_the_loss_over_the_mixed_groups(ho
     """By loops: two groups of three rows, one row of which was truncated, and energies by autograd on the logits."""
     rewards, finished = torch.tensor([1.0, 0, 0, 1, 1, 0]), torch.tensor([True, True, False, True, True, True])
     batch = graded(golden_batch, rewards, group=torch.tensor([0, 0, 0, 1, 1, 1]), finished=finished)
-    found = compute_advantages(batch, 3, EnergyBaseline(), Objective(aggregation=how), golden_policy, _context())
+    objective = DrGRPO(aggregation=how, mask_truncated=True)
+    found = compute_advantages(batch, 3, EnergyBaseline(), objective, golden_policy, _context())
     energy = []
     for row in range(6):
         logits, ids = row_logits(golden_policy, batch, row).requires_grad_(), batch.response_ids[row].long()
@@ -116,7 +117,7 @@ def test_all_right_groups_that_are_trained_on_keep_their_uniform_advantage(name,
     rewards = torch.tensor([1.0] * 4 + [1, 0, 0, 1] * 3)
     batch = graded(batch, rewards, tokenizer=policy.tokenizer)
     estimator = GroupMean(share=0.5, train_equal=True)
-    batch = compute_advantages(batch, 4, estimator, Objective(), policy, _context())
+    batch = compute_advantages(batch, 4, estimator, DrGRPO(mask_truncated=True), policy, _context())
     assert torch.equal(batch.advantages[:4], torch.full((4,), 0.5))
     weights = getattr(credits, name)()(policy, batch, _context())
     check_weights(Uniform(), weights, batch)

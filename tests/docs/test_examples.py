@@ -216,6 +216,19 @@ def test_an_estimator_of_the_advantage_of_ones_own_trains_beside_the_median(caps
     assert "Did you mean GroupMean" in said
 
 
+def test_an_objective_of_ones_own_scales_the_gradient_of_wrong_responses_alone():
+    small = ["--data.num_train=64", "--data.num_val=2", "--model.credit=Uniform"]
+    small += ["--model.execution.max_grad_norm=null"]
+    share = ["--model.advantage=GroupMean", "--model.advantage.share=0"]  # Without it there would be praise, too.
+    norms = {}
+    for blame in ("1.0", "0.25"):
+        for advantage in ((), share):
+            _, figures = fit("my_objective", *small, f"--model.objective.blame={blame}", *advantage)
+            norms[blame, bool(advantage)] = figures["policy/grad_norm"]
+    assert norms["0.25", False] != pytest.approx(norms["1.0", False], rel=0.01)
+    assert norms["0.25", True] == norms["1.0", True] > 0  # No response is blamed.
+
+
 def test_a_data_module_of_ones_own_reads_csv_files():
     rollouts, _ = fit("my_data")
     assert set(rollouts["dataset"]) == {"train"}

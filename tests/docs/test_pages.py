@@ -207,7 +207,7 @@ def test_every_credit_method_stands_on_the_pages_that_compare_them():
 @pytest.mark.parametrize(
     ("column", "intervals", "heading", "row", "figure"),
     [
-        ("minus GRPO, points", 4, "Sums of five terms", "GRAIL", (-1.8, 1.0)),
+        ("minus Dr. GRPO, points", 4, "Sums of five terms", "GRAIL", (-1.8, 1.0)),
         ("share, Adam", 5, "In one step: five terms", "GRAIL", (-0.36, 0.07)),
     ],
 )
@@ -231,10 +231,10 @@ def test_the_curves_of_a_study_are_means_over_its_finished_seeds(monkeypatch, tm
         with SummaryWriter(str(folder)) as writer:
             for step, value in enumerate(values):
                 writer.add_scalar("val/accuracy", value, 10 * step)
-        record = {"state": "finished", "task": "sums", "method": "GRPO", "seed": seed}
+        record = {"state": "finished", "task": "sums", "method": "Dr. GRPO", "seed": seed}
         (folder / "sweep.json").write_text(json.dumps(record))
     plot_study = script("plot_study")
-    plot_study.draw_curves(tmp_path, ["GRPO"], tmp_path / "curves.png")
+    plot_study.draw_curves(tmp_path, ["Dr. GRPO"], tmp_path / "curves.png")
     (drawn,) = (container.lines[0].get_ydata().tolist() for container in plot_study.plt.gca().containers)
     plot_study.plt.close("all")
     assert drawn == [0.375, 0.75]

@@ -14,8 +14,9 @@ import pytest
 from grail_lightning.advantages import GroupMean
 from grail_lightning.batch import Sampling
 from grail_lightning.data import MathData
+from grail_lightning.objective import DAPO, DrGRPO
 from grail_lightning.policy.source import Loading
-from grail_lightning.step.options import Execution, Objective
+from grail_lightning.step.execution import Execution
 from grail_lightning.tasks import EnvironmentTask
 from grail_lightning.tasks.rewards import RewardSpec
 from tests.shell import main
@@ -25,7 +26,7 @@ from tests.tool_calling_policy import END
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "trl.md").read_text()
 GROUPS = {
-    "objective": Objective,
+    "objective": DrGRPO,
     "advantage": GroupMean,
     "execution": Execution,
     "sampling": Sampling,
@@ -50,7 +51,7 @@ def test_the_defaults_on_the_page_are_those_of_trl_and_ours():
     theirs = trl.GRPOConfig(output_dir="unused", use_cpu=True, bf16=False)
     section = PAGE.partition("\n## Options\n")[2]
     rows = [re.findall(r"`([^`]+)`", line) for line in section.splitlines() if line.startswith("| `")]
-    assert [len(row) for row in rows] == [4] * 6 + [3] * 7
+    assert [len(row) for row in rows] == [4] * 4 + [3] * 9
     for name, *values in rows:
         option, default = (values[0], values[1]) if len(values) == 2 else (values[1], values[2])
         group, leaf = option.split(".")[1:]
@@ -129,4 +130,5 @@ def test_the_program_of_the_page_makes_the_run_of_its_config():
     (train,) = data.load("train")
     assert [prompt.columns["target"] for prompt in train.prompts] == list(range(1, 17))
     assert [*names["task"].tools.by_name] == ["multiply", "climb"]
-    assert names["module"].objective == Objective(aggregation="dapo", clip_high=0.2, mask_truncated=False)
+    assert names["module"].objective == DAPO(clip_high=0.2, mask_truncated=False)
+    assert names["module"].advantage.scale == "group"

@@ -9,7 +9,7 @@ from grail_lightning.data import ArithmeticData
 from grail_lightning.engines import RolloutEngine
 from grail_lightning.engines.base import build_batch
 from grail_lightning.engines.checks import check_reported
-from grail_lightning.step.options import Execution
+from grail_lightning.step.execution import Execution, resolve_cap
 from grail_lightning.step.sampler import sample_rollouts
 from grail_lightning.tasks import ArithmeticTask
 from tests.copying_engine import Elsewhere
@@ -135,11 +135,10 @@ def test_every_engine_of_the_package_but_hfengine_samples_with_a_copy_and_so_cor
 
     copies = {name for name in engines.__all__ if getattr(getattr(engines, name), "copies_weights", False)}
     assert copies == {"VLLMEngine", "VLLMServer"}  # The policy's weights must be whole for others, a user's too.
-    assert Execution().for_engine(copies_weights=True).decided_cap == 2
-    assert Execution().for_engine(copies_weights=False).decided_cap is None
-    assert Execution().decided_cap is None
-    assert Execution(sampler_cap=None).for_engine(copies_weights=True).decided_cap is None
-    assert Execution(sampler_cap=3.0).for_engine(copies_weights=False).decided_cap == 3
+    assert resolve_cap(Execution().sampler_cap, copies_weights=True) == 2
+    assert resolve_cap(Execution().sampler_cap, copies_weights=False) is None
+    assert resolve_cap(None, copies_weights=True) is None
+    assert resolve_cap(3.0, copies_weights=False) == 3
 
 
 class Silent(Elsewhere):

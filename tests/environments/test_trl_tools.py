@@ -19,7 +19,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from grail_lightning.batch import Sampling
 from grail_lightning.environments.tools import ToolSet
 from grail_lightning.module import GrailModule
-from grail_lightning.step.options import Execution
+from grail_lightning.step.execution import Execution
 from grail_lightning.tasks import EnvironmentTask
 from grail_lightning.tasks.rewards import RewardSpec
 from tests.environments.test_dialogue import _model

@@ -31,7 +31,7 @@ const percent = (part, whole) => (whole ? Math.round((100 * part) / whole) + " %
 
 const colouredBy = () => byId("value").value;
 
-/** Where a value lies on the scale, as in pictures.py: −1 (none of the advantage) to 0 (as GRPO) to 1 (the most). */
+/** Where a value lies on the scale, as in pictures.py: −1 (none of the advantage) to 0 (uniform credit) to 1 (the most). */
 function position(value, largest) {
   if (value === null || value === undefined) return 0;
   if (colouredBy() === "scores") return largest ? Math.max(-1, Math.min(1, value / largest)) : 0;
@@ -55,7 +55,7 @@ function drawLegend() {
   }
   const key = (kind, sample, text) => make("span", { class: "key" }, make("span", { class: "t " + kind, text: sample }), " " + text);
   byId("legend").replaceChildren(
-    make("span", { text: scores ? "score, of the largest in its rollout" : "weight (1 = GRPO)" }), scale,
+    make("span", { text: scores ? "score, of the largest in its rollout" : "weight (1 = uniform)" }), scale,
     ...(data.groups.some((g) => g.rollouts.some((r) => r.turns)) ? [key("told", "found: 17", "not sampled, not trained")] : []),
     key("slip", "7+5=2", "wrong step"), key("inherited", "2+1=3", "from a wrong result"), key("answer", "17", "answer"),
     make("span", { class: "key" }, make("span", { class: "fork", text: "fork" }), " goes wrong here"));
