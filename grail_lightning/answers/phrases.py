@@ -5,6 +5,8 @@ An introduction goes only if it names what follows, as `The area is`, and denies
 
 import re
 
+from grail_lightning.answers.lexicon import MULTIPLIED
+
 _RESULT = (
     r"(?:so\s+|thus,?\s+|hence,?\s+|therefore,?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|solution|result)s?"
 )
@@ -132,7 +134,7 @@ def _system(found: re.Match[str]) -> str:
 def number_in_bold(text: str) -> str:
     """The number in bold type and what follows, of a sentence around it that neither denies nor changes it."""
     found = _BOLD.fullmatch(text)
-    if found is None or _DENIAL.search(found["before"]) or _CHANGED.search(found["before"]):
+    if found is None or any(words.search(found["before"]) for words in (_DENIAL, _CHANGED, MULTIPLIED)):
         return text
     return f"{found['bold']}{found['after']}"
 
