@@ -139,14 +139,17 @@ def number_in_bold(text: str) -> str:
     return f"{found['bold']}{found['after']}"
 
 
+def _without_owner(text: str) -> str:
+    return _OWNER.sub(lambda owner: "" if owner["end"] or not owner["type"] else owner["type"], text)
+
+
 def without_phrases(text: str) -> str:
     """A text in one spelling without what introduces it, and without a remark that explains it."""
     if (remark := _REMARK.search(text)) is not None and not _REFUSAL.search(remark[0]):
         text = text[: remark.start()]
     if (reason := _BECAUSE.search(text)) is not None and not _REFUSAL.search(reason[0]):
         text = text[: reason.start()]
-    text = _OWNER.sub(lambda owner: "" if owner["end"] or not owner["type"] else owner["type"], text)
-    text = _THUS.sub("", _SAID_RIGHT.sub("", text))
+    text = _THUS.sub("", _SAID_RIGHT.sub("", _without_owner(text)))
     text = _SEVERAL_TYPES.sub(lambda phrase: phrase[0] if _DENIAL.search(phrase[0]) else "", text)
     phrase = _INTRODUCTION.match(text)
     listed = phrase is not None and ":" in phrase[0] and ":" in text[phrase.end() :]  # `\text{Tom: }4, \text{Ann: }6`
@@ -157,6 +160,7 @@ def without_phrases(text: str) -> str:
         text, times = _LEAD.subn("", text)
         if not times:
             break
+        text = _without_owner(text)
     if (verb := _VERB.fullmatch(text)) is not None and not _DENIAL.search(text):
         return rf"\text{{{verb[1]}}}"
     sentence = _SENTENCE.fullmatch(text)
