@@ -75,6 +75,8 @@ def _relatively_close(gold: Any, prediction: Any, tolerance: float) -> bool:
         return True
     try:
         one, two = complex(gold.evalf(30)), complex(prediction.evalf(30))
+        return bool(abs(one - two) <= (tolerance * abs(one) if one else 1e-25))  # 30 digits of zero are rarely zero
     except (TypeError, ValueError, AttributeError):
         return True
-    return bool(abs(one - two) <= (tolerance * abs(one) if one else 1e-25))  # 30 digits of zero are rarely zero
+    except OverflowError:  # a number beyond floats
+        return bool(gold == prediction)

@@ -324,10 +324,11 @@ def _finer(left: Node, right: Node, point: dict[str, Fraction]) -> tuple[Any, in
     for node in (left, right):
         with suppress(ZeroDivisionError, Undefined, OverflowError):
             measured.value(node)
-    slow = bool(point) and any(part.value in _SLOW for node in (left, right) for part in subtrees(node))
-    if measured.digits <= _MOST_DIGITS_BEFORE or slow:
+    parts = [part for node in (left, right) for part in subtrees(node) if part.value in _SLOW]
+    slow = measured.digits > _MOST_DIGITS_BEFORE and any(_exact(part) is None for part in parts)
+    if measured.digits <= _MOST_DIGITS_BEFORE or (slow and point):
         return _contexts()[0], _PLACES
-    if measured.digits > _MOST_DIGITS and not point:
+    if (slow or measured.digits > _MOST_DIGITS) and not point:
         raise TooLarge("numbers of too many digits to be told apart")
     digits = min(int(measured.digits) + 1, _MOST_DIGITS)
     context = mpmath.MPContext()
