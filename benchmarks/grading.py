@@ -243,7 +243,7 @@ def equal_after_all(pair: tuple[str, str]) -> bool:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 
 def share(part: int, whole: int) -> str:

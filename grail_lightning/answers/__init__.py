@@ -2,9 +2,9 @@
 
 `records` holds an answer's place and its verdict. `find` and `spans` locate an answer and its tokens. `normalise`, with
 `phrases` and `chinese`, makes spellings one. `parse` reads formulas, `quantity` the words around them by the lists of
-`lexicon` and `numerals`, and `shapes` and `structure` the whole. `statements`, `values`, `relations`, `named`,
-`choices`, `compare` and `judge` decide whether two are equal, `evaluated` whether one is worked out. `verifier` grades
-many in processes that can be killed. Each imports from those before it only.
+`lexicon` and `numerals`, and `shapes` and `structure` the whole. `statements`, `values`, `library`, `relations`,
+`named`, `choices`, `compare` and `judge` decide whether two are equal, `evaluated` whether one is worked out.
+`verifier` grades many in processes that can be killed. Each imports from those before it only.
 """
 
 from grail_lightning.answers.compare import Conventions

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 
+from grail_lightning.answers.library import equal_by_math_verify
 from grail_lightning.answers.normalise import TEXT, string_key
 from grail_lightning.answers.parse import Node, Unreadable, letters, number, parse
 from grail_lightning.answers.quantity import agree
 from grail_lightning.answers.shapes import Atom
-from grail_lightning.answers.values import agree_everywhere, equal_by_math_verify, rational
+from grail_lightning.answers.values import agree_everywhere, rational
 
 LAYERS = ("string", "number", "structure", "symbolic", "math-verify")
 

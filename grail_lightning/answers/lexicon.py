@@ -3,6 +3,7 @@
 The file is a list of what is known to be harmless. What is not in it makes another answer of the number it stands with.
 """
 
+import re
 from importlib.resources import files
 
 _IRREGULAR = {
@@ -70,6 +71,13 @@ MULTIPLES, PARTS = (
     {name: int(entry[-1]) for entry in _FOUND[section] for name in entry[:-1]} for section in ("multiples", "parts")
 )
 """The number of each word: `dozen` is 12, and `third` is the third part."""
+_COUNT, _MULTIPLE, _PART = ("|".join(sorted(words)) for words in (CARDINALS, MULTIPLES, PARTS))
+MULTIPLIED = re.compile(
+    rf"\b(?:{_COUNT}|{_MULTIPLE}) times\b|\b(?:an?|{_COUNT})[ -](?:{_PART})s? of\b"
+    rf"|^(?:\\text\{{)?\s*(?:(?:(?:an? )?(?:{_MULTIPLE})|(?:{_PART})(?:s| of))\b|(?:squared|cubed)\s*(?:\}}|$))",
+    re.IGNORECASE,
+)
+"""What is said of a number's multiple or part: `three times the area`, `a third of the sum`, `million`."""
 
 
 def unit_name(word: str, *, typed: bool = True) -> str | None:

@@ -65,7 +65,7 @@ def signed(node: Node, sign: str) -> Node:
     return args[0] if node.value == sign else negated(args[0])
 
 
-_E_NOTATION = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][+-]?[0-9]{1,3}", re.ASCII)
+_E_NOTATION = re.compile(r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)[eE][+-]?[0-9]{1,3}", re.ASCII)
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
     r"|(?P<command>\\(?:[a-zA-Z]+|.))"

@@ -5,6 +5,8 @@ An introduction goes only if it names what follows, as `The area is`, and denies
 
 import re
 
+from grail_lightning.answers.lexicon import MULTIPLIED
+
 _RESULT = (
     r"(?:so\s+|thus,?\s+|hence,?\s+|therefore,?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|solution|result)s?"
 )
@@ -132,9 +134,13 @@ def _system(found: re.Match[str]) -> str:
 def number_in_bold(text: str) -> str:
     """The number in bold type and what follows, of a sentence around it that neither denies nor changes it."""
     found = _BOLD.fullmatch(text)
-    if found is None or _DENIAL.search(found["before"]) or _CHANGED.search(found["before"]):
+    if found is None or any(words.search(found["before"]) for words in (_DENIAL, _CHANGED, MULTIPLIED)):
         return text
     return f"{found['bold']}{found['after']}"
+
+
+def _without_owner(text: str) -> str:
+    return _OWNER.sub(lambda owner: "" if owner["end"] or not owner["type"] else owner["type"], text)
 
 
 def without_phrases(text: str) -> str:
@@ -143,8 +149,7 @@ def without_phrases(text: str) -> str:
         text = text[: remark.start()]
     if (reason := _BECAUSE.search(text)) is not None and not _REFUSAL.search(reason[0]):
         text = text[: reason.start()]
-    text = _OWNER.sub(lambda owner: "" if owner["end"] or not owner["type"] else owner["type"], text)
-    text = _THUS.sub("", _SAID_RIGHT.sub("", text))
+    text = _THUS.sub("", _SAID_RIGHT.sub("", _without_owner(text)))
     text = _SEVERAL_TYPES.sub(lambda phrase: phrase[0] if _DENIAL.search(phrase[0]) else "", text)
     phrase = _INTRODUCTION.match(text)
     listed = phrase is not None and ":" in phrase[0] and ":" in text[phrase.end() :]  # `\text{Tom: }4, \text{Ann: }6`
@@ -155,6 +160,7 @@ def without_phrases(text: str) -> str:
         text, times = _LEAD.subn("", text)
         if not times:
             break
+        text = _without_owner(text)
     if (verb := _VERB.fullmatch(text)) is not None and not _DENIAL.search(text):
         return rf"\text{{{verb[1]}}}"
     sentence = _SENTENCE.fullmatch(text)

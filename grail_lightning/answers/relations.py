@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import reduce
 from operator import and_, eq, ge, gt, le, lt, ne, or_, sub
 
+from grail_lightning.answers.lexicon import MULTIPLIED
 from grail_lightning.answers.normalise import ELEMENTARY, GREEK, TRIGONOMETRIC
 from grail_lightning.answers.parse import DERIVATIVE, DIFFERENTIABLE, Node, letters, negated, number
 from grail_lightning.answers.quantity import NOTHING, Said
@@ -86,7 +87,7 @@ def _is_one_name(part: str) -> bool:
     if _LIMIT.fullmatch(part.strip()):
         return True
     name = _NAME.fullmatch(part.strip())
-    if name is None or _NO_NAME.search(part):
+    if name is None or _NO_NAME.search(part) or MULTIPLIED.search(part):
         return False
     # A bracket may be a factor: `x(x+1)` and `a(b+c)` are products, `f(x+1)`, `f(f(2))` and `P(A)` are names.
     head, argument = name["head"], name["argument"] or ""

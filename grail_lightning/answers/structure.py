@@ -58,6 +58,9 @@ _SYNONYMS = {
 _SHORT_WORDS = ("yes", "no", "dne")
 _ANY_REAL = re.compile(r"[A-Za-z](?:\s*\\in\s*\\mathbb\{?R\}?)?")
 
+# Characters of a factor, times the entries that it is written before.
+_MOST_REPEATED = 10_000
+
 
 @lru_cache(maxsize=1 << 12)
 def _read_short(text: str) -> Answer:
@@ -271,6 +274,8 @@ def _vector(part: str, sign: str) -> Group | None:
     if not isinstance(answer, Group) or answer.brackets != "()":
         return None
     factor = sign.replace("+", "") + (found["factor"].strip() or "1")
+    if len(factor) * len(answer.items) > _MOST_REPEATED:
+        return None
     items = [atom_of(f"{factor}*({item.whole})") if isinstance(item, Atom) else item for item in answer.items]
     return Group("()", tuple(items))
 
@@ -323,7 +328,10 @@ def _matrix(text: str) -> Answer | None:
         return None
     rows = [row.strip() for row in re.split(r"\\\\|\\cr", matrix["body"]) if row.strip() not in ("", r"\hline")]
     factor = matrix["factor"].strip().removesuffix("*").strip()
-    cells = [[f"{factor}({cell.strip()})" if factor else cell for cell in row.split("&")] for row in rows]
+    cells = [row.split("&") for row in rows]
+    if len(factor) * sum(map(len, cells)) > _MOST_REPEATED:
+        return Broken("a long factor of many entries")
+    cells = [[f"{factor}({cell.strip()})" if factor else cell for cell in row] for row in cells]
     if not rows or len({len(row) for row in cells}) != 1:
         return Broken("a matrix with rows of different lengths")
     cells = [list(column) for column in zip(*cells, strict=True)] if transposed else cells

@@ -8,13 +8,13 @@ simplification that could run away; the cost is that of a few evaluations.
 
 import math
 import random
-import re
+from contextlib import suppress
 from fractions import Fraction
 from functools import cache
 from typing import Any
 
-from grail_lightning.answers.normalise import FUNCTIONS, GREEK, HYPERBOLIC, INVERSE, LOGARITHMS, TRIGONOMETRIC
-from grail_lightning.answers.parse import Node, letters, mentions
+from grail_lightning.answers.normalise import HYPERBOLIC, INVERSE, LOGARITHMS, TRIGONOMETRIC
+from grail_lightning.answers.parse import Node, letters, mentions, subtrees
 
 # 2^17 bits are 39,000 digits: more than any reference answer, and a power of that size takes microseconds.
 _MAX_BITS = 1 << 17
@@ -128,9 +128,11 @@ _DIGITS = (60, 120)
 # Magnitudes beyond 2^(10^6) are towers of powers; no reference answer is near.
 _MAX_LOG2 = 10**6
 _MAX_FACTORIAL_AT_POINT = 10**6
+# Of other numbers than whole ones these take seconds with thousands of digits.
+_SLOW = {"factorial", "double factorial", "binomial"}
 _PARTS = {"conjugate": "conj", "Re": "re", "Im": "im"}
 # 120 digits tell numbers of 20 apart, and roots of them; beyond that as many are computed as are needed.
-_MOST_DIGITS_BEFORE, _MOST_DIGITS = 20, 3000
+_MOST_DIGITS_BEFORE, _MOST_DIGITS, _PLACES = 20, 3000, 40
 # Our names of functions, and mpmath's.
 _FUNCTIONS = {
     **{name: name for name in (*TRIGONOMETRIC, *HYPERBOLIC, "exp", "factorial", "binomial")},
@@ -149,6 +151,11 @@ def _contexts() -> tuple[Any, ...]:
     for context, digits in zip(made, _DIGITS, strict=True):
         context.dps = digits
     return made
+
+
+def prepare() -> None:
+    """Make what takes a while to make, so that no pair pays for it."""
+    _contexts()
 
 
 def _value_at(node: Node, point: dict[str, Fraction], context: Any) -> Any:
@@ -240,7 +247,8 @@ def agree_everywhere(left: Node, right: Node, tolerance: float) -> bool:
     compared = 0
     for positive, point in _points(names):
         agree = _agree(left, right, point, 0.0 if names else tolerance, keep_complex or positive)
-        if agree is False:
+        # A number of many digits beside a letter shows at one point as at all others.
+        if agree is False or (agree and names and not compared and not _equal_with_digits(left, right, point)):
             return False
         compared += bool(agree)
     return compared >= (2 if names else 1)
@@ -251,13 +259,14 @@ def ratio_sign(left: Node, right: Node) -> int:
     names = letters(left)
     if not names or names != letters(right):
         return 0
-    context = _contexts()[0]
-    values = [[_value_at(node, point, context) for node in (left, right)] for _, point in _points(sorted(names))]
+    points = _points(sorted(names))
+    context, places = _finer(left, right, points[0][1])
+    values = [[_value_at(node, point, context) for node in (left, right)] for _, point in points]
     values = [pair for pair in values if None not in pair]
     if len(values) < 3 or any(min(map(abs, pair)) < 1e-30 for pair in values):
         return 0
     first, *others = [context.mpc(one / two) for one, two in values]
-    slack = abs(first) * 1e-40
+    slack = abs(first) * context.mpf(10) ** -places
     constant = abs(first.imag) <= slack and all(abs(ratio - first) <= slack for ratio in others)
     return (1 if first.real > 0 else -1) if constant else 0
 
@@ -289,7 +298,7 @@ def _agree(left: Node, right: Node, point: dict[str, Fraction], tolerance: float
             return False
     coarse, fine = differences
     equal = bool(fine <= size * 1e-100 or fine <= coarse * 1e-45 or (not coarse and fine <= 1e-100))
-    return equal and (bool(point) or _equal_with_digits(left, right))
+    return equal and (bool(point) or _equal_with_digits(left, right, point))
 
 
 class _Measured(_AtPoint):
@@ -300,100 +309,37 @@ class _Measured(_AtPoint):
     def value(self, node: Node) -> Any:
         value = super().value(node)
         if value is not None and value and self.context.isfinite(value):
-            exact, bits = (
-                _exact(node),
-                [float(self.context.mag(value))],
-            )  # What is small may be rounding: the sine of pi.
+            exact = _exact(node)
+            bits = [float(self.context.mag(value))]  # What is small may be rounding: the sine of pi.
             bits += [] if exact is None else [exact.numerator.bit_length(), exact.denominator.bit_length()]
             self.digits = max(self.digits, max(bits) / 3)
         return value
 
 
-def _equal_with_digits(left: Node, right: Node) -> bool:
-    """Whether two numbers agree in four times as many digits as the numbers on the way to them have."""
+def _finer(left: Node, right: Node, point: dict[str, Fraction]) -> tuple[Any, int]:
+    """Numbers of four times as many digits as those on the way to two values have, and how many digits must agree."""
     import mpmath
 
-    measured = _Measured({}, _contexts()[0])
+    measured = _Measured(point, _contexts()[0])
     for node in (left, right):
-        measured.value(node)
-    digits = measured.digits
-    if digits <= _MOST_DIGITS_BEFORE:
-        return True
-    if digits > _MOST_DIGITS:
+        with suppress(ZeroDivisionError, Undefined, OverflowError):
+            measured.value(node)
+    parts = [part for node in (left, right) for part in subtrees(node) if part.value in _SLOW]
+    slow = measured.digits > _MOST_DIGITS_BEFORE and any(_exact(part) is None for part in parts)
+    if measured.digits <= _MOST_DIGITS_BEFORE or (slow and point):
+        return _contexts()[0], _PLACES
+    if (slow or measured.digits > _MOST_DIGITS) and not point:
         raise TooLarge("numbers of too many digits to be told apart")
+    digits = min(int(measured.digits) + 1, _MOST_DIGITS)
     context = mpmath.MPContext()
-    context.dps = 120 + int(4 * digits)
-    one, two = (_value_at(node, {}, context) for node in (left, right))
-    return bool(abs(one - two) <= max(1, abs(one)) * context.mpf(10) ** (-100 - int(3 * digits)))
+    context.dps = 120 + 4 * digits
+    return context, 100 + 3 * digits
 
 
-# math-verify, for what our grammar leaves out. It works on SymPy trees, walked and never printed, so no text of a model
-# becomes code; it may seek a closed form for ever, so it runs in a worker.
-_MOST_CHARACTERS = 400
-_OTHER_COMMANDS = (
-    "frac sqrt pi infty int sum prod lim to binom lfloor rfloor lceil rceil max min gcd lcm det bmod mod pmod begin "
-    "end left right cdot circ overline partial nabla vec hat bar mathbb in cup cap setminus emptyset { } |"
-)
-_KNOWN_COMMANDS = FUNCTIONS | GREEK | frozenset(_OTHER_COMMANDS.split())
-
-
-def load_libraries() -> None:
-    """Import what takes a while, so that no pair pays for it."""
-    import math_verify  # noqa: F401
-
-    _contexts()
-
-
-def equal_by_math_verify(gold: str, prediction: str, tolerance: float) -> bool | None:
-    """math-verify's verdict on two formulas, with its false acceptances closed; None if it cannot read one."""
-    import sympy
-    from math_verify import verify
-
-    one, two = _sympy_of(gold), _sympy_of(prediction)
-    if one is None or two is None:
-        return None
-    if isinstance(one, sympy.Expr) and isinstance(two, sympy.Expr) and one.as_dummy() == two.as_dummy():
-        return True  # a sum over n and one over k
-    for side in (one, two):
-        if isinstance(side, sympy.Basic) and side.has(sympy.Sum) and side.has(sympy.oo) and side.free_symbols:
-            return False  # the search for a closed form of a power series rarely ends
-    try:
-        accepted = verify(one, two, timeout_seconds=None, allow_set_relation_comp=True)
-    except Exception:  # a fault of the library's, on a formula that only it can read
-        return None
-    return bool(accepted) and _relatively_close(one, two, tolerance)
-
-
-# What the library misreads: primes, bases, cycles, hexadecimal digits, derivatives, functions of letters.
-_MISREAD = re.compile(
-    r"'|(?<![A-Za-z\\}^])[0-9]\s*_|(?<![_^0-9])[0-9]+\s+[0-9]|(?<![A-Za-z\\0-9])[A-F][0-9]|\\partial"
-    r"|\\frac\s*\{\s*d\s*(?:\^[^{}]*)?[A-Za-z]?[^{}]*\}\s*\{\s*d\s*[A-Za-z]|\\(?:gcd|lcm)(?=[^A-Za-z]*[A-Za-z])"
-)
-
-
-def _sympy_of(text: str) -> Any:
-    """A formula as SymPy sees it through latex2sympy2-extended, or None."""
-    commands = re.findall(r"\\([a-zA-Z]+|.)", text)
-    if len(text) > _MOST_CHARACTERS or not set(commands) <= _KNOWN_COMMANDS:
-        return None
-    if re.search(r"[!?@#\"`;]|\^\{[^{}]*\^\{[^{}]*\^|[0-9]{40}", text) or text.count("=") > text.count("_{"):
-        return None
-    if _MISREAD.search(text):
-        return None
-    from math_verify.parser import LatexExtractionConfig, normalize_latex, parse_latex_cached
-
-    try:
-        return parse_latex_cached(normalize_latex(text, LatexExtractionConfig().normalization_config))
-    except Exception:  # the parser raises whatever its grammar meets
-        return None
-
-
-def _relatively_close(gold: Any, prediction: Any, tolerance: float) -> bool:
-    """math-verify rounds to six places, so that all small numbers are equal to it: look again, relatively."""
-    if getattr(gold, "free_symbols", True) or getattr(prediction, "free_symbols", True):
+def _equal_with_digits(left: Node, right: Node, point: dict[str, Fraction]) -> bool:
+    """Whether two formulas that seem equal at a point still are with as many digits as their numbers ask for."""
+    context, places = _finer(left, right, point)
+    if places == _PLACES:
         return True
-    try:
-        one, two = complex(gold.evalf(30)), complex(prediction.evalf(30))
-    except (TypeError, ValueError, AttributeError):
-        return True
-    return bool(abs(one - two) <= (tolerance * abs(one) if one else 1e-25))  # 30 digits of zero are rarely zero
+    one, two = (_value_at(node, point, context) for node in (left, right))
+    return bool(abs(one - two) <= max(1, abs(one)) * context.mpf(10) ** -places)

@@ -28,8 +28,8 @@ from typing import Any, Self
 import grail_lightning
 from grail_lightning.answers.compare import Conventions
 from grail_lightning.answers.judge import Judgement, judge
+from grail_lightning.answers.library import load_libraries
 from grail_lightning.answers.records import Verdict
-from grail_lightning.answers.values import load_libraries
 
 _PACKAGE_ROOT = str(Path(grail_lightning.__file__).resolve().parents[1])
 _WORKER = "from grail_lightning.answers.verifier import serve; serve()"

@@ -119,3 +119,26 @@ def test_long_answers_of_words_take_less_than_a_second():
         judge("x=1, y=2", text, Conventions())
         judge(text, "4", Conventions())
         assert time.process_time() - start < 1, piece
+
+
+def test_a_long_factor_of_many_entries_takes_little_time():
+    digits = "9" * 990
+    rows = r"1&2\\" * 190
+    for text in (rf"{digits}\begin{{pmatrix}}{rows}\end{{pmatrix}}", f"{digits}({'1,' * 480}1)"):
+        start = time.process_time()
+        judge("(1,2)", text, Conventions())
+        judge(text.replace("1", "3"), text, Conventions())
+        assert time.process_time() - start < 1, text[985:1010]
+    assert outcome(r"\begin{pmatrix}20\\40\end{pmatrix}", r"10\begin{pmatrix}2\\4\end{pmatrix}").status == "right"
+
+
+def test_numbers_beyond_floats_and_factorials_of_many_digits_are_no_fault_and_take_little_time():
+    pairs = [
+        (r"\sin(1)10^{2900}", r"10^{2900}\sin(\frac{2}{2})"),
+        (r"(\sqrt2)!+10^{300}", r"10^{300}+(\frac{2}{\sqrt2})!"),
+    ]
+    for pair in pairs:
+        start = time.process_time()
+        assert outcome(*pair).status in ("wrong", "capped"), pair
+        assert time.process_time() - start < 5, pair
+    assert outcome(r"5!\sqrt2\cdot10^{30}", r"\sqrt2\cdot120\cdot10^{30}").status == "right"

@@ -231,11 +231,11 @@ def test_workers_import_neither_the_caller_s_module_nor_its_folder_and_no_layer_
     script.write_text(
         "print('imported', flush=True)\n"
         "import sys\n"
-        "from grail_lightning.answers import Verifier, spans, values, verifier\n"
+        "from grail_lightning.answers import Verifier, library, spans, verifier\n"
         "with Verifier(num_workers=1) as opened:\n"
         r"    print(opened.grade([(r'\sqrt{44}', r'2\sqrt{11}')])[0].status)" + "\n"
         "assert 'sympy' not in sys.modules and 'mpmath' not in sys.modules\n"
-        "values.load_libraries()\n"
+        "library.load_libraries()\n"
         "assert 'torch' not in sys.modules and 'sympy' in sys.modules\n"
     )
     (tmp_path / "sympy.py").write_text("raise SystemExit('the current folder is not on the path of a worker')\n")
