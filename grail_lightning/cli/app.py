@@ -18,9 +18,6 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-import grail_lightning.data
-import grail_lightning.engines
-import grail_lightning.sdpg  # noqa: F401  (imported so that short class names are known)
 from grail_lightning.callbacks import (
     CreditPictures,
     Evaluation,
