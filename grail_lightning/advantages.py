@@ -336,8 +336,8 @@ def _values_and_weights(batch: GradedBatch) -> tuple[Tensor, Tensor]:
     The last column is the reward of rows whose task has no functions.
     """
     parts = [*batch.reward_values.values()]
-    own = batch.rewards.double()
+    totals = batch.rewards.double()
     if parts:
-        own = own.masked_fill(~torch.stack(parts).isnan().all(0), torch.nan)
+        totals = totals.masked_fill(~torch.stack(parts).isnan().all(0), torch.nan)
     weights = [batch.reward_weights[name].nan_to_num(nan=0.0) for name in batch.reward_values]
-    return torch.stack([*parts, own], 1).double(), torch.stack([*weights, torch.ones_like(own)], 1).double()
+    return torch.stack([*parts, totals], 1).double(), torch.stack([*weights, torch.ones_like(totals)], 1).double()

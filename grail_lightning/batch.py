@@ -152,7 +152,7 @@ class SampledBatch:
             return [False] * len(self)
         told = self.valid_mask & ~self.response_mask
         answered = (told | (self.valid_mask & (self.turn > 0))).any(1).tolist()
-        return [own or prompt.task.has_environment for own, prompt in zip(answered, self.prompts, strict=True)]
+        return [reply or prompt.task.has_environment for reply, prompt in zip(answered, self.prompts, strict=True)]
 
     def replace(self, **changes: Any) -> Self:
         """A copy with other values in the named fields."""
@@ -209,8 +209,8 @@ class GradedBatch(SampledBatch):
     @property
     def judged(self) -> Tensor:
         """``[B]`` bool: rows that are right or wrong. The others, which are `unscored`, are in no accuracy."""
-        known = [verdict.status != UNSCORED for verdict in self.verdicts]
-        return torch.tensor(known, dtype=torch.bool, device=self.correct.device)
+        has_verdict = [verdict.status != UNSCORED for verdict in self.verdicts]
+        return torch.tensor(has_verdict, dtype=torch.bool, device=self.correct.device)
 
     def with_advantages(self, advantages: Tensor) -> RolloutBatch:
         """The batch with advantages ``[B]`` float32, as credit methods and the update take it."""
@@ -261,24 +261,24 @@ def join(first: _Batch, second: _Batch) -> _Batch:
     def widen(name: str, value: Tensor, batch: _Batch) -> Tensor:
         if value.ndim < 2:
             return value
-        left = prompt - batch.prompt_width if name in _WHOLE_ROWS else 0
-        return F.pad(value, (left, response - batch.response_ids.shape[1]))
+        padding = prompt - batch.prompt_width if name in _WHOLE_ROWS else 0
+        return F.pad(value, (padding, response - batch.response_ids.shape[1]))
 
-    def both(name: str, one: Any, other: Any) -> Any:
-        match one:
+    def both(name: str, value: Any, other: Any) -> Any:
+        match value:
             case Tensor():
-                return torch.cat([widen(name, one, first), widen(name, other, second)])
+                return torch.cat([widen(name, value, first), widen(name, other, second)])
             case list():
-                return one + other
+                return value + other
             case AnswerMasks():
-                names = [f.name for f in dataclasses.fields(one)]
-                return AnswerMasks(**{n: both(n, getattr(one, n), getattr(other, n)) for n in names})
+                names = [f.name for f in dataclasses.fields(value)]
+                return AnswerMasks(**{n: both(n, getattr(value, n), getattr(other, n)) for n in names})
             case dict():
                 # Tasks may differ in the parts of their rewards; NaN means not applicable.
-                rows = {key: (_or_nan(one, key, first), _or_nan(other, key, second)) for key in one | other}
+                rows = {key: (_or_nan(value, key, first), _or_nan(other, key, second)) for key in value | other}
                 return {key: torch.cat(parts) for key, parts in rows.items()}
             case _:
-                return one
+                return value
 
     others = second.fields()
     return first.replace(**{name: both(name, value, others[name]) for name, value in first.fields().items()})
@@ -343,6 +343,6 @@ def last_marked(mask: Tensor) -> Tensor:
 
 def cut_responses(batch: _Batch, ends: Tensor) -> _Batch:
     """The batch with each response ending before column `ends` ``[B]``; the number of columns is unchanged."""
-    kept = lengths_to_mask(ends, batch.response_mask.shape[1])
-    attention = torch.cat([batch.attention_mask[:, : batch.prompt_width], batch.valid_mask & kept], 1)
-    return batch.replace(response_mask=batch.response_mask & kept, attention_mask=attention)
+    span = lengths_to_mask(ends, batch.response_mask.shape[1])
+    attention = torch.cat([batch.attention_mask[:, : batch.prompt_width], batch.valid_mask & span], 1)
+    return batch.replace(response_mask=batch.response_mask & span, attention_mask=attention)

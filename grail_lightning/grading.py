@@ -115,13 +115,13 @@ def grade_answers(texts: list[str], prompts: list[Prompt], verifier: AnswerVerif
     verdicts: dict[int, Verdict] = {}
     for rows in _rows_of_tasks(prompts):
         task = prompts[rows[0]].task
-        own = task.verdicts([texts[row] for row in rows], [prompts[row] for row in rows])
-        verdicts |= {row: verdict for row, verdict in zip(rows, own, strict=True) if verdict is not None}
-        if asked := [row for row in rows if row not in verdicts]:
+        task_verdicts = task.verdicts([texts[row] for row in rows], [prompts[row] for row in rows])
+        verdicts |= {row: verdict for row, verdict in zip(rows, task_verdicts, strict=True) if verdict is not None}
+        if open_rows := [row for row in rows if row not in verdicts]:
             kind = task.compare, task.evaluated
-            answers = [GivenAnswer(prompts[row].reference, task.answer(texts[row]), *kind) for row in asked]
+            answers = [GivenAnswer(prompts[row].reference, task.answer(texts[row]), *kind) for row in open_rows]
             its = verifier.of(task) if isinstance(verifier, TaskVerifiers) else verifier
-            verdicts |= zip(asked, compare_answers(answers, its), strict=True)
+            verdicts |= zip(open_rows, compare_answers(answers, its), strict=True)
     return [verdicts[row] for row in range(len(texts))]
 
 
@@ -180,10 +180,10 @@ def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict
         earned = task.earn(texts, prompts, [verdicts[r] for r in rows], [lengths[r] for r in rows], **ids)
         wanted = f"`{type(task).__name__}.earn` must return {len(rows)} finite numbers or None, one a response,"
         total = [None if value is None else float(value) for value in earned.total]
-        given = [value for value in total if value is not None]
-        if len(total) != len(rows) or not all(map(math.isfinite, given)):
+        numbers = [value for value in total if value is not None]
+        if len(total) != len(rows) or not all(map(math.isfinite, numbers)):
             raise ValueError(f"{wanted} but got {str(earned.total)[:200]}. None is no opinion about a response.")
-        if abs(largest := max(given, key=abs, default=0.0)) > LARGEST_REWARD:
+        if abs(largest := max(numbers, key=abs, default=0.0)) > LARGEST_REWARD:
             raise ValueError(
                 f"{wanted} between ±{LARGEST_REWARD:g}, since advantages are float32, but got {largest:g}. Lower the "
                 "`weight` of its rewards, or divide its own `reward` by a constant."
@@ -206,9 +206,9 @@ def _without_praise(batch: SampledBatch, rewards: Tensor) -> Tensor:
     Its environment could not be asked: without a reward it would never pay, and 0 is the best of a group of penalties.
     """
     hanging = torch.tensor([_hangs(batch, row) for row in range(len(batch))], dtype=torch.bool)
-    group, known, paid = batch.group.cpu(), ~rewards.isnan() & ~hanging, rewards.clone()
+    group, has_reward, paid = batch.group.cpu(), ~rewards.isnan() & ~hanging, rewards.clone()
     for row in hanging.nonzero().flatten().tolist():
-        others = rewards[known & (group == group[row])].tolist()
+        others = rewards[has_reward & (group == group[row])].tolist()
         paid[row] = min([rewards[row].nan_to_num(0.0).item(), *others])
     return paid
 
@@ -319,8 +319,8 @@ def located_steps(
     batch: SampledBatch, tokenizer: PreTrainedTokenizerBase, rows: Tensor | None = None
 ) -> list[list[LocatedStep] | None]:
     """The labelled steps of each row, or of some rows ``[B]`` bool; None for a row whose task cannot label it."""
-    asked = [True] * len(batch) if rows is None else rows.tolist()
-    texts = zip(asked, batch.texts, batch.prompts, strict=True)
+    selection = [True] * len(batch) if rows is None else rows.tolist()
+    texts = zip(selection, batch.texts, batch.prompts, strict=True)
     steps = [labelled_steps(text, prompt) if wanted else None for wanted, text, prompt in texts]
     labelled = [row for row, of_row in enumerate(steps) if of_row is not None]
     located: list[list[LocatedStep] | None] = [None] * len(steps)
@@ -360,7 +360,7 @@ def labelled_steps(text: str, prompt: Prompt) -> list[Step] | None:
         wrong = [step for step in steps if not _is_step(step, len(text))]
         if not wrong:
             ordered = sorted(steps, key=lambda step: (step.start, step.stop))
-            wrong = next(([one, two] for one, two in pairwise(ordered) if two.start < one.stop), [])
+            wrong = next(([first, second] for first, second in pairwise(ordered) if second.start < first.stop), [])
     if wrong:
         question = prompt.messages if isinstance(prompt.messages, str) else as_text(prompt.messages[-1]["content"])
         raise ValueError(

@@ -151,6 +151,6 @@ class MajAtK(ProblemMean):
         for problem, vote, right in zip(group.tolist(), votes.tolist(), correct.tolist(), strict=True):
             samples.setdefault(problem, []).append((vote, right))
         ordered = [samples[problem] for problem in sorted(samples)]
-        shares = [maj_at_k([vote for vote, _ in of], [right for _, right in of], self.k) for of in ordered]
-        values, num_samples = torch.tensor(shares, dtype=torch.float64), torch.tensor([len(of) for of in ordered])
+        shares = [maj_at_k([vote for vote, _ in pairs], [right for _, right in pairs], self.k) for pairs in ordered]
+        values, num_samples = torch.tensor(shares, dtype=torch.float64), torch.tensor([len(pairs) for pairs in ordered])
         self._add(values, values * (1 - values) * (self.k / num_samples.double()))

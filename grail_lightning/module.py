@@ -290,8 +290,8 @@ class GrailModule(GuardedModule):
         warn_of_limits(figures, self._limits_warned)
         self._log(figures)
         # Progress bars show these two, and callbacks can monitor them; the others go to the loggers alone.
-        shown = {tag(name): figures[name] for name in ("reward", "accuracy") if name in figures}
-        self.log_dict(shown, prog_bar=True, logger=False, batch_size=1)
+        bar_figures = {tag(name): figures[name] for name in ("reward", "accuracy") if name in figures}
+        self.log_dict(bar_figures, prog_bar=True, logger=False, batch_size=1)
         return {"output": StepOutput(whole, of_whole_batch(weights, whole), figures)}
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -281,8 +281,8 @@ def described(objective: Objective, advantage: AdvantageEstimator) -> str:
     """A sentence about the algorithm of a run, and one about the estimator if it is not the algorithm's own."""
     name, changes = type(objective).__name__, _changes(objective)
     sentence = f"Objective: {name}, with {changes} in place of its defaults." if changes else f"Objective: {name}."
-    own, used = (f"{type(part).__name__}({_changes(part)})" for part in (objective.advantage(), advantage))
-    return sentence if own == used else f"{sentence} Advantage: {used}, in place of {own}."
+    default, used = (f"{type(part).__name__}({_changes(part)})" for part in (objective.advantage(), advantage))
+    return sentence if default == used else f"{sentence} Advantage: {used}, in place of {default}."
 
 
 def _changes(part: object) -> str:

@@ -92,9 +92,9 @@ class Picture:
         """The image, whose pixels are not read yet; what Pillow says of them inside the context becomes one line."""
         from PIL import Image, UnidentifiedImageError
 
-        given = is_image(self.source)
+        has_image = is_image(self.source)
         try:
-            image = self.source.copy() if given else Image.open(io.BytesIO(self._bytes()), formats=_FORMATS)
+            image = self.source.copy() if has_image else Image.open(io.BytesIO(self._bytes()), formats=_FORMATS)
             most = Image.MAX_IMAGE_PIXELS
             if most is not None and image.width * image.height > most:
                 raise Image.DecompressionBombError(f"{image.width} x {image.height} exceed the limit of {most} pixels")
@@ -177,7 +177,7 @@ def with_pictures(
         if not cells:
             return messages
         raise ValueError(f"{place}: pictures need a prompt that is a conversation, but got plain text.")
-    whole, given = messages, iter(cells)
+    whole, cell_iterator = messages, iter(cells)
     messages = [message | {"content": _split(message["content"])} for message in whole]
     if not cells and not has_pictures(messages):
         return whole
@@ -193,7 +193,7 @@ def with_pictures(
         )
     for part in _parts(messages):
         if part["type"] == "image":
-            cell = next(given) if part.get("image") is None else part["image"]
+            cell = next(cell_iterator) if part.get("image") is None else part["image"]
             part["image"] = cell if isinstance(cell, Picture) else Picture(cell, place, folder)
     return messages
 

@@ -76,8 +76,8 @@ def _services(credit: Any) -> set[type[Service]]:
     """The services that the credit method of parsed options lists."""
     parser = ArgumentParser()
     parser.add_argument("--credit", type=TokenCredit | None)
-    made = parser.instantiate_classes(parser.parse_object({"credit": credit})).credit
-    return set() if made is None else {*listed([made])}
+    method = parser.instantiate_classes(parser.parse_object({"credit": credit})).credit
+    return set() if method is None else {*listed([method])}
 
 
 def _state_bytes(optimizer: Any, updated: int) -> float:
@@ -85,12 +85,12 @@ def _state_bytes(optimizer: Any, updated: int) -> float:
     matrix = nn.Parameter(torch.zeros(64, 64, dtype=torch.float32 if updated == 4 else torch.bfloat16))
     matrix.grad = torch.zeros_like(matrix)
     try:
-        made: Any = locate(optimizer.class_path)
-        made = made([matrix], **optimizer.init_args.as_dict())
-        made.step()
+        instance: Any = locate(optimizer.class_path)
+        instance = instance([matrix], **optimizer.init_args.as_dict())
+        instance.step()
     except Exception:  # Some need a GPU, or several ranks.
         return _STATES.get(optimizer.class_path.rpartition(".")[2], 2.0 * updated)
-    parts = [part for part in made.state[matrix].values() if isinstance(part, torch.Tensor) and part.numel() > 1]
+    parts = [part for part in instance.state[matrix].values() if isinstance(part, torch.Tensor) and part.numel() > 1]
     return sum(part.numel() * part.element_size() for part in parts) / matrix.numel()
 
 
@@ -112,7 +112,7 @@ def _plan(fit: Any, model: _Model, services: set[type[Service]], ranks: int, pro
     opened = services | ({FrozenReference} if kl > 0 else set())
     copies = sum(kind.copies_of_model for kind in opened) * (loading.lora is None)
     trained = model.trained * (8 if masters else w)  # Masters and gradients, or gradients.
-    kept = {
+    base = {
         "weights": weights,
         "master weights": 4.0 * model.trained * masters,
         "optimizer state": state / shards,
@@ -148,7 +148,7 @@ def _plan(fit: Any, model: _Model, services: set[type[Service]], ranks: int, pro
         "whole blocks": whole * 2 * w * sharded,
     }
     checkpoint = model.trained * updated + state + 3 * second
-    return {"devices": ranks, "checkpoint": checkpoint, "sampling": kept | sampling, "update": kept | update}
+    return {"devices": ranks, "checkpoint": checkpoint, "sampling": base | sampling, "update": base | update}
 
 
 def _micro_batch(execution: Any, most: int, prompt: int, limit: int, shares: bool) -> tuple[int, int]:
@@ -181,32 +181,32 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--model_config", type=Path, help="a config.json, if the policy's cannot be read here")
     parser.add_argument("--json", action="store_true", help="print bytes as JSON")
-    asked, others = parser.parse_known_args(arguments)
+    options, others = parser.parse_known_args(arguments)
     with mistakes_in_one_line():
         fit = FitOptions().parse(others)
         lora = fit.model.loading.lora
-        policy = asked.model_config.absolute() if asked.model_config else fit.model.policy
+        policy = options.model_config.absolute() if options.model_config else fit.model.policy
         try:
             config = read_config(str(policy), fit.model.loading.trust_remote_code)
         except ValueError as error:
-            if asked.model_config:
-                given = f"`--model_config` must be the config.json of a model, but got {asked.model_config}"
-                raise ValueError(f"{given}: {first_line(error.__cause__ or error)}") from error
+            if options.model_config:
+                message = f"`--model_config` must be the config.json of a model, but got {options.model_config}"
+                raise ValueError(f"{message}: {first_line(error.__cause__ or error)}") from error
             raise ValueError(f"{error} For a plan its config.json is enough: --model_config FILE.") from error
         model = _Model(config, LoRA(**lora.as_dict()) if lora else None)
         on_cpu = fit.trainer.accelerator == "cpu"
-        own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB if on_cpu else 80
-        prompt = asked.prompt_tokens or (fit.get("data.init_args") or {}).get("max_prompt_length") or 256
+        default_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB if on_cpu else 80
+        prompt = options.prompt_tokens or (fit.get("data.init_args") or {}).get("max_prompt_length") or 256
         services = _services(fit.model.credit)
-        plans = [_plan(fit, model, services, ranks, prompt) for ranks in asked.gpus]
-    if asked.json:
+        plans = [_plan(fit, model, services, ranks, prompt) for ranks in options.gpus]
+    if options.json:
         print(json.dumps(plans, indent=2))
     else:
         print(f"{fit.model.policy}: {model.parameters:,} parameters, {model.trained:,} trained")
         nodes = int(fit.trainer.num_nodes or 1)
         # The ranks of a machine without GPUs share its memory.
-        sharing = [max(1, ranks // nodes) if on_cpu and not asked.gpu_memory_gib else 1 for ranks in asked.gpus]
-        print(_table(plans, asked.gpu_memory_gib or own, sharing))
+        sharing = [max(1, ranks // nodes) if on_cpu and not options.gpu_memory_gib else 1 for ranks in options.gpus]
+        print(_table(plans, options.gpu_memory_gib or default_gib, sharing))
 
 
 def _table(plans: list[dict[str, Any]], limit: float, sharing: list[int]) -> str:
@@ -215,15 +215,15 @@ def _table(plans: list[dict[str, Any]], limit: float, sharing: list[int]) -> str
     `sharing` ranks of each plan have the memory of one device together.
     """
     columns = {}
-    for made, together in zip(plans, sharing, strict=True):
-        peaks = {phase: sum(made[phase].values()) for phase in ("sampling", "update")}
+    for plan, together in zip(plans, sharing, strict=True):
+        peaks = {phase: sum(plan[phase].values()) for phase in ("sampling", "update")}
         column: dict[str, float | str] = {}
         for phase, peak in peaks.items():
-            column |= {f"  {phase}: {part}": size / _GIB for part, size in made[phase].items()}
+            column |= {f"  {phase}: {part}": size / _GIB for part, size in plan[phase].items()}
             column[f"peak of {phase}"] = peak / _GIB
         column[f"fits {limit:.0f} GiB"] = "yes" if together * max(peaks.values()) < 0.92 * limit * _GIB else "NO"
-        column["a checkpoint on disk"] = made["checkpoint"] / _GIB
-        columns[made["devices"]] = column
+        column["a checkpoint on disk"] = plan["checkpoint"] / _GIB
+        columns[plan["devices"]] = column
     table = pd.DataFrame(columns).rename_axis(columns="GiB of each device")
     needed = table[(table != 0).any(axis=1)]
     text = needed.to_string(float_format="{:.2f}".format, justify="right", col_space=9)

@@ -87,10 +87,10 @@ def regraded(samples: Sequence[Row], facts: Mapping[str, Any], verifier: Verifie
     """
     gradings = {name: {"compare": "math", **grading} for name, grading in facts.get("grading", {}).items()}
     for name, grading in gradings.items():
-        if own := "the task itself" if grading.get("own_verdicts") else grading.get("verifier"):
+        if grader := "the task itself" if grading.get("own_verdicts") else grading.get("verifier"):
             raise ValueError(
                 f"`regrade` compares answers by the usual conventions, but those of {name or 'the data'} were compared "
-                f"by {own}. Run `test` again."
+                f"by {grader}. Run `test` again."
             )
     forms = {name: _form(**grading.get("answer", {})) for name, grading in gradings.items()}
     evaluated = {name for name, grading in gradings.items() if grading.get("answer", {}).get("evaluated")}

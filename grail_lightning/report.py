@@ -159,7 +159,7 @@ def _p_value(value: float) -> str:
 def _as_text(sections: Sequence[_Section]) -> str:
     """The report as aligned columns."""
     parts = ((s.title, as_text(_table(s)), "\n".join(s.notes)) for s in sections)
-    return "\n\n".join(text for of in parts for text in of) + "\n"
+    return "\n\n".join(text for section in parts for text in section) + "\n"
 
 
 def _as_markdown(sections: Sequence[_Section]) -> str:

@@ -22,8 +22,8 @@ def rows_of(batch: GradedBatch, names: Iterable[str], advantages: Tensor | None 
     Columns of turns are left out if no rollout of the batch has turns. `advantages` are ``[B]``; the column `advantage`
     is null without them.
     """
-    known = _VALUES if batch.turn is None else _VALUES | _VALUES_OF_TURNS
-    rows = {name: known[name](batch) for name in names if name in known}
+    values = _VALUES if batch.turn is None else _VALUES | _VALUES_OF_TURNS
+    rows = {name: values[name](batch) for name in names if name in values}
     return rows if advantages is None or "advantage" not in rows else rows | {"advantage": advantages.tolist()}
 
 
@@ -42,13 +42,13 @@ def response_text(batch: SampledBatch, row: int) -> str:
 
 
 def _rewards(batch: GradedBatch) -> list[float | None]:
-    known = zip(batch.rewards.tolist(), batch.scored.tolist(), strict=True)
-    return [reward if scored else None for reward, scored in known]
+    pairs = zip(batch.rewards.tolist(), batch.scored.tolist(), strict=True)
+    return [reward if scored else None for reward, scored in pairs]
 
 
 def _masked(values: Tensor, mask: Tensor) -> list[list[int]]:
     """The values ``[B, W]`` of each row where the mask ``[B, W]`` is True."""
-    return [row[kept].tolist() for row, kept in zip(values.cpu(), mask.cpu(), strict=True)]
+    return [row[row_mask].tolist() for row, row_mask in zip(values.cpu(), mask.cpu(), strict=True)]
 
 
 def _turns(batch: GradedBatch) -> list[list[int]]:

@@ -80,17 +80,17 @@ class _Teacher(Companion):
         """
         states: list[Tensor] = []
 
-        def decode(own: TokenLayout) -> Tensor:
-            states.append(self.policy.decode(own))
+        def decode(teacher_layout: TokenLayout) -> Tensor:
+            states.append(self.policy.decode(teacher_layout))
             return states[0]
 
         # Its rows are longer than those for which the trees were made.
         shared = within_attention_window(self.policy, self.batch.input_ids.shape[1])
-        own = self.policy.layout(self.batch.select(micro.rows), micro.starts if shared else None)
+        teacher_layout = self.policy.layout(self.batch.select(micro.rows), micro.starts if shared else None)
         with self.policy.evaluating(), torch.no_grad():
             # Through the policy's own call: sharded weights (FSDP2) are whole only inside of it.
-            self.policy(own, decode=decode)
-            of_tokens = gather_rows(own.at_predictors(states[0]), own.prediction_of)
+            self.policy(teacher_layout, decode=decode)
+            of_tokens = gather_rows(teacher_layout.at_predictors(states[0]), teacher_layout.prediction_of)
         return of_tokens[layout.source_of]
 
     def losses(self, divergence: Tensor, advantages: Tensor) -> Tensor:

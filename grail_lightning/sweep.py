@@ -121,7 +121,7 @@ def read_sweep(file: Path, output: Path | None = None) -> tuple[list[SweepRun], 
     """The runs of a YAML file, those that choose first, and its content. `output` replaces its `folder`."""
     content = read_options(find_config(file), "The file of a sweep")
     for key in content.keys() - set(_KEYS):
-        hint = did_you_mean(f"`{key}`", [f"`{known}`" for known in _KEYS]) or f" It has {', '.join(_KEYS)}."
+        hint = did_you_mean(f"`{key}`", [f"`{allowed}`" for allowed in _KEYS]) or f" It has {', '.join(_KEYS)}."
         raise ValueError(f"There is no key `{key}` in the file of a sweep, but {file} has it.{hint}")
     content = _EMPTY | {key: value for key, value in content.items() if value is not None}
     choose, results, groups = content["choose"], content["results"], {k: content[k] for k in ("methods", "tasks")}
@@ -130,14 +130,14 @@ def read_sweep(file: Path, output: Path | None = None) -> tuple[list[SweepRun], 
         _must(bool(named), f"`{key}` must hold names, which are texts, with their options", group)
     for key, part in [*groups["methods"].items(), *groups["tasks"].items(), ("options", content["options"])]:
         _must(isinstance(part, dict | None), f"`{key}` must hold options with their values", part)
-    known = isinstance(choose, dict) and choose.keys() <= {"seeds", "by", "statistic"}
-    known = known and choose.get("statistic", "last") in ("last", "mean")
+    allowed = isinstance(choose, dict) and choose.keys() <= {"seeds", "by", "statistic"}
+    allowed = allowed and choose.get("statistic", "last") in ("last", "mean")
     what = "`choose` must hold `seeds`, a list of integers, and may hold `by`, a tag, and `statistic`, last or mean"
-    _must(known and (not choose or _are_seeds(choose.get("seeds"))), what, choose)
+    _must(allowed and (not choose or _are_seeds(choose.get("seeds"))), what, choose)
     if results is not None:
-        known = isinstance(results, dict) and {"file"} <= results.keys() <= {"file", "curves"}
+        allowed = isinstance(results, dict) and {"file"} <= results.keys() <= {"file", "curves"}
         what = "`results` must hold `file`, and beside it only `curves`, a list"
-        _must(known and isinstance(results.get("curves", []), list), what, results)
+        _must(allowed and isinstance(results.get("curves", []), list), what, results)
     folder: Any = output or content.get("folder")
     _must(
         bool(folder) and isinstance(folder, str | Path),
@@ -172,31 +172,31 @@ def _runs_of(
 ) -> Iterator[SweepRun]:
     """The runs of a method on a task, those that choose among them."""
     common, choose = content["options"], content["choose"]
-    own, of_task = dict(content["methods"][method] or {}), content["tasks"][task] or {}
-    grid, seeds = own.pop("grid", content["grid"]), own.pop("seeds", content.get("seeds"))
+    method_options, of_task = dict(content["methods"][method] or {}), content["tasks"][task] or {}
+    grid, seeds = method_options.pop("grid", content["grid"]), method_options.pop("seeds", content.get("seeds"))
     lists = isinstance(grid, dict) and all(isinstance(values, list) and values for values in grid.values())
     _must(lists, f"`grid` of {method!r} must hold a list of values for each option", grid)
     _must(_are_seeds(seeds), f"`seeds` of {method!r} must be a list of different integers, from 0 on", seeds)
-    for name in {*common, *of_task, *own, *grid}:
+    for name in {*common, *of_task, *method_options, *grid}:
         if _OURS.fullmatch(name):
             raise ValueError(f"`{name}` must not be set in its file: the sweep sets it, or all runs would write there.")
-        if name != "config" and sum(name in part for part in (of_task, own, grid)) > 1:
+        if name != "config" and sum(name in part for part in (of_task, method_options, grid)) > 1:
             raise ValueError(f"`{name}` must be set once, but {method!r}, {task!r} or the grid share it.")
-    configs = [part.get("config") or [] for part in (content, common, of_task, own)]
+    configs = [part.get("config") or [] for part in (content, common, of_task, method_options)]
     files = [name for names in configs for name in ([names] if isinstance(names, str) else names)]
-    options = {name: value for name, value in {**common, **of_task, **own}.items() if name != "config"}
-    given = (*(f"--config={name}" for name in files), *(f"--{n}={value_in_words(v)}" for n, v in options.items()))
+    options = {name: value for name, value in {**common, **of_task, **method_options}.items() if name != "config"}
+    arguments = (*(f"--config={name}" for name in files), *(f"--{n}={value_in_words(v)}" for n, v in options.items()))
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     choosing = bool(choose) and len(points) > 1
     shared = choosing and {*seeds} & {*choose["seeds"]}
     _must(not shared, f"`choose.seeds` must be other seeds than those of {method!r}", shared)
-    made: list[tuple[Any, int, bool]] = [(None, seed, False) for seed in seeds if choosing]
-    made += itertools.product(points, choose["seeds"] if choosing else seeds, [choosing])
-    for point, seed, chooses in made:
+    combinations: list[tuple[Any, int, bool]] = [(None, seed, False) for seed in seeds if choosing]
+    combinations += itertools.product(points, choose["seeds"] if choosing else seeds, [choosing])
+    for point, seed, chooses in combinations:
         name = _file_name(f"{method} {point_in_words(point)}" if point else method, task, str(seed))
         place = folder.with_name(f"{folder.name}_choosing") if chooses else folder
-        known: dict[str, Any] = {"method": method, "task": task, "options": given, "row": rows.get(name)}
-        yield SweepRun(folder=place / name, seed=seed, point=point, choosing=chooses, **known)
+        fields: dict[str, Any] = {"method": method, "task": task, "options": arguments, "row": rows.get(name)}
+        yield SweepRun(folder=place / name, seed=seed, point=point, choosing=chooses, **fields)
 
 
 def _curves(content: Mapping[str, Any]) -> list[str]:
@@ -230,8 +230,8 @@ def _check(runs: Sequence[SweepRun], every: Sequence[SweepRun]) -> int:
     for run in runs:
         if run.point is not None:
             run.check()
-        known = replace(run, point=first[run.group]) if run.point is None else run
-        parsed[run.group, point_in_words(known.point or {})] = known
+        candidate = replace(run, point=first[run.group]) if run.point is None else run
+        parsed[run.group, point_in_words(candidate.point or {})] = candidate
     for run in parsed.values():
         try:
             wanted = parser.parse(run.arguments).trainer.devices
@@ -346,9 +346,9 @@ def _best(choosing: Sequence[SweepRun], choose: Mapping[str, Any]) -> Mapping[st
         points[name] = run.point or {}
         figures.setdefault(name, []).append(values[-1] if last else sum(values) / len(values))
     chosen = pd.Series({name: sum(values) / len(values) for name, values in figures.items()}).idxmax()  # NaN is none.
-    one = choosing[0]
-    entry = {"method": one.method, "task": one.task, "chosen": chosen, "figures": figures}
-    write_whole(one.folder.parent / f"{CHOICE}{_file_name(*one.group)}.json", json.dumps(entry, indent=1) + "\n")
+    head = choosing[0]
+    entry = {"method": head.method, "task": head.task, "chosen": chosen, "figures": figures}
+    write_whole(head.folder.parent / f"{CHOICE}{_file_name(*head.group)}.json", json.dumps(entry, indent=1) + "\n")
     return points[chosen]
 
 

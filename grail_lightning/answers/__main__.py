@@ -30,13 +30,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("gold", help="the reference answer")
     parser.add_argument("prediction", help="the model's answer, bare or in a response with a box")
-    options, given = flags.parse_known_args(arguments)
-    if options.help or given == ["-h"]:
+    options, positionals = flags.parse_known_args(arguments)
+    if options.help or positionals == ["-h"]:
         parser.print_help()
         return 0
-    if "--" in given:
-        given.remove("--")
-    parser.parse_args(["--", *given], options)  # behind the mark, `-\frac12` is no option
+    if "--" in positionals:
+        positionals.remove("--")
+    parser.parse_args(["--", *positionals], options)  # behind the mark, `-\frac12` is no option
     content = box_content(options.prediction)
     prediction = options.prediction if content is None else content
     with Verifier(num_workers=1, timeout_seconds=options.timeout) as verifier:

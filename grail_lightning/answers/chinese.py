@@ -53,21 +53,21 @@ def translated(text: str) -> str:
     return re.sub(r"^\s*[::,,]\s*", "", text)
 
 
-def _multiplied(found: re.Match[str]) -> str:
-    whole, _, decimals = found[1].partition(".")
+def _multiplied(match: re.Match[str]) -> str:
+    whole, _, decimals = match[1].partition(".")
     power = 1
-    for character in found[2][:4]:
+    for character in match[2][:4]:
         power *= _POWERS[character]
     value = int(whole + decimals) * power
     places = 10 ** len(decimals)
-    return str(value // places) if value % places == 0 else found[0]
+    return str(value // places) if value % places == 0 else match[0]
 
 
-def _number(found: re.Match[str]) -> str:
-    sign = "-" if found[1] else ""
-    parts = [_value(part) for part in found.groups()[1:] if part]
-    if None in parts or max(map(len, filter(None, found.groups()))) > 20:
-        return found[0]
+def _number(match: re.Match[str]) -> str:
+    sign = "-" if match[1] else ""
+    parts = [_value(part) for part in match.groups()[1:] if part]
+    if None in parts or max(map(len, filter(None, match.groups()))) > 20:
+        return match[0]
     return sign + (str(parts[0]) if len(parts) == 1 else rf"\frac{{{parts[1]}}}{{{parts[0]}}}")
 
 

@@ -28,8 +28,8 @@ _CHOSEN = re.compile(
 
 
 def _choice(prediction: str) -> str | None:
-    found = None if _REJECTED.search(_CHOSEN.sub("", prediction)) else _CHOICE.fullmatch(prediction)
-    return found[1] if found else None
+    match = None if _REJECTED.search(_CHOSEN.sub("", prediction)) else _CHOICE.fullmatch(prediction)
+    return match[1] if match else None
 
 
 def same_choice(gold: str, prediction: str) -> bool | None:
@@ -38,8 +38,8 @@ def same_choice(gold: str, prediction: str) -> bool | None:
         choice = _choice(prediction)
         return None if choice is None else choice == gold.strip("()")
     if "," in gold and _CHOICES.fullmatch(gold) and _CHOICES.fullmatch(prediction):
-        one, two = (sorted(re.findall("[A-E]", text)) for text in (gold, prediction))
-        return one == two
+        gold_letters, prediction_letters = (sorted(re.findall("[A-E]", text)) for text in (gold, prediction))
+        return gold_letters == prediction_letters
     return None
 
 

@@ -105,15 +105,15 @@ class Formulas:
 
     def nodes(self, gold: Node, other: Node, slack: float = 0.0) -> bool:
         """Two formulas."""
-        left, right = rational(gold), rational(other)
+        value, other_value = rational(gold), rational(other)
         if gold == other:  # two spellings of one formula
-            self.reach("structure" if left is None else "number")
+            self.reach("structure" if value is None else "number")
             return True
-        if left is not None and right is not None:
+        if value is not None and other_value is not None:
             self.reach("number")
-            if left == right or slack == 0 or (_is_terminating(left) and _is_terminating(right)):
-                return left == right
-            return abs(left - right) <= Fraction(str(slack)) * abs(left)
+            if value == other_value or slack == 0 or (_is_terminating(value) and _is_terminating(other_value)):
+                return value == other_value
+            return abs(value - other_value) <= Fraction(str(slack)) * abs(value)
         if gold.kind == other.kind == "symbol":
             return False
         self.reach("symbolic")
@@ -141,32 +141,32 @@ def _spelled(node: Node) -> bool:
     return node.kind == "number" or (node.kind in ("negate", "divide") and all(map(_spelled, node.args)))
 
 
-def _anagrams(one: str, two: str) -> bool:
+def _anagrams(first: str, second: str) -> bool:
     """Whether two texts are words of the same letters, which a letter that comes twice tells from products: `SAS`."""
-    if one != two and all(re.fullmatch("[IVX]+", text) for text in (one, two)):  # Roman numerals.
+    if first != second and all(re.fullmatch("[IVX]+", text) for text in (first, second)):  # Roman numerals.
         return True
-    words = [text.lower() for text in (one, two) if text.isascii() and text.isalpha() and len(text) > 2]
+    words = [text.lower() for text in (first, second) if text.isascii() and text.isalpha() and len(text) > 2]
     return len(words) == 2 and words[0] != words[1] and len(set(words[0])) < len(words[0])
 
 
-def _readings(left: Atom, right: Atom, one: Node, two: Node) -> Iterator[tuple[Node, Node]]:
+def _readings(left: Atom, right: Atom, first: Node, second: Node) -> Iterator[tuple[Node, Node]]:
     """What two formulas say.
 
     `28%` is 28 and 0.28. Degrees are numbers, unless the other side is in radians. In functions of x, t, u, y or z
     `+k` may be `+C`.
     """
     if left.percent != right.percent:
-        yield one, two
-        yield (_times(one, _HUNDREDTH), two) if left.percent else (one, _times(two, _HUNDREDTH))
+        yield first, second
+        yield (_times(first, _HUNDREDTH), second) if left.percent else (first, _times(second, _HUNDREDTH))
     elif left.degrees and _in_radians(right):
-        yield _times(one, _DEGREE), two
+        yield _times(first, _DEGREE), second
     elif right.degrees and _in_radians(left):
-        yield one, _times(two, _DEGREE)
+        yield first, _times(second, _DEGREE)
     else:
-        yield one, two
-        differ, common = letters(one) ^ letters(two), letters(one) & letters(two)
+        yield first, second
+        differ, common = letters(first) ^ letters(second), letters(first) & letters(second)
         if "C" in differ and len(differ) == 2 and differ <= {*"CckK"} and common and common <= {*"xtuyz"}:
-            yield _with_constant(one), _with_constant(two)
+            yield _with_constant(first), _with_constant(second)
 
 
 def _with_unit(atom: Atom) -> Iterator[Node]:
@@ -205,5 +205,5 @@ def _is_terminating(value: Fraction) -> bool:
 
 def _significant_digits(text: str) -> int:
     """Digits of a decimal literal from the first that is not zero; 0 for anything else."""
-    found = _DECIMAL.fullmatch(text.replace(" ", ""))
-    return len(found[1].replace(".", "").lstrip("0")) if found else 0
+    match = _DECIMAL.fullmatch(text.replace(" ", ""))
+    return len(match[1].replace(".", "").lstrip("0")) if match else 0

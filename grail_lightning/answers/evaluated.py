@@ -45,8 +45,8 @@ def unevaluated(gold: str, prediction: str) -> bool:
     if gold.strip() == prediction.strip() or capped(gold) or capped(prediction):
         return False
     try:
-        asked = _is_asked(read(normalise(gold)))
-        return asked and not _is_evaluated(read(normalise(_DIVISION.sub("*1/", prediction))))
+        is_request = _is_asked(read(normalise(gold)))
+        return is_request and not _is_evaluated(read(normalise(_DIVISION.sub("*1/", prediction))))
     except (TooLarge, Undefined, RecursionError):  # what the verifier found equal has none of these
         return False
 
@@ -134,9 +134,9 @@ def _may_stand(part: Node, names: Set[int]) -> bool:
     return part.value == "degrees"
 
 
-def _is_scientific(one: Node, two: Node) -> bool:
+def _is_scientific(first: Node, second: Node) -> bool:
     """`3*10^8`, or the factors the other way round."""
-    number, power = (two, one) if one.kind == "power" else (one, two)
+    number, power = (second, first) if first.kind == "power" else (first, second)
     return _unsigned(number).kind == "number" and power.kind == "power" and power.args[0].value == 10
 
 

@@ -65,8 +65,8 @@ class AnswerForm(ABC):
 
     def last(self, text: str) -> str | None:
         """The content of the last answer, without outer white space; None if there is none."""
-        found = self.find(text)
-        return text[found[-1].content_start : found[-1].content_stop].strip() if found else None
+        spans = self.find(text)
+        return text[spans[-1].content_start : spans[-1].content_stop].strip() if spans else None
 
     def bare(self, reference: str) -> str:
         r"""The answer alone, if the reference is a worked solution: its last box, or what ends it after `####` (GSM8K).

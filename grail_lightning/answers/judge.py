@@ -95,8 +95,8 @@ def _lowest_terms(text: str) -> str:
     One spelling of a number replaces another in its place, so a text keeps its meaning whatever it is.
     """
 
-    def reduced(found: re.Match[str]) -> str:
-        value = Fraction(int(found[1]), int(found[2]))
+    def reduced(match: re.Match[str]) -> str:
+        value = Fraction(int(match[1]), int(match[2]))
         return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
     if r"\frac" in text:
@@ -104,11 +104,11 @@ def _lowest_terms(text: str) -> str:
     return string_key(_HALF_POWER.sub(r"\1\\sqrt{\2\3}", text) if "^" in text else text)
 
 
-def _same_wording(one: str, two: str) -> bool:
+def _same_wording(first: str, second: str) -> bool:
     r"""Whether two answers without formulas are the same but for upright type around words, as `\text{June 20}`."""
-    if not (_WRAPPED_WORD.search(one) or _WRAPPED_WORD.search(two)):
+    if not (_WRAPPED_WORD.search(first) or _WRAPPED_WORD.search(second)):
         return False
-    plain = [re.sub(r" ?([,.:;!?/()-]) ?", r"\1", unwrapped(text)).strip(' "').rstrip(".!") for text in (one, two)]
+    plain = [re.sub(r" ?([,.:;!?/()-]) ?", r"\1", unwrapped(text)).strip(' "').rstrip(".!") for text in (first, second)]
     if not re.search(r"[0-9] ?[A-Za-z]", "|".join(plain)):  # a unit may differ from another by its case
         plain = [text.lower() for text in plain]
     return plain[0] == plain[1] and _WORDING.fullmatch(plain[0]) is not None
@@ -210,18 +210,18 @@ class _Comparison(Formulas):
             raise TooLarge("a collection of very many members")
         if len(gold.items) != len(other.items):
             return False
-        left = list(other.items)
+        members = list(other.items)
         # Where a list counts different things, each number belongs to its thing, and a bare list keeps the order.
         things = [{item.said for item in many.items if isinstance(item, Atom)} for many in (gold, other)]
-        counts = [len(said) > 1 and NOTHING not in said for said in things]
+        counts = [len(words) > 1 and NOTHING not in words for words in things]
         if counts[0] != counts[1] and NOTHING in things[counts[0]] and len(things[counts[0]]) == 1:
             return self.in_order(gold.items, other.items)
         counted = all(counts)
         for item in gold.items:
-            twin = next((k for k, one in enumerate(left) if self.answers(item, one, same_unit=counted)), None)
+            twin = next((k for k, member in enumerate(members) if self.answers(item, member, same_unit=counted)), None)
             if twin is None:
                 return False
-            del left[twin]
+            del members[twin]
         return True
 
     # relations --------------------------------------------------------------------------------------------------------
@@ -231,10 +231,10 @@ class _Comparison(Formulas):
                 return self.two_relations(gold, other)
             case Chain(is_relation=True), _:
                 value = gold.items[-1] if set(gold.signs) == {r"\approx"} else named_value(gold)
-                said = value is not None and self.answers(value, other)
+                equal = value is not None and self.answers(value, other)
             case _, Chain():
-                said = self.claimed(gold, other)
-        return said or same_set(gold, other, self.nodes)
+                equal = self.claimed(gold, other)
+        return equal or same_set(gold, other, self.nodes)
 
     def claimed(self, gold: Answer, relation: Chain, *, derived: bool = True) -> bool:
         r"""Whether `name = ... = value` says the reference; every further side must say it too, so `0=7` is not 7.
@@ -311,13 +311,13 @@ def _as_vector(group: Group) -> Group:
     return Group("()", tuple(cell for row in rows for cell in row))
 
 
-def _joined_alike(one: Many, two: Many) -> bool:
+def _joined_alike(first: Many, second: Many) -> bool:
     """Whether two lists may be compared by members: `x<1 and x>3` is not `x<1 or x>3`, though `1 and 3` is `1 or 3`."""
-    bounds = any(isinstance(item, Chain) and {"<", ">", r"\le", r"\ge"} & set(item.signs) for item in one.items)
-    names = {string_key(item.sources[0]) for item in one.items if isinstance(item, Chain) and item.is_relation}
-    if len(names) > 1 and "or" in (one.joint, two.joint):  # `x=2, y=3` is not `x=2 or y=3`
-        return one.joint == two.joint
-    return not bounds or {one.joint, two.joint} != {"and", "or"}
+    bounds = any(isinstance(item, Chain) and {"<", ">", r"\le", r"\ge"} & set(item.signs) for item in first.items)
+    names = {string_key(item.sources[0]) for item in first.items if isinstance(item, Chain) and item.is_relation}
+    if len(names) > 1 and "or" in (first.joint, second.joint):  # `x=2, y=3` is not `x=2 or y=3`
+        return first.joint == second.joint
+    return not bounds or {first.joint, second.joint} != {"and", "or"}
 
 
 def _mixed(answer: Answer) -> Atom | None:
@@ -367,7 +367,7 @@ def answer_classes(answers: Sequence[str | None]) -> list[int]:
         key = answer.strip() if capped(answer) else string_key(normalise(answer))
         if key not in number_of:
             # Long ones would be read again for each comparison.
-            others = [one for one in first[:_MOST_COMPARED] if max(len(one), len(answer)) <= CACHED_CHARACTERS]
+            others = [text for text in first[:_MOST_COMPARED] if max(len(text), len(answer)) <= CACHED_CHARACTERS]
             judged = (judge(other, answer, Conventions()) for other in others)
             same = (n for n, outcome in enumerate(judged) if outcome is not None and outcome.status == "right")
             number_of[key] = next(same, len(first))

@@ -30,19 +30,19 @@ def equal_by_math_verify(gold: str, prediction: str, tolerance: float) -> bool |
     import sympy
     from math_verify import verify
 
-    one, two = _sympy_of(gold), _sympy_of(prediction)
-    if one is None or two is None:
+    first, second = _sympy_of(gold), _sympy_of(prediction)
+    if first is None or second is None:
         return None
-    if isinstance(one, sympy.Expr) and isinstance(two, sympy.Expr) and one.as_dummy() == two.as_dummy():
+    if isinstance(first, sympy.Expr) and isinstance(second, sympy.Expr) and first.as_dummy() == second.as_dummy():
         return True  # a sum over n and one over k
-    for side in (one, two):
+    for side in (first, second):
         if isinstance(side, sympy.Basic) and side.has(sympy.Sum) and side.has(sympy.oo) and side.free_symbols:
             return False  # the search for a closed form of a power series rarely ends
     try:
-        accepted = verify(one, two, timeout_seconds=None, allow_set_relation_comp=True)
+        accepted = verify(first, second, timeout_seconds=None, allow_set_relation_comp=True)
     except Exception:  # a fault of the library's, on a formula that only it can read
         return None
-    return bool(accepted) and _relatively_close(one, two, tolerance)
+    return bool(accepted) and _relatively_close(first, second, tolerance)
 
 
 # What the library misreads: primes, bases, cycles, hexadecimal digits, derivatives, functions of letters.
@@ -74,8 +74,8 @@ def _relatively_close(gold: Any, prediction: Any, tolerance: float) -> bool:
     if getattr(gold, "free_symbols", True) or getattr(prediction, "free_symbols", True):
         return True
     try:
-        one, two = complex(gold.evalf(30)), complex(prediction.evalf(30))
-        return bool(abs(one - two) <= (tolerance * abs(one) if one else 1e-25))  # 30 digits of zero are rarely zero
+        z, w = complex(gold.evalf(30)), complex(prediction.evalf(30))
+        return bool(abs(z - w) <= (tolerance * abs(z) if z else 1e-25))  # 30 digits of zero are rarely zero
     except (TypeError, ValueError, AttributeError):
         return True
     except OverflowError:  # a number beyond floats

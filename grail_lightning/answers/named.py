@@ -61,9 +61,9 @@ def unnamed_items(answer: Answer) -> Sequence[Answer] | None:
 
 def labelled(answer: Answer) -> tuple[str, Answer] | None:
     """The label of a point and the point, `A(1,2)`, and so `A=(1,2)`."""
-    if isinstance(answer, Atom) and (found := _LABELLED.fullmatch(answer.whole)) is not None:
-        point = read(found[2])
-        return (string_key(found[1]), point) if isinstance(point, Group) and point.brackets == "()" else None
+    if isinstance(answer, Atom) and (match := _LABELLED.fullmatch(answer.whole)) is not None:
+        point = read(match[2])
+        return (string_key(match[1]), point) if isinstance(point, Group) and point.brackets == "()" else None
     if isinstance(answer, Chain) and answer.signs == ("=",) and isinstance(answer.items[1], Group):
         return (
             (string_key(answer.sources[0]), answer.items[1])

@@ -208,10 +208,10 @@ def balanced(text: str) -> bool:
 def pieces(text: str) -> Iterator[tuple[int, str, int]]:
     r"""Tokens of a text with their place and the depth of brackets around them; `\text{...}` is one token."""
     depth = 0
-    for found in _PIECE.finditer(text):
-        piece = found[0]
+    for match in _PIECE.finditer(text):
+        piece = match[0]
         depth -= piece in CLOSING or piece.startswith(r"\end{")
-        yield found.start(), piece, depth
+        yield match.start(), piece, depth
         depth += piece in _OPENING or piece.startswith(r"\begin{")
 
 
@@ -339,12 +339,12 @@ def _grouped(text: str) -> str:
     if not _GROUPED.search(text):
         return text
     brackets, separates = ["{"], []
-    for found in _PIECE.finditer(text):
-        if found[0] in CLOSING and len(brackets) > 1:
+    for match in _PIECE.finditer(text):
+        if match[0] in CLOSING and len(brackets) > 1:
             brackets.pop()
-        separates += [brackets[-1] in ("(", "[", r"\{")] * len(found[0])
-        if found[0] in _OPENING:
-            brackets.append(found[0])
+        separates += [brackets[-1] in ("(", "[", r"\{")] * len(match[0])
+        if match[0] in _OPENING:
+            brackets.append(match[0])
     return _GROUPED.sub(
         lambda run: run[0] if separates[run.start()] and ",0" not in run[0] else run[0].replace(",", ""), text
     )

@@ -144,10 +144,10 @@ class _Parser:
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """Take what a pattern matches here."""
-        found = pattern.match(self.text, self.start)
-        if found is not None:
-            self.go_to(found.end())
-        return found
+        match = pattern.match(self.text, self.start)
+        if match is not None:
+            self.go_to(match.end())
+        return match
 
     def sum(self) -> Node:
         terms = [self.signed()]
@@ -183,8 +183,8 @@ class _Parser:
     def begins_factor(self) -> bool:
         if self.piece == "|":
             return self.bars == 0
-        known = self.kind == "command" and self.piece[1:] in _COMMANDS
-        return known or self.kind in ("number", "word", "letter") or self.piece in _CLOSING
+        is_command = self.kind == "command" and self.piece[1:] in _COMMANDS
+        return is_command or self.kind in ("number", "word", "letter") or self.piece in _CLOSING
 
     def factor(self) -> Node:
         base = self.atom()

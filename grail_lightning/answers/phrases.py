@@ -100,7 +100,7 @@ def without_environment(text: str) -> str:
     if r"\begin" not in text:
         rows = [row.strip(" ,;") for row in text.split(r"\\") if row.strip()]
         return ", ".join(rows) if len(rows) > 1 and all(row.count("=") == 1 for row in rows) else text
-    text = _ENVIRONMENT.sub(lambda found: _lines(found[1].replace("&", "")), text)
+    text = _ENVIRONMENT.sub(lambda match: _lines(match[1].replace("&", "")), text)
     if r"\begin{cases}" in text or (r"\begin{" in text and re.match(r"(?:\\left)?\\\{", text)):
         text = _CASES.sub(_system, text)
     if r"\begin" not in text and (system := _SYSTEM.fullmatch(text)) is not None:
@@ -122,21 +122,21 @@ def _lines(body: str) -> str:
     return joined
 
 
-def _system(found: re.Match[str]) -> str:
-    rows = [row for row in _ROW_END.split(found[1]) if row.strip()]
+def _system(match: re.Match[str]) -> str:
+    rows = [row for row in _ROW_END.split(match[1]) if row.strip()]
     each = all(row.count("=") == 1 and not re.search(r"[<>]|\\[lg]e|\\text|\bif\b", row) for row in rows)
     one_sided = all(not row.partition("&")[0].strip().endswith(",") for row in rows)
     if not (each and one_sided) or any("&" in row and "=" not in row.replace("&", "").strip() for row in rows):
-        return found[0]
-    return _lines(found[1].replace("&", ""))
+        return match[0]
+    return _lines(match[1].replace("&", ""))
 
 
 def number_in_bold(text: str) -> str:
     """The number in bold type and what follows, of a sentence around it that neither denies nor changes it."""
-    found = _BOLD.fullmatch(text)
-    if found is None or any(words.search(found["before"]) for words in (_DENIAL, _CHANGED, MULTIPLIED)):
+    match = _BOLD.fullmatch(text)
+    if match is None or any(words.search(match["before"]) for words in (_DENIAL, _CHANGED, MULTIPLIED)):
         return text
-    return f"{found['bold']}{found['after']}"
+    return f"{match['bold']}{match['after']}"
 
 
 def _without_owner(text: str) -> str:
@@ -200,22 +200,22 @@ _CHOOSE_RAISED = re.compile(r"(?<![A-Za-z\\])([CA])_\{?([0-9]+)\}?\^\{?([0-9]+)\
 _UNIT_VECTOR = re.compile(r"\\(?:hat|vec)\s*\{?\s*(?:\\([ij])math|([ijk])(?![A-Za-z]))\s*\}?")
 
 
-def _by_ends(found: re.Match[str]) -> str:
+def _by_ends(match: re.Match[str]) -> str:
     """An angle, or a segment, with its ends in the order of the alphabet."""
-    if found[4]:
-        return rf"\overline{{{''.join(sorted(found[4] + found[5]))}}}"
-    first, last = sorted(found[1] + found[3])
-    return rf"\angle {first}{found[2]}{last}"
+    if match[4]:
+        return rf"\overline{{{''.join(sorted(match[4] + match[5]))}}}"
+    first, last = sorted(match[1] + match[3])
+    return rf"\angle {first}{match[2]}{last}"
 
 
-def _raised(found: re.Match[str]) -> str:
-    if len(found[2] + found[3]) > 8 or int(found[3]) >= int(found[2]):
-        return found[0]
-    return _selections(found[2], found[3], ordered=found[1] == "A")
+def _raised(match: re.Match[str]) -> str:
+    if len(match[2] + match[3]) > 8 or int(match[3]) >= int(match[2]):
+        return match[0]
+    return _selections(match[2], match[3], ordered=match[1] == "A")
 
 
-def _chosen(found: re.Match[str]) -> str:
-    return _selections(found["n"] or found["m"], found["k"], ordered=found["what"] == "P")
+def _chosen(match: re.Match[str]) -> str:
+    return _selections(match["n"] or match["m"], match["k"], ordered=match["what"] == "P")
 
 
 def _selections(n: str, k: str, *, ordered: bool) -> str:
@@ -229,23 +229,23 @@ def with_one_spelling(text: str) -> str:
         text = _DECLARED.sub(r",\1", text)
         text = _WITHOUT.sub(r"\1\\setminus \\{", text).replace(r"\mathbb{Z}_{>0}", r"\mathbb{Z}^+")
         text = _POSITIVE.sub(r"\\mathbb{Z}^+", text)
-        text = _REALS.sub(lambda found: _HALF_LINES[(found[1] or found[2]).replace(" ", "")], text)
+        text = _REALS.sub(lambda match: _HALF_LINES[(match[1] or match[2]).replace(" ", "")], text)
     if "triangle" in text or "angle" in text:
         text = _FIGURE.sub(r"\\\1 ", text)
     if r"\angle" in text or r"\overline" in text:
         text = _ENDS.sub(_by_ends, text)
     if r"\hat" in text or r"\vec" in text:
         text = _UNIT_VECTOR.sub(r"\1\2", text)
-    if (text[:1] == "]" or text[-1:] == "[") and (found := _REVERSED.fullmatch(text)):
-        text = f"{'(' if found[1] == ']' else '['}{found[2]}{')' if found[3] == '[' else ']'}"
+    if (text[:1] == "]" or text[-1:] == "[") and (match := _REVERSED.fullmatch(text)):
+        text = f"{'(' if match[1] == ']' else '['}{match[2]}{')' if match[3] == '[' else ']'}"
     if "C_" in text or "A_" in text:
         text = _CHOOSE_RAISED.sub(_raised, text)
     if "C_" in text or "P_" in text:
         text = _CHOOSE.sub(_chosen, text)
     if "integer" in text[-60:] and "=" in text:
-        found = _INTEGER.fullmatch(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).rstrip(" ."))
-        if found is not None:
-            text = rf"{found['head']},{found['first'] or found['last']}\in\mathbb{{Z}}"
+        match = _INTEGER.fullmatch(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).rstrip(" ."))
+        if match is not None:
+            text = rf"{match['head']},{match['first'] or match['last']}\in\mathbb{{Z}}"
     return text
 
 
@@ -262,8 +262,8 @@ _DOTTED = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}(?![0-9.])",
 
 def without_separators(text: str) -> str:
     """Digits in groups of three run together: those between spaces only if they begin the answer."""
-    if " " in text and (found := _SPACED.match(text)) is not None:
-        text = found[0].replace(" ", "") + text[found.end() :]
+    if " " in text and (match := _SPACED.match(text)) is not None:
+        text = match[0].replace(" ", "") + text[match.end() :]
     if "'" in text:
         text = _QUOTED.sub(lambda run: run[0].replace("'", ""), text)
     if text.count(",") > 1:

@@ -64,18 +64,18 @@ def agree(one: Said, two: Said, *, missing: bool = True) -> bool:
     return one.qualifier == two.qualifier or (not (one.qualifier and two.qualifier) and one.mild and two.mild)
 
 
-def _kinds_agree(one: str, two: str) -> bool:
-    if one == two:
+def _kinds_agree(kind: str, other: str) -> bool:
+    if kind == other:
         return True
-    if {one, two} <= {"deg", "degC", "rad"} or {one, two} <= {"deg", "degF"}:  # radians have another value
+    if {kind, other} <= {"deg", "degC", "rad"} or {kind, other} <= {"deg", "degF"}:  # radians have another value
         return True
-    (first, _, power), (second, _, other_power) = one.partition("^"), two.partition("^")
+    (first, _, power), (second, _, other_power) = kind.partition("^"), other.partition("^")
     if "unit" in (first, second) and {first, second} & _LENGTHS:
-        return power == other_power and "*" not in one + two
+        return power == other_power and "*" not in kind + other
     if first in AMBIGUOUS.get(second, ()) or second in AMBIGUOUS.get(first, ()):
         return power == other_power
     # A price may tell what it is for: `$3.50 per pound` for `$3.50`.
-    shorter, longer = sorted((one, two), key=len)
+    shorter, longer = sorted((kind, other), key=len)
     return shorter in _MONEY and sorted([shorter, *longer.split("*")])[1:] != [shorter] and _is_price(longer, shorter)
 
 
@@ -113,8 +113,8 @@ def _unit_key(text: str) -> str | None:
             return None
         for name, power in factors:
             for derived in _DERIVED.get(name, name).split("*"):
-                base, _, own = derived.partition("^")
-                powers[base] += sign * power * int(own or 1)
+                base, _, exponent = derived.partition("^")
+                powers[base] += sign * power * int(exponent or 1)
     if any(abs(power) > 4 or (abs(power) > 1 and (name in _MONEY or name[0] == "?")) for name, power in powers.items()):
         return None
     return "*".join(name if power == 1 else f"{name}^{power}" for name, power in sorted(powers.items()) if power)
@@ -129,7 +129,7 @@ def _factors(part: str) -> list[tuple[str, int]] | None:
     for place in (0, -1):
         if len(pieces) > 1 and pieces[place].rstrip(".") in _POWER_WORDS:
             power_of_all = _POWER_WORDS[pieces.pop(place).rstrip(".")]
-    found: list[tuple[str, int]] = []
+    factors: list[tuple[str, int]] = []
     for piece in pieces:
         factor = _FACTOR.fullmatch(piece)
         name = unit_name(factor[1]) if factor else None
@@ -139,9 +139,9 @@ def _factors(part: str) -> list[tuple[str, int]] | None:
         twice = unit_name(pieces[0].rstrip(".")) == name and unit_name(pieces[1 % len(pieces)].rstrip(".")) == name
         if len(pieces) > 1 and not twice and factor[1] not in SYMBOLS and not {"*", "-"} & {*part}:
             return None
-        if found[-1:] != [(name, 1)]:  # `dollars USD`
-            found.append((name, int(factor[2] or 1) * power_of_all))
-    return found or None
+        if factors[-1:] != [(name, 1)]:  # `dollars USD`
+            factors.append((name, int(factor[2] or 1) * power_of_all))
+    return factors or None
 
 
 def _noun_key(text: str) -> str | None:
@@ -250,56 +250,56 @@ def _split(text: str) -> tuple[str, Said]:
         core = _PER_LETTER.sub(lambda per: rf"/\text{{{per[1]}}}" if per[1] in TYPED_UNITS else per[0], core)
     words: list[str] = []
     for _ in range(8):
-        found = _last_words(core)
-        if found is None or not (rest := found[0].rstrip()) or rest.endswith(tuple(set(_OPERATORS) - {"/", "*"})):
+        ending = _last_words(core)
+        if ending is None or not (rest := ending[0].rstrip()) or rest.endswith(tuple(set(_OPERATORS) - {"/", "*"})):
             break
-        piece = found[1]
+        piece = ending[1]
         if rest.endswith(("/", "*")):  # `5/\text{s}`
             rest, piece = rest[:-1].rstrip(), rest[-1] + piece
         if not rest or rest.endswith(_OPERATORS):
             break
         core = rest
         words.insert(0, piece)
-    said = re.sub(r"° ([CcFf])\b", r"°\1", " ".join(words).replace(" /", "/"))
-    if (number := scaled(core.strip(), said)) is not None:
-        core, said = number
+    wording = re.sub(r"° ([CcFf])\b", r"°\1", " ".join(words).replace(" /", "/"))
+    if (number := scaled(core.strip(), wording)) is not None:
+        core, wording = number
     if (before := _BEFORE.match(core)) and FUNCTION_WORDS.isdisjoint((before[1] or before[2]).split()):
         core, first = core[before.end() :], (before[1] or before[2]).strip().lower()
         sign = first in ("minus", "negative")
-        core, said = f"-{core}" if sign else core, said if sign else _with_first(first, said)
-    tail = f"{tail}{'' if said.startswith('/') else ' '}{said}".strip()
+        core, wording = f"-{core}" if sign else core, wording if sign else _with_first(first, wording)
+    tail = f"{tail}{'' if wording.startswith('/') else ' '}{wording}".strip()
     return core.strip(), classify(tail) if tail else NOTHING
 
 
 _split_short = lru_cache(maxsize=1 << 12)(_split)
 
 
-def _with_first(first: str, said: str) -> str:
+def _with_first(first: str, wording: str) -> str:
     """The words behind a number with those before it, which are kept apart unless they are a unit (`USD 5`)."""
-    known = classify(first)
-    money = known == NOTHING or (known.kind in _MONEY and not known.qualifier)
-    return f"{first} {said}" if money else f"{said} {first} …"
+    unit = classify(first)
+    money = unit == NOTHING or (unit.kind in _MONEY and not unit.qualifier)
+    return f"{first} {wording}" if money else f"{wording} {first} …"
 
 
 def _last_words(core: str) -> tuple[str, str] | None:
     """What stands before the last words of a formula, and these."""
-    if found := _PERCENT.search(core):
-        return core[: found.start()], "%"
-    if (found := _DEGREES.search(core)) and not _OF_ANGLE.search(core):
-        return core[: found.start()], f"°{found[1] or ''}"
-    if found := _MONEY_BEHIND.search(core):
-        return core[: found.start()], CURRENCIES[found[1]]
-    if r"\text" in core[-200:] and (found := _TYPED.search(core)):
-        inner = found[1] if found[1] is not None else found[3]
+    if match := _PERCENT.search(core):
+        return core[: match.start()], "%"
+    if (match := _DEGREES.search(core)) and not _OF_ANGLE.search(core):
+        return core[: match.start()], f"°{match[1] or ''}"
+    if match := _MONEY_BEHIND.search(core):
+        return core[: match.start()], CURRENCIES[match[1]]
+    if r"\text" in core[-200:] and (match := _TYPED.search(core)):
+        inner = match[1] if match[1] is not None else match[3]
         if not re.search(r"[0-9](?!\})", re.sub(r"\^\{?-?[0-9]\}?", "", inner)):
-            return core[: found.start()], inner.strip() + (f"^{found[2]}" if found[2] else "")
+            return core[: match.start()], inner.strip() + (f"^{match[2]}" if match[2] else "")
         return None
-    if (found := _EACH.search(core)) and _kind(f"/{found[1].lower()}") is not None:
-        return core[: found.start()], f"/{found[1]}"
+    if (match := _EACH.search(core)) and _kind(f"/{match[1].lower()}") is not None:
+        return core[: match.start()], f"/{match[1]}"
     if core[-1:].isalpha() or core[-1:] in ".}'" or core[-1:].isdigit():
-        found = _UNTYPED.search(core)
-        if found is not None and _are_words(found["words"], gap=bool(found["gap"])):
-            return core[: found.start()], found["words"]
+        match = _UNTYPED.search(core)
+        if match is not None and _are_words(match["words"], gap=bool(match["gap"])):
+            return core[: match.start()], match["words"]
     return None
 
 

@@ -89,10 +89,10 @@ class Verdict:
         Any of the references between which `ALTERNATIVE` stands is right. If `relaxed`, a number is right that differs
         from one by at most 5 % of it.
         """
-        right, *known = (text_key(text, ignore_case=ignore_case) for text in (prediction, *gold.split(ALTERNATIVE)))
+        right, *golds = (text_key(text, ignore_case=ignore_case) for text in (prediction, *gold.split(ALTERNATIVE)))
         if not right:
             return cls.missing(gold)
-        correct = right in known or (relaxed and any(_nearly(reference, right) for reference in known))
+        correct = right in golds or (relaxed and any(_nearly(reference, right) for reference in golds))
         status = "right" if correct else "wrong"
         return cls(correct=correct, status=status, layer="string", gold=gold, prediction=prediction)
 

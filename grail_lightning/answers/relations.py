@@ -230,8 +230,8 @@ def equal_by_cases(one: Answer, two: Answer) -> bool:
     ends = {rational(node) for answer in cases for node in _numbers(answer)} - {None}
     tried = [*_TRIED, *(end for end in ends if end is not None)]
     values = [(_value_of(one, name, point), _value_of(two, name, point)) for point in tried]
-    known = [pair for pair in values if pair != (None, None)]
-    return len(known) > len(tried) // 2 and all(left is not None and left == right for left, right in known)
+    pairs = [pair for pair in values if pair != (None, None)]
+    return len(pairs) > len(tried) // 2 and all(first is not None and first == second for first, second in pairs)
 
 
 def _conditioned(row: Group) -> set[str]:
@@ -290,11 +290,11 @@ class _Line:
 
     def __init__(self, numbers: Iterable[Node], equal: Callable[[Node, Node], bool]) -> None:
         ends = {end for node in (_INFINITY, *numbers) for end in (node, _opposite(node))}
-        known = [(value, end) for end in ends if (value := approximate(end)) is not None]
-        known.sort(key=lambda pair: pair[0])
+        approximations = [(value, end) for end in ends if (value := approximate(end)) is not None]
+        approximations.sort(key=lambda pair: pair[0])
         self.place_of: dict[Node, int] = {}
-        place, last = -1, known[0]
-        for value, end in known:
+        place, last = -1, approximations[0]
+        for value, end in approximations:
             near = value == last[0] or abs(value - last[0]) <= 1e-9 * (1 + abs(value))
             place += 0 if place > 0 and near and (end == last[1] or equal(last[1], end)) else 2
             self.place_of[end], last = place, (value, end)

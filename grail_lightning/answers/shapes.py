@@ -91,8 +91,8 @@ _PROSE = re.compile(r"(?:(?<![\\A-Za-z])[A-Za-z]{2,}\s+){2,}[A-Za-z]{2,}")
 
 def atom_of(text: str) -> Answer:
     """A formula with its words; two of them if a plus-minus stands for both signs."""
-    core, said = split_words(text)
-    atom = Atom(core, said, whole=text)
+    core, words = split_words(text)
+    atom = Atom(core, words, whole=text)
     if _PROSE.search(atom.text):  # a sentence, not a product of its letters
         return atom
     try:
@@ -117,10 +117,10 @@ def number_in_words(text: str) -> Answer | None:
     if not _FIRST_LETTER.match(text):
         return None
     plain = unwrapped(text).rstrip(".!")
-    found = spelled(plain) if plain.isascii() and "\\" not in plain and not re.search("[0-9=<>]", plain) else None
-    if found is None:
+    numeral = spelled(plain) if plain.isascii() and "\\" not in plain and not re.search("[0-9=<>]", plain) else None
+    if numeral is None:
         return None
-    number, rest = found
+    number, rest = numeral
     if rest.startswith(("in ", "out of ", "over ", "to ")) and (
         second := spelled(rest.removeprefix("out ").split(" ", 1)[1])
     ):
@@ -143,13 +143,13 @@ def quotient_in_words(text: str) -> Answer | None:
     """`1 in 6` and `7 over 2` are quotients, `1 to 2` is a ratio."""
     if "and" in text and (mixed := _AND_PART.fullmatch(unwrapped(text))) and (whole := scaled(mixed[1], mixed[2])):
         return atom_of(rf"{whole[0]}\text{{ {whole[1]}}}" if whole[1] else whole[0])
-    found = _BETWEEN.fullmatch(unwrapped(text)) if re.search("in|o", text) else None
-    if found is None:
+    match = _BETWEEN.fullmatch(unwrapped(text)) if re.search("in|o", text) else None
+    if match is None:
         return None
     return (
-        Group(":", (atom_of(found[1]), atom_of(found[3])))
-        if found[2] == "to"
-        else atom_of(rf"\frac{{{found[1]}}}{{{found[3]}}}")
+        Group(":", (atom_of(match[1]), atom_of(match[3])))
+        if match[2] == "to"
+        else atom_of(rf"\frac{{{match[1]}}}{{{match[3]}}}")
     )
 
 

@@ -50,9 +50,9 @@ class Alignment:
     def overlapping(self, start: int, stop: int, among: Sequence[int] | None = None) -> list[int]:
         """Indices of the tokens, or of some of them, that cover at least one character of `text[start:stop]`."""
         starts, stops = self.starts, self.stops
-        asked = range(len(starts)) if among is None else among
+        tokens = range(len(starts)) if among is None else among
         # As `max(low, start) < min(high, stop)`, without the calls: this loop goes over all tokens of a batch.
-        return [k for k in asked if starts[k] < stop and stops[k] > start and starts[k] < stops[k] and start < stop]
+        return [k for k in tokens if starts[k] < stop and stops[k] > start and starts[k] < stops[k] and start < stop]
 
 
 def align(token_ids: Sequence[int], tokenizer: Decoder, special: frozenset[int] | None = None) -> Alignment:
@@ -106,9 +106,9 @@ def unknown_ids(tokenizer: Decoder, token_ids: Sequence[int]) -> set[int]:
         tokens = tokenizer.convert_ids_to_tokens(token_ids)
     except (IndexError, KeyError, ValueError, OverflowError):  # Of tokenizers in Python.
         return set(token_ids).difference(tokenizer.get_vocab().values())
-    stand_in, own = tokenizer.unk_token, tokenizer.unk_token_id
+    stand_in, stand_in_id = tokenizer.unk_token, tokenizer.unk_token_id
     pairs = zip(token_ids, tokens, strict=True)
-    return {index for index, token in pairs if token is None or (token == stand_in and index != own)}
+    return {index for index, token in pairs if token is None or (token == stand_in and index != stand_in_id)}
 
 
 def _visible_tokens(tokenizer: Decoder, ids: list[int], special: frozenset[int]) -> list[str | None] | None:

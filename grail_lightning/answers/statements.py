@@ -53,19 +53,19 @@ def _statement(text: str) -> Statement | None:
         return "time", time
     if (date := _date(text)) is not None:
         return "date", date
-    if "mod" in text and (found := _CONGRUENCE.fullmatch(text)) is not None and int(found["modulus"]):
-        modulus = int(found["modulus"])
-        return "congruence", (string_key(found["left"] or ""), int(found["residue"]) % modulus, modulus)
+    if "mod" in text and (match := _CONGRUENCE.fullmatch(text)) is not None and int(match["modulus"]):
+        modulus = int(match["modulus"])
+        return "congruence", (string_key(match["left"] or ""), int(match["residue"]) % modulus, modulus)
     sides = _symmetric(text)
     return None if sides is None else ("relation", sides)
 
 
 def same_statement(gold: str, other: str) -> bool | None:
     """Whether two answers that are times, dates or the like say the same; None if they are something else."""
-    one, two = _statement(gold), _statement(other)
-    if one is None or two is None or one[0] != two[0]:
+    first, second = _statement(gold), _statement(other)
+    if first is None or second is None or first[0] != second[0]:
         return None
-    return _same_time(_clock(gold), _clock(other)) if one[0] == "time" else one[1] == two[1]
+    return _same_time(_clock(gold), _clock(other)) if first[0] == "time" else first[1] == second[1]
 
 
 _Time = tuple[int, int, int, str]
@@ -74,29 +74,29 @@ _Time = tuple[int, int, int, str]
 def _clock(text: str) -> _Time | None:
     if len(text) > 60:
         return None
-    found = _CLOCK.fullmatch(unwrapped(text).lower().rstrip("."))
-    if found is None and (named := re.fullmatch(r"(?:\\text\{)?\s*(noon|midnight)\s*\}?", text.lower())):
+    match = _CLOCK.fullmatch(unwrapped(text).lower().rstrip("."))
+    if match is None and (named := re.fullmatch(r"(?:\\text\{)?\s*(noon|midnight)\s*\}?", text.lower())):
         return 12, 0, 0, "pm" if named[1] == "noon" else "am"
-    if found is None or not (found["minute"] or found["half"]) or int(found["hour"]) > 24:
+    if match is None or not (match["minute"] or match["half"]) or int(match["hour"]) > 24:
         return None
-    hour, half = int(found["hour"]), found["half"] or ""
+    hour, half = int(match["hour"]), match["half"] or ""
     if half in ("am", "pm", "noon", "midnight") and not 1 <= hour <= 12:
         return None
     half = {"noon": "pm", "midnight": "am"}.get(half, half)
-    return hour, int(found["minute"] or 0), int(found["second"] or 0), half
+    return hour, int(match["minute"] or 0), int(match["second"] or 0), half
 
 
-def _same_time(one: _Time | None, two: _Time | None) -> bool:
+def _same_time(first: _Time | None, second: _Time | None) -> bool:
     """Without `am` and `pm` a time is one of 24 hours, or the same time as it is written."""
-    assert one is not None
-    assert two is not None
-    if one[:3] == two[:3] and (not one[3] or not two[3]):
+    assert first is not None
+    assert second is not None
+    if first[:3] == second[:3] and (not first[3] or not second[3]):
         return True
-    if one[3] != two[3] and "" in (one[3], two[3]):
-        plain = one if not one[3] else two
+    if first[3] != second[3] and "" in (first[3], second[3]):
+        plain = first if not first[3] else second
         if 1 <= plain[0] <= 12:  # `2:30` and `3:30 pm`
             return False
-    return _seconds(one) == _seconds(two)
+    return _seconds(first) == _seconds(second)
 
 
 def _seconds(time: _Time) -> int:
@@ -112,10 +112,10 @@ def _date(text: str) -> tuple[int, int, int] | None:
     plain = unwrapped(text).lower().rstrip(".")
     plain = re.sub(r" ?, ?", ", ", plain)
     for pattern in _DATES:
-        found = pattern.fullmatch(plain)
-        if found is None:
+        match = pattern.fullmatch(plain)
+        if match is None:
             continue
-        facts = found.groupdict()
+        facts = match.groupdict()
         name = facts.get("month")
         months = [
             k
@@ -129,17 +129,17 @@ def _date(text: str) -> tuple[int, int, int] | None:
 
 
 def _symmetric(text: str) -> tuple[str, frozenset[str]] | None:
-    found = _SYMMETRIC.fullmatch(text)
-    if found is None or _SYMMETRIC.search(found["right"]):
+    match = _SYMMETRIC.fullmatch(text)
+    if match is None or _SYMMETRIC.search(match["right"]):
         return None
-    sides = (string_key(side) for side in (found["left"], found["right"]))
+    sides = (string_key(side) for side in (match["left"], match["right"]))
     named = (
         _SEGMENT.sub(lambda ends: "".join(sorted(filter(None, ends.groups()))), side)
         if _SEGMENT.fullmatch(side)
         else side
         for side in sides
     )
-    return found["sign"].replace("||", r"\parallel"), frozenset(named)
+    return match["sign"].replace("||", r"\parallel"), frozenset(named)
 
 
 _DECLARED = re.compile(r"(?<![A-Za-z\\])([a-z])\s*\\in\s*(\\mathbb\{[A-Z]\}(?:[\^_]\{?[+*0-9]\}?)?|\\mathbb [A-Z])")

@@ -122,7 +122,7 @@ def _members(answer: Answer) -> tuple[Answer, ...]:
 
 def _list(text: str) -> Answer | None:
     """A list; a plus-minus inside of it stands for two of its members."""
-    joints = {(found[1] or found[2]).lower() for found in _CONNECTIVE.finditer(text)}
+    joints = {(match[1] or match[2]).lower() for match in _CONNECTIVE.finditer(text)}
     joint = joints.pop() if len(joints) == 1 else ","
     marked = _CONNECTIVE.sub("\x01", text)
     parts, _ = split(marked, [";", "\x01"])
@@ -182,16 +182,16 @@ _PROSE_WORDS = FUNCTION_WORDS | {
 
 def _as_equation(part: str) -> str | None:
     """`mean=3` for `mean 3`, a name with its value in a list; None for anything else."""
-    found = _NAMED.fullmatch(part)
-    words = (found[1] or found[2]).lower().split() if found else []
-    if found is None or not _PROSE_WORDS.isdisjoint(words) or spelled(" ".join(words)):
+    match = _NAMED.fullmatch(part)
+    words = (match[1] or match[2]).lower().split() if match else []
+    if match is None or not _PROSE_WORDS.isdisjoint(words) or spelled(" ".join(words)):
         return None
-    return rf"\text{{{found[1] or found[2]}}}={found[3]}"
+    return rf"\text{{{match[1] or match[2]}}}={match[3]}"
 
 
 def _chain(text: str) -> Answer | None:
-    for known in (_RELATIONS, SET_SIGNS):
-        parts, signs = split(text, known)
+    for separators in (_RELATIONS, SET_SIGNS):
+        parts, signs = split(text, separators)
         if signs:
             parts = [part.strip() for part in parts]
             if not all(parts):
@@ -266,14 +266,14 @@ def _vectors(text: str) -> Answer | None:
 def _vector(part: str, sign: str) -> Group | None:
     r"""A factor and a tuple, `2t(3,4)`, as a tuple; a matrix reads its factor itself."""
     part = part.strip()
-    found = re.fullmatch(r"(?P<factor>[^()\[\],]*?)\*?(?P<tuple>\(.*\))", part)
-    if found is None:
+    match = re.fullmatch(r"(?P<factor>[^()\[\],]*?)\*?(?P<tuple>\(.*\))", part)
+    if match is None:
         answer = _matrix(f"-{part}" if sign == "-" else part)
         return answer if isinstance(answer, Group) and answer.brackets == "matrix" else None
-    answer = _bracketed(found["tuple"])
+    answer = _bracketed(match["tuple"])
     if not isinstance(answer, Group) or answer.brackets != "()":
         return None
-    factor = sign.replace("+", "") + (found["factor"].strip() or "1")
+    factor = sign.replace("+", "") + (match["factor"].strip() or "1")
     if len(factor) * len(answer.items) > _MOST_REPEATED:
         return None
     items = [atom_of(f"{factor}*({item.whole})") if isinstance(item, Atom) else item for item in answer.items]
@@ -307,10 +307,10 @@ _IF = re.compile(r"^\s*(?:\\text\{\s*(?:,\s*)?(?:if|for|when|where)\s*\}|(?:if|f
 
 def _cases(text: str) -> Answer | None:
     """A function by cases: pairs of a value and its condition."""
-    found = _CASES.fullmatch(text) if text.startswith(r"\begin{cases}") else None
-    if found is None:
+    match = _CASES.fullmatch(text) if text.startswith(r"\begin{cases}") else None
+    if match is None:
         return None
-    rows = [row.split("&") for row in re.split(r"\\\\", found[1]) if row.strip()]
+    rows = [row.split("&") for row in re.split(r"\\\\", match[1]) if row.strip()]
     if any(len(row) != 2 for row in rows):
         return None
     cells = [(value.strip(" ,;"), _IF.sub("", condition).strip(" ,;.")) for value, condition in rows]

@@ -41,9 +41,9 @@ class _Evaluator:
     function: Any
 
     def value(self, node: Node) -> Any:
-        known = self.known(node)
-        if known is not None or not node.args or node.kind == "sign":
-            return known
+        result = self.known(node)
+        if result is not None or not node.args or node.kind == "sign":
+            return result
         values: list[Any] = []
         for argument in node.args:
             values.append(self.value(argument))
@@ -147,10 +147,10 @@ _FUNCTIONS = {
 def _contexts() -> tuple[Any, ...]:
     import mpmath
 
-    made = tuple(mpmath.MPContext() for _ in _DIGITS)
-    for context, digits in zip(made, _DIGITS, strict=True):
+    contexts = tuple(mpmath.MPContext() for _ in _DIGITS)
+    for context, digits in zip(contexts, _DIGITS, strict=True):
         context.dps = digits
-    return made
+    return contexts
 
 
 def prepare() -> None:
@@ -265,7 +265,7 @@ def ratio_sign(left: Node, right: Node) -> int:
     values = [pair for pair in values if None not in pair]
     if len(values) < 3 or any(min(map(abs, pair)) < 1e-30 for pair in values):
         return 0
-    first, *others = [context.mpc(one / two) for one, two in values]
+    first, *others = [context.mpc(numerator / denominator) for numerator, denominator in values]
     slack = abs(first) * context.mpf(10) ** -places
     constant = abs(first.imag) <= slack and all(abs(ratio - first) <= slack for ratio in others)
     return (1 if first.real > 0 else -1) if constant else 0
@@ -287,12 +287,12 @@ def _agree(left: Node, right: Node, point: dict[str, Fraction], tolerance: float
     differences: list[Any] = []
     size: Any = 0
     for context in _contexts():
-        one, two = _value_at(left, point, context), _value_at(right, point, context)
-        if one is None or two is None or (not keep_complex and (_is_imaginary(one) or _is_imaginary(two))):
+        z, w = _value_at(left, point, context), _value_at(right, point, context)
+        if z is None or w is None or (not keep_complex and (_is_imaginary(z) or _is_imaginary(w))):
             return None
-        size = max(abs(one), abs(two))
-        differences.append(abs(one - two))
-        if tolerance and differences[-1] <= tolerance * abs(one):
+        size = max(abs(z), abs(w))
+        differences.append(abs(z - w))
+        if tolerance and differences[-1] <= tolerance * abs(z):
             return True
         if differences[-1] > size * 1e-15 and size > 1e-30:
             return False
@@ -341,5 +341,5 @@ def _equal_with_digits(left: Node, right: Node, point: dict[str, Fraction]) -> b
     context, places = _finer(left, right, point)
     if places == _PLACES:
         return True
-    one, two = (_value_at(node, point, context) for node in (left, right))
-    return bool(abs(one - two) <= max(1, abs(one)) * context.mpf(10) ** -places)
+    z, w = (_value_at(node, point, context) for node in (left, right))
+    return bool(abs(z - w) <= max(1, abs(z)) * context.mpf(10) ** -places)

@@ -131,7 +131,7 @@ class LastCheckpoint(Checkpoint):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Report from which checkpoint a run can be resumed that was interrupted, or ended by an error."""
         ends = {SIGTERMException: "Ended by SIGTERM", KeyboardInterrupt: "Interrupted"}
-        what = next((said for kind, said in ends.items() if isinstance(exception, kind)), "Failed")
+        what = next((outcome for kind, outcome in ends.items() if isinstance(exception, kind)), "Failed")
         fits = trainer.state.fn == "fit"
         if fits and self._saved_at is not None and self.file.exists():
             rank_zero_info(

@@ -67,15 +67,15 @@ class CreditPictures(Callback):
             return
         rows = (batch.scored if batch.scored.any() else ~batch.scored).nonzero().flatten()
         places = _mixed_pairs(batch.correct[rows].tolist(), batch.group[rows].tolist())
-        pairs = [(int(rows[one]), int(rows[other])) for one, other in places]
+        pairs = [(int(rows[first]), int(rows[second])) for first, second in places]
         pair = pairs[int(torch.randint(len(pairs), (1,), generator=torch.Generator().manual_seed(step)))]
         for board in boards:
             board.experiment.add_text("train/rollouts", "\n\n".join(_text(output, row) for row in pair), step)
         if output.weights is None:
             return
         weights = effective_weights(rollouts_of(output), output.weights).detach().float().cpu()
-        shown = [_shown(output, row, weights[row], tokenizer) for row in pair]
-        picture = heatmap(prompt_text(batch.prompts[pair[0]]), shown)
+        responses = [_shown(output, row, weights[row], tokenizer) for row in pair]
+        picture = heatmap(prompt_text(batch.prompts[pair[0]]), responses)
         for board in boards:
             board.experiment.add_image("credit/rollouts", picture, step, dataformats="HWC")
         for logger in others:

@@ -114,7 +114,10 @@ class Evaluation(Callback):
 
     def _outcome(self) -> str:
         """``0.412 -> 0.871 (512 problems, temperature 1.0)``; not comparable after a resume with other conditions."""
-        first, last = (f"{of['accuracy']:.3f} ({of['conditions']})" if of else "" for of in (self.first, self.last))
+        first, last = (
+            f"{figures['accuracy']:.3f} ({figures['conditions']})" if figures else ""
+            for figures in (self.first, self.last)
+        )
         other = {"digest": "problems", "sampling": "sampling"}
         differ = [what for key, what in other.items() if self.first and self.first[key] != self.last[key]]
         if differ:
@@ -136,10 +139,10 @@ class Evaluation(Callback):
             return
         module, stage = module_of(pl_module), trainer.state.fn
         step = trainer.global_step if stage == "fit" else tell_policy(trainer, pl_module)
-        shown = TableOptions(pass_at=self.pass_at, maj_at=self.maj_at, by=self.by)
-        self._running = _Running(trainer, module, shown, step)
-        if (kept := self._running.kept) is not None:
-            module.evaluation = replace(module.evaluation, done=kept.done)
+        options = TableOptions(pass_at=self.pass_at, maj_at=self.maj_at, by=self.by)
+        self._running = _Running(trainer, module, options, step)
+        if (samples := self._running.kept) is not None:
+            module.evaluation = replace(module.evaluation, done=samples.done)
 
     on_test_start = on_validation_start
 
@@ -193,16 +196,16 @@ class _Running:
     Every rank must call the constructor and `log`. `step` is the number of optimiser steps of the policy.
     """
 
-    def __init__(self, trainer: Trainer, module: GrailModule, shown: TableOptions, step: int) -> None:
+    def __init__(self, trainer: Trainer, module: GrailModule, options: TableOptions, step: int) -> None:
         self._trainer, self._plan, self._step = trainer, module.evaluation, step
-        self.shown = shown
+        self.shown = options
         self._batches: list[pd.DataFrame] = []  # The samples of this rank.
         self.samples = sample_frame([], self._plan.num_samples)  # In the end those of all ranks.
         self.kept: KeptSamples | None = None
         self._counted = 0
         tests = trainer.state.fn == "test" and not fast_dev_run(trainer)
         if tests and (batches := tested_batches(trainer)) is not None:
-            self.shown = replace(shown, first=batches.first_rows())
+            self.shown = replace(options, first=batches.first_rows())
             self.kept = KeptSamples(trainer, module, batches, step, self.shown)
             self._count(self.kept.known(), [loader.prompts[0] for loader in batches.loaders if len(loader.prompts)])
 
@@ -236,9 +239,9 @@ class _Running:
         batches = [with_votes(self.samples, {}), *(batch for of_rank in ranks for batch in of_rank)]
         self.samples = pd.concat(batches).sort_values(["dataset", "index", "sample"], ignore_index=True)
         figures = _all_figures(self.samples, self.shown)
-        known = {f"{stage}/{name}": value for name, value in figures.items() if value == value}
+        scalars = {f"{stage}/{name}": value for name, value in figures.items() if value == value}
         # Without a step Lightning would log at the number of batches, which is 0 outside of a fit.
-        pl_module.log_dict(known | {"step": float(self._step)}, batch_size=1, sync_dist=world_size() > 1)
+        pl_module.log_dict(scalars | {"step": float(self._step)}, batch_size=1, sync_dist=world_size() > 1)
         if len(self.samples) and math.isnan(figures["accuracy"]):
             # `ModelCheckpoint` raises without its figure, and NaN is worse than any number to it.
             pl_module.log(f"{stage}/accuracy", math.nan, logger=False, batch_size=1, sync_dist=world_size() > 1)
@@ -264,7 +267,7 @@ def _all_figures(samples: pd.DataFrame, options: TableOptions) -> dict[str, floa
     for part, values in zip(parts.values(), of_each, strict=True):
         figures |= {f"{part}/{name}": value for name, value in values.items() if name.startswith(_OF_EACH_DATASET)}
     if len(parts) > 1:
-        figures |= {f"{name}_simple_average": sum(of[name] for of in of_each) / len(parts) for name in averaged}
+        figures |= {f"{name}_simple_average": sum(entry[name] for entry in of_each) / len(parts) for name in averaged}
     for column in options.by:
         for dataset, value, rows in by_column(samples, column):
             part, values = f"{metric_name(dataset)}/{metric_name(f'{column}_{value}')}", _figures(rows, options)

@@ -48,8 +48,8 @@ class ExportPolicy(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse to write over the policy that is trained, which a resumed run and its reference load again."""
         name = module_of(pl_module).policy_name
-        own = isinstance(name, str) and self.folder and Path(self.folder).resolve() == Path(name).resolve()
-        if own and stage == "fit":
+        is_source = isinstance(name, str) and self.folder and Path(self.folder).resolve() == Path(name).resolve()
+        if is_source and stage == "fit":
             raise ValueError(f"`folder` of ExportPolicy must not be `policy`'s own, but got {self.folder!r}.")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -196,8 +196,8 @@ def _rows(
         columns["tokens"][row] = pieces_of(whole.text, places, columns["tokens"][row])
     columns["method"] = [method] * len(batch)
     for suffix, weights in {"": output.weights, **{f".{name}": w for name, w in compared.items()}}.items():
-        shown = None if weights is None else effective_weights(batch, weights)
-        columns[f"weights{suffix}"] = _of_tokens(shown, batch)
+        token_weights = None if weights is None else effective_weights(batch, weights)
+        columns[f"weights{suffix}"] = _of_tokens(token_weights, batch)
         columns[f"scores{suffix}"] = _of_tokens(None if weights is None else weights.scores, batch)
         columns[f"fallback{suffix}"] = [None] * len(batch) if weights is None else weights.fallback.tolist()
     alignments = align_rows(batch, module.tokenizer)
@@ -245,18 +245,20 @@ def _picture_column(policy: Policy, batch: RolloutBatch, explained: Tensor, toke
     with gathered(policy):
         scores = picture_saliency(policy, batch, explained, token_budget=token_budget)
     column: list[str | None] = []
-    for row, (prompt, own) in enumerate(zip(batch.prompts, scores, strict=True)):
-        shown = pictures_in(prompt.messages)
-        shown += [] if batch.episodes is None else [p for call in batch.episodes[row].calls for p in call.pictures]
-        made, begun, tokens = [], 0, policy.vision.pictures
-        left = int((batch.input_ids[row] >= FIRST_PICTURE_ID).sum())
-        for picture in shown:
+    for row, (prompt, picture_scores) in enumerate(zip(batch.prompts, scores, strict=True)):
+        pictures = pictures_in(prompt.messages)
+        pictures += [] if batch.episodes is None else [p for call in batch.episodes[row].calls for p in call.pictures]
+        entries, begun, tokens = [], 0, policy.vision.pictures
+        num_picture_tokens = int((batch.input_ids[row] >= FIRST_PICTURE_ID).sum())
+        for picture in pictures:
             stop = begun + len(tokens.hold(picture))
-            if stop > left:  # Those of the last turn's calls, if no turn followed.
+            if stop > num_picture_tokens:  # Those of the last turn's calls, if no turn followed.
                 break
-            made.append({"src": _url(picture), "layers": tokens.layers(picture), "scores": own[begun:stop] or None})
+            entries.append(
+                {"src": _url(picture), "layers": tokens.layers(picture), "scores": picture_scores[begun:stop] or None}
+            )
             begun = stop
-        column.append(json.dumps(made) if made else None)
+        column.append(json.dumps(entries) if entries else None)
     return column
 
 

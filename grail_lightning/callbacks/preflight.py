@@ -86,9 +86,9 @@ class Preflight(Callback):
         module = module_of(pl_module)
         sampling, objective, steps = module.sampling, module.objective, module.execution.steps_per_batch
         if module.policy is not None and not sampling.stop and not module.policy.reachable_ends:
-            known = ", ".join(map(str, module.policy.end_token_ids)) or "none"
+            ends = ", ".join(map(str, module.policy.end_token_ids)) or "none"
             rank_zero_warn(
-                f"No end token is known that the policy can sample (tokenizer and generation config name {known}), and "
+                f"No end token is known that the policy can sample (tokenizer and generation config name {ends}), and "
                 f"`sampling.stop` is empty: every response has {sampling.max_response_length} tokens and is cut. Set "
                 "`eos_token` of the tokenizer, or `sampling.stop` to what follows an answer."
             )
@@ -98,7 +98,7 @@ class Preflight(Callback):
                 "the loss differentiates the whole distribution. Set them to 1 and 0, unless you reproduce a run that "
                 "had them."
             )
-        gated = next((one for one in with_inner(module.credit) if getattr(one, "gate", None) == "negative"), None)
+        gated = next((part for part in with_inner(module.credit) if getattr(part, "gate", None) == "negative"), None)
         if getattr(module.advantage, "share", 1) == 0 and gated is not None:
             rank_zero_warn(
                 f"`advantage.share` 0 leaves no negative advantage if no reward is below 0, so "
@@ -235,8 +235,8 @@ def check_folders(trainer: Trainer) -> None:
     check_writable(folder, "`trainer.logger.save_dir`" if trainer.loggers else "`trainer.default_root_dir`")
     for callback in callbacks_of(trainer):
         for name in ("dirpath", "folder"):
-            if own := getattr(callback, name, None):
-                check_writable(Path(own), f"`{name}` of {type(callback).__name__}")
+            if directory := getattr(callback, name, None):
+                check_writable(Path(directory), f"`{name}` of {type(callback).__name__}")
 
 
 def _check_steps(optimizer: Optimizer, weights: list[Tensor]) -> None:

@@ -36,8 +36,8 @@ class BatchProgressBar(TQDMProgressBar):
         if trainer.max_steps < 0:
             return trainer.num_training_batches
         steps = module_of(trainer.lightning_module).execution.steps_per_batch
-        left = math.ceil((trainer.max_steps - trainer.global_step) / steps)
-        return min(trainer.num_training_batches, left)
+        remaining_batches = math.ceil((trainer.max_steps - trainer.global_step) / steps)
+        return min(trainer.num_training_batches, remaining_batches)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the bar and set its total: Lightning calls no `on_train_epoch_start` in the epoch of a resume."""
@@ -68,10 +68,10 @@ class BatchProgressBar(TQDMProgressBar):
 
 def _loggers_of_the_terminal() -> list[logging.Logger]:
     """The loggers that print. tqdm would give those that do not a handler, too."""
-    known = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
+    loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
     return [
         logger
-        for logger in known
+        for logger in loggers
         if isinstance(logger, logging.Logger)
         and any(isinstance(h, logging.StreamHandler) and h.stream in (sys.stdout, sys.stderr) for h in logger.handlers)
     ]

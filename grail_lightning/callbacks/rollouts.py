@@ -58,7 +58,7 @@ class KeepRollouts(Callback):
 
 def sampled_values(values: Tensor, sampled: Tensor) -> list[float | None]:
     """Values ``[n]`` as a list, with None where `sampled` ``[n]`` is False."""
-    return [value if own else None for value, own in zip(values.tolist(), sampled.tolist(), strict=True)]
+    return [value if is_sampled else None for value, is_sampled in zip(values.tolist(), sampled.tolist(), strict=True)]
 
 
 def answer_place(output: StepOutput, row: int, aligned: Alignment) -> tuple[tuple[int, int] | None, list[int]]:

@@ -120,10 +120,10 @@ def _facts(trainer: Trainer, module: GrailModule, batches: Batches, step: int, t
     plan, loaders = module.evaluation, batches.loaders
     every = [loader.prompts for loader in loaders if len(loader.prompts)]
     prompts, data = [rows[0] for rows in every], data_of(trainer)
-    given = {name: value for name, value in vars(module.engine).items() if name[0] != "_"}
-    options = {name: value for name, value in given.items() if isinstance(value, str)}
+    settings = {name: value for name, value in vars(module.engine).items() if name[0] != "_"}
+    options = {name: value for name, value in settings.items() if isinstance(value, str)}
     # From Python they may hold anything.
-    options |= {k: json.dumps(v, sort_keys=True, default=str) for k, v in given.items() if isinstance(v, dict) and v}
+    options |= {k: json.dumps(v, sort_keys=True, default=str) for k, v in settings.items() if isinstance(v, dict) and v}
     sources = {
         prompt.dataset: rows.spec.path if isinstance(rows, RowPrompts) else data and type(data).__name__
         for prompt, rows in zip(prompts, every, strict=True)
@@ -171,10 +171,14 @@ def _grading(task: Task) -> dict[str, Any]:
         grading["verifier"] = f"{kind.make_verifier.__module__}.{kind.make_verifier.__qualname__}"
     if isinstance(task, EnvironmentTask):
         # What two of them have in common: others may be drawn, or a clock.
-        with trial_environment(task.environment) as made, trial_environment(task.environment) as other:
-            one, two = (dict(getattr(of, "__dict__", {})) for of in (made, other))
-        options = {k: value for k, value in one.items() if isinstance(value, str | int | float) and value == two.get(k)}
-        grading["environment"] = {"class": _class_path(made), "options": options, "calls": task.calls}
+        with trial_environment(task.environment) as environment, trial_environment(task.environment) as other:
+            state, other_state = (dict(getattr(instance, "__dict__", {})) for instance in (environment, other))
+        options = {
+            k: value
+            for k, value in state.items()
+            if isinstance(value, str | int | float) and value == other_state.get(k)
+        }
+        grading["environment"] = {"class": _class_path(environment), "options": options, "calls": task.calls}
         grading["environment"] |= {"instruction": task.tool_instruction, "limits": dataclasses.asdict(task.limits)}
     if isinstance(task, CodeTask):
         grading["limits"] = dataclasses.asdict(task.executor.limits)

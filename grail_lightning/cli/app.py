@@ -153,12 +153,12 @@ class GrailCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Build all objects. The loggers of an evaluation are made for a part of the run's folder."""
         trainer = self.config[self.subcommand].trainer
-        given = trainer.logger
+        logger = trainer.logger
         if self.subcommand != "fit":
-            trainer.logger = log_beside_training(given, str(self.subcommand))
+            trainer.logger = log_beside_training(logger, str(self.subcommand))
         with self.mistakes_named():
             super().instantiate_classes()
-        trainer.logger = given  # The config that is saved can be run again, for training, too.
+        trainer.logger = logger  # The config that is saved can be run again, for training, too.
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the Trainer, with one folder for all checkpoints."""
@@ -197,8 +197,8 @@ class GrailCLI(LightningCLI):
                 task.check_length(self.model.sampling.max_response_length)
         if self.subcommand == "test":
             options["verbose"] = False  # `Evaluation` prints its own table, with intervals.
-        own = folder.taken(checkpoint) if self.subcommand == "fit" else folder.shared()
-        with nullcontext() if fast_dev_run(self.trainer) else own, keep_tables(self.trainer):
+        folder_lock = folder.taken(checkpoint) if self.subcommand == "fit" else folder.shared()
+        with nullcontext() if fast_dev_run(self.trainer) else folder_lock, keep_tables(self.trainer):
             getattr(self.trainer, str(self.subcommand))(**options)
 
     fit = validate = test = predict = _run  # Lightning calls the method of the subcommand's name.
@@ -237,8 +237,8 @@ def run(cli: type[CLI], args: Sequence[str] | None = None) -> CLI:
 
 def _leave_out_messages() -> None:
     """Suppress messages of Lightning 2.6 on which users cannot act, and that it has no option to disable."""
-    said = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    said.addFilter(lambda record: not record.getMessage().startswith(("💡 Tip: ", "TPU available: False")))
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    logger.addFilter(lambda record: not record.getMessage().startswith(("💡 Tip: ", "TPU available: False")))
     for message in (
         "Experiment logs directory .* exists and is not empty",  # `keep_tables` has moved the files.
         "You defined a `validation_step` but have no `val_dataloader`",  # `Preflight` says what is lacking.

@@ -65,9 +65,9 @@ def exported(option: str, name: str) -> tuple[str, type] | None:
     Of a module that imports its classes when they are asked for, the one class is imported.
     """
     for module in BASES.get(option, (object, ()))[1]:
-        found = getattr(importlib.import_module(module), name, None)
-        if inspect.isclass(found):
-            return f"{module}.{name}", found
+        candidate = getattr(importlib.import_module(module), name, None)
+        if inspect.isclass(candidate):
+            return f"{module}.{name}", candidate
     return None
 
 
@@ -86,8 +86,8 @@ def import_path(option: str, name: str) -> str:
 
     So jsonargparse gets no short names of ours, of which it knows only those whose modules are imported.
     """
-    found = None if "." in name or name in UNUSABLE else exported(option, name)
-    return found[0] if found and issubclass(found[1], BASES[option][0]) else name
+    export = None if "." in name or name in UNUSABLE else exported(option, name)
+    return export[0] if export and issubclass(export[1], BASES[option][0]) else name
 
 
 def load_for_help(arguments: Sequence[str]) -> None:
@@ -107,20 +107,20 @@ def find_class(option: str, name: str) -> type | None:
     """The class that an option names, by its import path or, for those of `BASES`, its short name; None if none is."""
     if "." in name:
         try:
-            made: Any = import_function(name, {}, "A class", name)
+            candidate: Any = import_function(name, {}, "A class", name)
         except ValueError:
             return None
     else:
         entry = exported(option, name)
-        made = entry and entry[1]
-    return made if inspect.isclass(made) else None
+        candidate = entry and entry[1]
+    return candidate if inspect.isclass(candidate) else None
 
 
 def options_parser(cls: type, without: Collection[str] = ()) -> ArgumentParser:
     """A parser of the options of a class that users set: not what a run gives it, as the weights to an optimiser."""
     parser = ArgumentParser(exit_on_error=False)
-    given = {"params", "optimizer"} if issubclass(cls, _OF_TORCH) else set()
-    parser.add_class_arguments(cls, fail_untyped=False, skip=given.union(without))
+    torch_arguments = {"params", "optimizer"} if issubclass(cls, _OF_TORCH) else set()
+    parser.add_class_arguments(cls, fail_untyped=False, skip=torch_arguments.union(without))
     return parser
 
 
@@ -129,13 +129,13 @@ def still_valid(option: str, name: str, init_args: Mapping[str, Any]) -> dict[st
     cls = find_class(option, name)
     if cls is None or not init_args:
         return {}
-    parameters, kept = inspect.signature(cls).parameters.values(), {}
+    parameters, options = inspect.signature(cls).parameters.values(), {}
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = {of.name for of in parameters if of.default is of.empty and of.kind not in variable}
+    required = {p.name for p in parameters if p.default is p.empty and p.kind not in variable}
     for key, value in init_args.items():
         try:
             options_parser(cls, required - {key}).parse_object({key: value})
         except ArgumentError:
             continue
-        kept[key] = value
-    return kept
+        options[key] = value
+    return options

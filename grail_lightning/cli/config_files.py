@@ -149,8 +149,8 @@ def _over(before: Any, after: Any, option: str) -> Any:
         return after
     result = dict(before)
     if _CLASS in before and _CLASS in after and class_name(before) != class_name(after):
-        kept = {} if option in BEGINS_ANEW else still_valid(option, after[_CLASS], before.get(_INIT) or {})
-        result = {_INIT: kept} if kept else {}
+        init_args = {} if option in BEGINS_ANEW else still_valid(option, after[_CLASS], before.get(_INIT) or {})
+        result = {_INIT: init_args} if init_args else {}
     for name, value in sorted(after.items(), key=lambda item: str(item[0]).endswith("+")):
         plain = name.removesuffix("+") if isinstance(name, str) else name
         if plain != name and (plain in result or name in result):
@@ -171,11 +171,11 @@ def _replaced(option: str, value: object, options: Mapping[str, Any], rest: Sequ
         for key, inner in value.items():
             if not str(key).endswith("+"):
                 yield from _replaced(plain_name(f"{option}.{key}"), inner, options, rest)
-    elif isinstance(value, str) and (of := option.removesuffix(f".{_CLASS}")) in BEGINS_ANEW:
-        given = (text for name, text in map(_named, reversed(rest)) if name in (of, f"{of}.{_CLASS}"))
-        before = class_name(next((_parsed(text) for text in given), _value_at(options, of)))
+    elif isinstance(value, str) and (owner := option.removesuffix(f".{_CLASS}")) in BEGINS_ANEW:
+        texts = (text for name, text in map(_named, reversed(rest)) if name in (owner, f"{owner}.{_CLASS}"))
+        before = class_name(next((_parsed(text) for text in texts), _value_at(options, owner)))
         if before is not None and before != class_name(value):
-            yield of
+            yield owner
 
 
 def _value_at(options: Any, option: str) -> Any:
@@ -260,10 +260,10 @@ def _without(options: Any, option: str) -> Any:
     if not isinstance(options, dict):
         return options
     first, dot, inner = option.partition(".")
-    left = {name: value for name, value in options.items() if dot or name not in (first, f"{first}+")}
-    if _INIT in left:
-        left[_INIT] = _without(left[_INIT], option)
-    return left | ({first: _without(left[first], inner)} if first in left else {})
+    remainder = {name: value for name, value in options.items() if dot or name not in (first, f"{first}+")}
+    if _INIT in remainder:
+        remainder[_INIT] = _without(remainder[_INIT], option)
+    return remainder | ({first: _without(remainder[first], inner)} if first in remainder else {})
 
 
 def _parsed(value: str) -> Any:

@@ -79,15 +79,15 @@ def fsdp2_options(trainer: Namespace) -> dict[str, Any]:
     kind: Any = CUDAAccelerator if on_cuda else CPUAccelerator
     each = kind.auto_device_count() if trainer.devices == "auto" else kind.parse_devices(trainer.devices)
     devices = (each if isinstance(each, int) else len(each)) * trainer.num_nodes
-    given = dict(trainer.strategy.get("init_args") or {})
+    options = dict(trainer.strategy.get("init_args") or {})
     sizes = {"data_parallel_size": devices, "tensor_parallel_size": 1}
-    got = [size if given.get(name, "auto") == "auto" else given[name] for name, size in sizes.items()]
+    got = [size if options.get(name, "auto") == "auto" else options[name] for name, size in sizes.items()]
     if got != [devices, 1]:
         raise ValueError(
             f"`data_parallel_size` must be the {devices} devices and `tensor_parallel_size` 1, since layers are "
             f"never split, but got {got[0]} and {got[1]}. Leave both out of `trainer.strategy`."
         )
-    return given | sizes
+    return options | sizes
 
 
 def check_devices(trainer: Trainer) -> None:
@@ -144,13 +144,13 @@ def log_beside_training(loggers: object, stage: str) -> object:
     """
     loggers = copy.deepcopy(loggers)
     for logger in as_list(loggers):
-        made: Any = import_function(logger.class_path, {}, "A logger", logger.class_path)
-        if made is CSVLogger:
-            made = StageCSVLogger
-            logger.class_path = f"{made.__module__}.{made.__name__}"
-        known = inspect.signature(made).parameters.values()
-        takes = any(option.name == "sub_dir" or option.kind is option.VAR_KEYWORD for option in known)
-        board = issubclass(made, TensorBoardLogger) and takes and not logger.init_args.get("sub_dir")
-        if board or issubclass(made, StageCSVLogger):
+        logger_class: Any = import_function(logger.class_path, {}, "A logger", logger.class_path)
+        if logger_class is CSVLogger:
+            logger_class = StageCSVLogger
+            logger.class_path = f"{logger_class.__module__}.{logger_class.__name__}"
+        parameters = inspect.signature(logger_class).parameters.values()
+        takes = any(option.name == "sub_dir" or option.kind is option.VAR_KEYWORD for option in parameters)
+        board = issubclass(logger_class, TensorBoardLogger) and takes and not logger.init_args.get("sub_dir")
+        if board or issubclass(logger_class, StageCSVLogger):
             logger.init_args.sub_dir = stage
     return loggers

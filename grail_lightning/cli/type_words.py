@@ -43,8 +43,8 @@ def list_parts(hint: Any) -> list[Any]:
 
 def classes_in(hint: Any) -> list[type]:
     """The base classes of the objects that an option takes, also of those that are made later, by a call."""
-    made = [typing.get_args(part)[-1] if _is_call(part) else part for part in parts_of(hint)]
-    return [kind for of_part in made for kind in parts_of(of_part) if _is_base(kind)]
+    parts = [typing.get_args(part)[-1] if _is_call(part) else part for part in parts_of(hint)]
+    return [kind for of_part in parts for kind in parts_of(of_part) if _is_base(kind)]
 
 
 def records_in(hint: Any) -> list[type]:
@@ -133,7 +133,7 @@ def _is_record(kind: type) -> bool:
 
 
 def _is_base(kind: Any) -> bool:
-    known = kind in _NOUNS or not inspect.isclass(kind) or kind.__module__ in ("builtins", "collections.abc")
-    if known or kind is torch.Tensor or typing.get_origin(kind) is not None:
+    has_noun = kind in _NOUNS or not inspect.isclass(kind) or kind.__module__ in ("builtins", "collections.abc")
+    if has_noun or kind is torch.Tensor or typing.get_origin(kind) is not None:
         return False
     return not _is_list(kind) and not _is_record(kind)

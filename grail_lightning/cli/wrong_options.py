@@ -46,8 +46,8 @@ def wrong_option(parser: ArgumentParser, options: Mapping[str, Any], kinds: Sequ
         options: Its options of files and arguments, as `with_arguments` gives them.
         kinds: The kinds of mistakes that are looked for, in the order in which they are told.
     """
-    found = [wrong for wrong in _Walk(parser, "").mistakes(options, "") if wrong.kind in kinds]
-    return min(found, key=lambda wrong: kinds.index(wrong.kind)).sentence if found else None
+    mistakes = [wrong for wrong in _Walk(parser, "").mistakes(options, "") if wrong.kind in kinds]
+    return min(mistakes, key=lambda wrong: kinds.index(wrong.kind)).sentence if mistakes else None
 
 
 def last_line(error: BaseException) -> str:
@@ -165,15 +165,15 @@ def _instead(hint: Any, value: Any) -> str:
     return " Put it in brackets." if list_parts(hint) and _is_accepted(hint, [value]) else ""
 
 
-def _of_object(option: str, bases: Sequence[type], given: Mapping[str, Any], default: Any) -> Iterator[_Wrong]:
+def _of_object(option: str, bases: Sequence[type], value: Mapping[str, Any], default: Any) -> Iterator[_Wrong]:
     """The mistakes in the value of an option that takes an object: its class and the class's options."""
-    if "class_path" in given and not given.keys() <= _OF_A_CLASS:
+    if "class_path" in value and not value.keys() <= _OF_A_CLASS:
         yield _Wrong("name", f"The options of a class in `{option}` must stand under `init_args`, beside `class_path`.")
         return
-    init_args = given.get("init_args") if given.keys() & _OF_A_CLASS else given
+    init_args = value.get("init_args") if value.keys() & _OF_A_CLASS else value
     init_args = init_args if isinstance(init_args, Mapping) else {}
     default = default.get("class_path") if isinstance(default, Mapping) else None
-    path = given.get("class_path", default)
+    path = value.get("class_path", default)
     if path is None:
         concrete = next((base for base in bases if not inspect.isabstract(base)), None)
         if concrete is None or choices(option):
@@ -209,15 +209,15 @@ def _loaded(option: str, path: str) -> tuple[Any, str]:
         entry = exported(option, path)
         return (entry[1], "") if entry else (None, "")
     try:
-        found = importlib.import_module(module)
+        namespace = importlib.import_module(module)
     except ModuleNotFoundError as error:
         lost = error.name == module.partition(".")[0]
         return None, f"{error}.{' Is its folder on PYTHONPATH?' if lost else ''}"
     except Exception as error:  # The module of a user.
         return None, said(error)
-    if not hasattr(found, name):
-        return None, f"{module} has no {name!r}.{did_you_mean(name, vars(found))}"
-    return getattr(found, name), ""
+    if not hasattr(namespace, name):
+        return None, f"{module} has no {name!r}.{did_you_mean(name, vars(namespace))}"
+    return getattr(namespace, name), ""
 
 
 def _wrong_class(option: str, path: object, why: str = "") -> str:
@@ -234,8 +234,8 @@ def _wrong_class(option: str, path: object, why: str = "") -> str:
 def _near(name: str, names: Sequence[str]) -> str:
     """A question with the name that is nearest to a wrong one, without regard to case."""
     plain = name.lower().replace("-", "").replace("_", "")
-    same = [known for known in names if known.lower() == plain]
-    begun = same or [known for known in names if plain and known.lower().startswith(plain)]
+    same = [candidate for candidate in names if candidate.lower() == plain]
+    begun = same or [candidate for candidate in names if plain and candidate.lower().startswith(plain)]
     return f" Did you mean {' or '.join(begun)}?" if 0 < len(begun) < 4 else did_you_mean(name, names)
 
 
@@ -251,15 +251,15 @@ def _no_class(option: str, init_args: Mapping[str, Any]) -> str:
 def _having(option: str, name: str) -> list[str]:
     """The classes of an option that have an option of that name."""
     classes = {other: find_class(option, other) for other in choices(option)}
-    return [other for other, of in classes.items() if of and name in inspect.signature(of).parameters]
+    return [other for other, owner in classes.items() if owner and name in inspect.signature(owner).parameters]
 
 
-def _no_option(option: str, known: Sequence[str]) -> str:
+def _no_option(option: str, names: Sequence[str]) -> str:
     """The sentence about an option that does not exist, with the one that may be meant."""
     group, _, name = option.rpartition(".")
-    elsewhere = [other for other in known if other.endswith(f".{name}")]
+    elsewhere = [other for other in names if other.endswith(f".{name}")]
     within = f"{group}." if group else ""
-    parts = (other.removeprefix(within).partition(".")[0] for other in known if other.startswith(within))
+    parts = (other.removeprefix(within).partition(".")[0] for other in names if other.startswith(within))
     siblings = list(dict.fromkeys(parts))
     hint = f" Did you mean `{elsewhere[0]}`?" if elsewhere else known_as(option) or did_you_mean(name, siblings)
     if not hint:

@@ -141,7 +141,7 @@ class Balanced(CreditControl):
         advantages = batch.advantages.double()
         uniform, credit = advantages[:, None] * batch.response_mask, token_advantages(advantages, weights)
         kinds = torch.stack([batch.correct, ~batch.correct]).double()
-        sums = torch.stack([kinds @ of.sum(1) for of in (uniform, credit, credit.abs())])
+        sums = torch.stack([kinds @ table.sum(1) for table in (uniform, credit, credit.abs())])
         wanted, total, absolute = all_reduce(sums, "sum")
         possible = (wanted * total > 0) & (total.abs() > _CANCELLED * absolute)
         factors = torch.where(possible, wanted / torch.where(possible, total, 1), 1)
@@ -170,9 +170,9 @@ class RandomSubset(TokenCredit):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weight 1 on the tokens that are kept, and 0 on the others."""
         values = torch.zeros_like(batch.response_mask, dtype=batch.advantages.dtype)
-        for mask, kept, row in zip(batch.response_mask, values, batch.row.tolist(), strict=True):
+        for mask, row_values, row in zip(batch.response_mask, values, batch.row.tolist(), strict=True):
             drawn = torch.rand(int(mask.sum()), generator=context.row_generator(row), dtype=torch.float32)
-            kept[mask] = (drawn < self.share).to(kept)
+            row_values[mask] = (drawn < self.share).to(row_values)
         return TokenWeights(values=values)
 
 

@@ -93,8 +93,8 @@ class Judge:
             )
         rows = [row for row, episode in enumerate(batch.episodes or ()) if episode.calls]
         end = monotonic() + self.batch_seconds
-        asked = [partial(self._ask, self._question(policy, batch, row), end) for row in rows]
-        replies = side_by_side(asked, [self.batch_seconds] * len(rows), threads=self.concurrency)
+        questions = [partial(self._ask, self._question(policy, batch, row), end) for row in rows]
+        replies = side_by_side(questions, [self.batch_seconds] * len(rows), threads=self.concurrency)
         if rows and all(reply.status != "done" for reply in replies):
             reason = replies[0].value or TimeoutError("`judge.batch_seconds`")
             _LOG.warning(f"The judge at {self.url} has labelled no rollout of this batch ({reason!r:.300}).")
@@ -126,8 +126,8 @@ class Judge:
 
 def read_labels(reply: str) -> dict[int, bool]:
     """The labels in a judge's reply, which counts turns from 1, by the number from 0; the last of a turn counts."""
-    said = reply.rpartition("</think>")[2]
-    return {int(number) - 1: label.lower() == "good" for number, label in _LABEL.findall(said) if int(number)}
+    answer = reply.rpartition("</think>")[2]
+    return {int(number) - 1: label.lower() == "good" for number, label in _LABEL.findall(answer) if int(number)}
 
 
 @dataclass(eq=False)
@@ -187,13 +187,13 @@ class CriticSearch(TokenCredit):
         scores = turn_scores(batch, exists)
         if self.judge is None:
             return torch.where(scores.isnan(), scores, (scores > 0).double()), {}
-        labels, asked, found = torch.full_like(scores, torch.nan), 0, self.judge.labels(policy, batch)
+        labels, num_turns, labels_by_row = torch.full_like(scores, torch.nan), 0, self.judge.labels(policy, batch)
         for row, episode in enumerate(batch.episodes or ()):
             for k, turn in enumerate(episode.turns[: int(exists[row].sum())]):
-                asked += bool(turn.calls)
-                if turn.calls and k in found.get(row, {}):
-                    labels[row, k] = float(found[row][k])
-        return labels, {"unread_labels": Mean(float(asked - int((~labels.isnan()).sum())), float(asked))}
+                num_turns += bool(turn.calls)
+                if turn.calls and k in labels_by_row.get(row, {}):
+                    labels[row, k] = float(labels_by_row[row][k])
+        return labels, {"unread_labels": Mean(float(num_turns - int((~labels.isnan()).sum())), float(num_turns))}
 
     def _controlled(self, labels: Tensor, batch: RolloutBatch, context: CreditContext) -> Tensor:
         labelled, changed = ~labels.isnan(), labels.clone()
@@ -207,7 +207,7 @@ class CriticSearch(TokenCredit):
         elif self.labels == "permuted":
             for rows in map(Tensor.cpu, rows_by_group(batch)):
                 generator, free = context.row_generator(int(batch.row[rows[0]])), labelled[rows]
-                given, table = labels[rows][free], labels[rows]
-                table[free] = given[torch.randperm(len(given), generator=generator)]
+                row_labels, table = labels[rows][free], labels[rows]
+                table[free] = row_labels[torch.randperm(len(row_labels), generator=generator)]
                 changed[rows] = table
         return changed

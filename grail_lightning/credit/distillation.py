@@ -65,8 +65,8 @@ class RLSD(TokenCredit):
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from the teacher and the student."""
-        mask, known = batch.response_mask, torch.tensor([bool(prompt.reference) for prompt in batch.prompts])
-        weighed = (batch.advantages != 0) & known.to(mask.device)
+        mask, has_reference = batch.response_mask, torch.tensor([bool(prompt.reference) for prompt in batch.prompts])
+        weighed = (batch.advantages != 0) & has_reference.to(mask.device)
         share = self.strength * max(0.0, 1 - context.step / self.decay_steps)
         teacher = self._teacher(policy, context.step)
         if share == 0:

@@ -181,12 +181,12 @@ class EGCA(TokenCredit):
         """See `TokenCredit`: a program whose test fails needs a reference to be compared with."""
         rows = [(prompt.task, prompt.reference) for prompt in chain.from_iterable(sets)]
         _check_tasks(self, [task for task, _ in rows])
-        known = [bool(reference) for task, reference in rows if isinstance(task, CodeTask)]
-        lacking = known.count(False)
-        said = f"`EGCA` compares programs with that of `reference`, which {lacking} of {len(known)} rows do not have."
-        if lacking == len(known) > 0:
-            raise ValueError(f"{said} Add the column, or set `model.credit` to another method.")
-        return f"{said} Their rollouts are uniform where a test fails." if lacking else ""
+        flags = [bool(reference) for task, reference in rows if isinstance(task, CodeTask)]
+        lacking = flags.count(False)
+        text = f"`EGCA` compares programs with that of `reference`, which {lacking} of {len(flags)} rows do not have."
+        if lacking == len(flags) > 0:
+            raise ValueError(f"{text} Add the column, or set `model.credit` to another method.")
+        return f"{text} Their rollouts are uniform where a test fails." if lacking else ""
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from runs of the programs."""
@@ -206,8 +206,8 @@ class EGCA(TokenCredit):
         if self.right == "balanced":
             right = _programs(policy, batch, (batch.advantages > 0) & batch.correct)
             for k, row in right.items():
-                own = {theirs: row.tokens(mine) for mine, theirs in row.pairs.items()} if row else {}
-                places[k] = _counted_places(departed[int(batch.group[k])], own)
+                row_tokens = {theirs: row.tokens(mine) for mine, theirs in row.pairs.items()} if row else {}
+                places[k] = _counted_places(departed[int(batch.group[k])], row_tokens)
         figures = {mode: Mean(number, len(wrong)) for mode, number in modes.items()} | {"trace_cut": cut}
         return replace(_concentrate(batch, places, self.w_max), metrics=figures)
 
@@ -219,8 +219,8 @@ class EGCA(TokenCredit):
             generator = context.row_generator(int(batch.row[some[0]]))
             # Of another response: no one keeps its own. Where there is no other, the control is a random one.
             shift = int(torch.randint(1, len(some), (1,), generator=generator)) if len(some) > 1 else 0
-            given = [rows[k].blamed or 0 for k in some[shift:] + some[:shift]]
-            for k, other in zip(some, given, strict=True):
+            faults = [rows[k].blamed or 0 for k in some[shift:] + some[:shift]]
+            for k, other in zip(some, faults, strict=True):
                 last = len(rows[k].parts) - 1
                 drawn = int(torch.randint(last + 1, (1,), generator=generator))
                 permuted = min(other, last) if shift else drawn
@@ -322,9 +322,9 @@ def _find_faults(rows: Sequence[_Row]) -> Mean:
         row.mode = "constraint" if row.blamed is None else "syntax"
     traced = _run([(row, program.plain, test) for row, program, _, test in failing])
     expected = _run([(row, reference.plain, test) for row, _, reference, test in failing])
-    for (row, program, reference, _), own, right in zip(failing, traced, expected, strict=True):
-        if row.pairs and own.trace and right.trace:
-            row.blamed = first_divergence(program, own.trace, reference, right.trace, row.pairs)
+    for (row, program, reference, _), traced_run, expected_run in zip(failing, traced, expected, strict=True):
+        if row.pairs and traced_run.trace and expected_run.trace:
+            row.blamed = first_divergence(program, traced_run.trace, reference, expected_run.trace, row.pairs)
         row.mode = "constraint" if row.blamed is None else "logic"
-    cut = sum(own.cut or right.cut for own, right in zip(traced, expected, strict=True))
+    cut = sum(traced_run.cut or expected_run.cut for traced_run, expected_run in zip(traced, expected, strict=True))
     return Mean(float(cut), float(len(failing)))

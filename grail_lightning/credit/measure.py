@@ -79,10 +79,10 @@ def gradient_energies(policy: Policy, batch: SampledBatch, context: CreditContex
 
     It is the squared norm of the gradient of a token's log-probability with respect to its logits.
     """
-    own, repeated = measure_logits(policy, batch, context, rows, repeat_probability)
+    probability, repeated = measure_logits(policy, batch, context, rows, repeat_probability)
     scored = torch.zeros_like(batch.response_mask)
     scored[rows] = batch.response_mask[rows]
-    return (1 - 2 * own.double() + repeated.double()).masked_fill(~scored, 0)
+    return (1 - 2 * probability.double() + repeated.double()).masked_fill(~scored, 0)
 
 
 def entropies(policy: Policy, batch: SampledBatch, context: CreditContext, rows: Tensor) -> Tensor:

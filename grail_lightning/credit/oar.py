@@ -180,12 +180,12 @@ def _answer_distribution(
         last = last_marked(batch.answer.whole) - 1 + states.shape[1] - length
         logits = policy.head(states[torch.arange(len(batch), device=last.device), last])
         return full_precision(logits).div(temperature).log_softmax(-1)
-    known = min(states.shape[1] - 1, length)
-    whole = batch.answer.whole[:, -known:]
-    before, rows, counts = states[:, -known - 1 : -1][whole], whole.nonzero()[:, 0], whole.sum(1).clamp(min=1)
+    num_states = min(states.shape[1] - 1, length)
+    whole = batch.answer.whole[:, -num_states:]
+    before, rows, counts = states[:, -num_states - 1 : -1][whole], whole.nonzero()[:, 0], whole.sum(1).clamp(min=1)
     chunk = policy.chunk_tokens
     if method.distribution == "answer_joint":
-        ids = batch.response_ids[:, -known:][whole]
+        ids = batch.response_ids[:, -num_states:][whole]
         chosen = token_logprobs(before, policy.head, ids, temperature=temperature, chunk_tokens=chunk).logprobs
         return chosen.new_zeros(len(batch)).index_add(0, rows, chosen) / counts
     sums: Tensor | None = None

@@ -173,9 +173,11 @@ def saliency_of_rows(policy: Policy, batch: RolloutBatch, target: SaliencyTarget
         rows = target.rows.nonzero().flatten()
         for micro in cut_rows(policy, short, rows, context.token_budget, share_responses=False):
             some = short.select(micro.rows)
-            own = replace(target, explained=explained[micro.rows.to(scores.device), : some.response_mask.shape[1]])
+            micro_target = replace(
+                target, explained=explained[micro.rows.to(scores.device), : some.response_mask.shape[1]]
+            )
             layout = policy.layout(some, micro.starts, share_responses=False)
-            effects = _effects_alone(policy, layout, own, context.temperature)
+            effects = _effects_alone(policy, layout, micro_target, context.temperature)
             scatter(scores, micro.rows, layout.read(effects, target.read_at))
     return scores
 
@@ -192,8 +194,8 @@ def picture_saliency(
     with explaining(policy):
         for micro in cut_rows(policy, batch, rows.nonzero().flatten(), token_budget, share=False):
             some = batch.select(micro.rows)
-            own = explained[micro.rows.to(explained.device), : some.response_mask.shape[1]]
-            target = SaliencyTarget(explained=own, rows=rows)
+            micro_mask = explained[micro.rows.to(explained.device), : some.response_mask.shape[1]]
+            target = SaliencyTarget(explained=micro_mask, rows=rows)
             layout = padded_layout(some.input_ids, some.attention_mask, some.response_mask)
             effects = _effects_alone(policy, layout, target, temperature)
             for row, ids, values in zip(micro.rows.tolist(), layout.ids, effects, strict=True):

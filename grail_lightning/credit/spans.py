@@ -105,8 +105,8 @@ class SpanScores(TokenCredit):
                 f"`judge` takes the place of `scorer`, but got both: {self.scorer!r}. Leave one of `credit.judge` and "
                 "`credit.scorer` out."
             )
-        known: dict[str, Any] = {"task": None}  # It is no function of a text.
-        self._score = import_function(self.scorer, known, "`credit.scorer`", "my_package.scores.of_steps")
+        built_in: dict[str, Any] = {"task": None}  # It is no function of a text.
+        self._score = import_function(self.scorer, built_in, "`credit.scorer`", "my_package.scores.of_steps")
 
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """See `TokenCredit`: of rollouts of several turns, an environment or a judge scores turns."""
@@ -161,7 +161,7 @@ class SpanScores(TokenCredit):
             steps = located_steps(batch, policy.tokenizer, ~torch.tensor(played, dtype=torch.bool))
             of_steps = [[_Span(s.tokens, good[s.kind]) for s in row or [] if s.kind in good] for row in steps]
             both = zip(self._turns(policy, batch), of_steps, played, strict=True)
-            rows = [turns if own else labelled for turns, labelled, own in both]
+            rows = [turns if is_played else labelled for turns, labelled, is_played in both]
         return [_apart(row) for row in rows]
 
     def _turns(self, policy: Policy, batch: RolloutBatch) -> list[list[_Span]]:
@@ -192,26 +192,26 @@ class SpanScores(TokenCredit):
             }
             scores = {row: [span.score + bias[span.kind] for span in rows[row]] for row in group}
             pool = list(chain.from_iterable(scores.values()))
-            for row, own in scores.items():
+            for row, row_scores in scores.items():
                 generator = context.row_generator(names[row])
                 if self.scores == "permuted":
-                    own = [own[k] for k in torch.randperm(len(own), generator=generator).tolist()]
+                    row_scores = [row_scores[k] for k in torch.randperm(len(row_scores), generator=generator).tolist()]
                 elif self.scores == "random":
-                    picks = torch.randint(max(len(pool), 1), (len(own),), generator=generator)
-                    own = [pool[k] for k in picks.tolist()]
-                changed[row] = [span._replace(score=score) for span, score in zip(rows[row], own, strict=True)]
+                    picks = torch.randint(max(len(pool), 1), (len(row_scores),), generator=generator)
+                    row_scores = [pool[k] for k in picks.tolist()]
+                changed[row] = [span._replace(score=score) for span, score in zip(rows[row], row_scores, strict=True)]
         return changed
 
 
 def _apart(spans: list[_Span]) -> list[_Span]:
     """The spans that have tokens of their own: a token across a border belongs to the first."""
     taken: set[int] = set()
-    kept = []
+    disjoint_spans = []
     for span in spans:
-        own = [token for token in span.tokens if token not in taken]
-        taken.update(own)
-        kept += [span._replace(tokens=own)] if own else []
-    return kept
+        tokens = [token for token in span.tokens if token not in taken]
+        taken.update(tokens)
+        disjoint_spans += [span._replace(tokens=tokens)] if tokens else []
+    return disjoint_spans
 
 
 def _checked(spans: Iterable[Sequence[Any]], length: int) -> list[ScoredSpan]:

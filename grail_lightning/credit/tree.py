@@ -239,14 +239,14 @@ def _numbers_path(batch: RolloutBatch, policy: Policy) -> Tensor:
 
     A token that covers the character at which a state is reached belongs to it.
     """
-    known: dict[tuple[int, int], int] = {}
+    node_numbers: dict[tuple[int, int], int] = {}
     path = torch.full((len(batch), batch.response_mask.shape[1] + 1), -1, dtype=torch.long)
     for row, (group, aligned) in enumerate(zip(batch.group.tolist(), align_rows(batch, policy.tokenizer), strict=True)):
         length = len(aligned.stops)
-        path[row, : length + 1] = known.setdefault((group, 0), len(known))
+        path[row, : length + 1] = node_numbers.setdefault((group, 0), len(node_numbers))
         token = 0
         for stop, key in numbers(aligned.text):
             while token < length - 1 and aligned.stops[token] < stop:
                 token += 1
-            path[row, token + 1 : length + 1] = known.setdefault((group, key), len(known))
+            path[row, token + 1 : length + 1] = node_numbers.setdefault((group, key), len(node_numbers))
     return path

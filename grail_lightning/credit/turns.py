@@ -85,14 +85,14 @@ def check_judged(method: TokenCredit, sets: Sequence[Sequence[Prompt]], otherwis
     lacking = [task for task in tasks if not task.has_environment]
     if not lacking:
         return ""
-    said = f"`{type(method).__name__}` asks its judge about turns in an environment, but"
+    text = f"`{type(method).__name__}` asks its judge about turns in an environment, but"
     if len(lacking) < len(tasks):
         return (
-            f"{said} {len(lacking)} of {len(tasks)} training sets have none: `{type(lacking[0]).__name__}` is a task "
+            f"{text} {len(lacking)} of {len(tasks)} training sets have none: `{type(lacking[0]).__name__}` is a task "
             f"of one turn. {otherwise}"
         )
     raise ValueError(
-        f"{said} got `{type(lacking[0]).__name__}`, a task of one turn. Train on a task with an environment, or set "
+        f"{text} got `{type(lacking[0]).__name__}`, a task of one turn. Train on a task with an environment, or set "
         "`model.credit` to another method."
     )
 
@@ -122,14 +122,14 @@ def turn_states(batch: RolloutBatch, turns: TurnTable) -> Tensor:
     Turns of a group have one number if the environment gave their states one key; without keys, if the ids so far are
     the same. A row without a token has its first state.
     """
-    known: dict[Hashable, int] = {}
+    numbers: dict[Hashable, int] = {}
     table = torch.full(turns.exists.shape, -1, dtype=torch.long)
     for row, (group, before) in enumerate(zip(batch.group.tolist(), _beginnings(batch, turns), strict=True)):
         told = batch.episodes[row].turns if batch.episodes else ()
         for k, ids in enumerate(before):
             key = told[k].state if k < len(told) else None
             state: Hashable = ("ids", ids.tobytes()) if key is None else ("key", key)
-            table[row, k] = known.setdefault((group, state), len(known))
+            table[row, k] = numbers.setdefault((group, state), len(numbers))
     return table
 
 
@@ -278,10 +278,10 @@ class IGPO(TokenCredit):
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights of 0, and the advantages as an additive stage; rows that fall back keep their advantage."""
         turns = turn_table(batch)
-        known, belief = self._belief(policy, batch, context, turns)
-        fallback = turns.exists[:, 1:].any(1) & ~known
+        has_belief, belief = self._belief(policy, batch, context, turns)
+        fallback = turns.exists[:, 1:].any(1) & ~has_belief
         counted = turns.exists & ~fallback[:, None]
-        gains = (belief.roll(-1, 1) - belief) * (known[:, None] & counted & ~turns.last)
+        gains = (belief.roll(-1, 1) - belief) * (has_belief[:, None] & counted & ~turns.last)
         rewards = torch.where(turns.last, batch.rewards.double()[:, None], gains)
         key = batch.group[:, None] * 2 + turns.last * (self.normalise == "separate")
         normalised = relative(rewards, key, counted, standardise=self.standardise)
@@ -311,9 +311,9 @@ class IGPO(TokenCredit):
         filler = ids[0][0][:1].tolist()
         before = [*(ids[row][k].tolist() + lead for row, k in places), filler]
         after = [torch.tensor(answer) for answer in (*(answers[row] for row, _ in places), filler)]
-        asked = _as_batch(policy, batch, before, after, [*(row for row, _ in places), 0])
-        logps = logprobs(policy, asked, context, torch.arange(len(places))).double()
-        means = masked_mean(logps, asked.response_mask, 1)[:-1]
+        belief_batch = _as_batch(policy, batch, before, after, [*(row for row, _ in places), 0])
+        logps = logprobs(policy, belief_batch, context, torch.arange(len(places))).double()
+        means = masked_mean(logps, belief_batch.response_mask, 1)[:-1]
         belief = torch.zeros(several.shape, dtype=torch.float64, device=logps.device)
         if places:
             rows, numbers = torch.tensor(places, device=logps.device).T

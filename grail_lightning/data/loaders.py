@@ -99,18 +99,18 @@ class GivenLoader(EvaluationLoader):
         self._batches: list[list[list[int]]] = []
         every = [*prompts]  # Rows of a table become prompts each time that they are read.
         # A batch that lacks one would be sampled, the responses of the others left out.
-        given = [isinstance(prompt.columns.get("response"), str | int | float) for prompt in every]
-        if not all(given) and any("response" in prompt.columns for prompt in every):
-            number = given.index(False)
+        has_response = [isinstance(prompt.columns.get("response"), str | int | float) for prompt in every]
+        if not all(has_response) and any("response" in prompt.columns for prompt in every):
+            number = has_response.index(False)
             raise ValueError(
                 f"`response` must be text in every row of {every[0].dataset}, or a column of none, but in prompt "
-                f"{number + 1} of {len(given)} it is {every[number].columns.get('response')!r:.80}."
+                f"{number + 1} of {len(has_response)} it is {every[number].columns.get('response')!r:.80}."
             )
         numbers = groupby(range(len(every)), key=lambda number: response_group(every[number]))
-        for own in (list(own) for _, own in numbers):
-            whole = every[own[0]].columns.get("response_group") is not None
-            size = len(own) if whole else prompts_per_batch
-            for group in (own[k : k + size] for k in range(0, len(own), size)):
+        for members in (list(members) for _, members in numbers):
+            whole = every[members[0]].columns.get("response_group") is not None
+            size = len(members) if whole else prompts_per_batch
+            for group in (members[k : k + size] for k in range(0, len(members), size)):
                 if not self._batches or sum(map(len, self._batches[-1])) + len(group) > prompts_per_batch:
                     self._batches.append([])
                 self._batches[-1].append(group)
@@ -274,16 +274,16 @@ def easy_first(
     rng = random.Random(derive_seed(seed, "curriculum"))  # noqa: S311 - an order, not a secret
     # Prompts of equal difficulty are in random order.
     ranked = [sorted(rng.sample(range(len(d)), len(d)), key=d.__getitem__) for d in difficulties]
-    left: list[list[int]] = [[] for _ in ranked]  # Of each set: the prompts of the share that are not drawn,
-    known = [0 for _ in ranked]  # and how many have been of the share.
+    pools: list[list[int]] = [[] for _ in ranked]  # Of each set: the prompts of the share that are not drawn,
+    num_reached = [0 for _ in ranked]  # and how many have been of the share.
     order = []
     for slot in range(draws):
         (which,) = rng.choices(range(len(ranked)), weights)
         reach = max(1, math.ceil((start + (1 - start) * slot / draws) * len(ranked[which])))
-        left[which] += ranked[which][known[which] : reach]
-        known[which] = max(known[which], reach)
-        left[which] = left[which] or ranked[which][:reach]
-        order.append((which, left[which].pop(rng.randrange(len(left[which])))))
+        pools[which] += ranked[which][num_reached[which] : reach]
+        num_reached[which] = max(num_reached[which], reach)
+        pools[which] = pools[which] or ranked[which][:reach]
+        order.append((which, pools[which].pop(rng.randrange(len(pools[which])))))
     return order
 
 

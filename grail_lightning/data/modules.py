@@ -104,12 +104,12 @@ def _leave_out_long(
     lengths = {} if limit.tokens is None else long_prompts(every, encode, limit.tokens)
     if not lengths:
         return prompts
-    said = limit.exceeded(every, prompts.name, lengths)
+    message = limit.exceeded(every, prompts.name, lengths)
     if overlong == "error":
-        raise ValueError(f"{said} Raise the limit, or set `data.overlong: drop`.")
+        raise ValueError(f"{message} Raise the limit, or set `data.overlong: drop`.")
     if len(lengths) == len(every):
-        raise ValueError(f"{said} None is left.")
-    rank_zero_warn(f"{said} Training leaves out longer prompts.")
+        raise ValueError(f"{message} None is left.")
+    rank_zero_warn(f"{message} Training leaves out longer prompts.")
     short = [number for number in range(len(every)) if number not in lengths]
     difficulty = [prompts.difficulty[number] for number in short] if prompts.difficulty else ()
     if isinstance(every, RowPrompts):
@@ -121,8 +121,8 @@ def check_held_out(prompts: Sequence[Prompt], encode: Encode, limit: PromptLimit
     """Check that all prompts of an evaluation can be answered; an accuracy without some would be of other problems."""
     lengths = {} if limit.tokens is None else long_prompts(prompts, encode, limit.tokens)
     if lengths:
-        said = limit.exceeded(prompts, prompts[0].dataset, lengths)
-        raise ValueError(f"{said} An evaluation leaves no problem out: raise the limit, or remove such rows.")
+        message = limit.exceeded(prompts, prompts[0].dataset, lengths)
+        raise ValueError(f"{message} An evaluation leaves no problem out: raise the limit, or remove such rows.")
 
 
 class PromptData(pl.LightningDataModule, ABC):

@@ -59,23 +59,23 @@ class RowPrompts(Sequence[Prompt]):
             row["problem"] = problem if isinstance(problem, list) else self._text(problem, self.spec.problem)
         if (answer := row.get(self.spec.answer)) is not None:
             # Several formulas are one list, whose order does not matter; of several texts each is right.
-            several = [self._text(one, self.spec.answer) for one in answers_in(answer)]
+            several = [self._text(item, self.spec.answer) for item in answers_in(answer)]
             if len(several) > 1 and isinstance(self.task, AnswerTask):
                 several = [self.task.form.bare(worked).strip() for worked in several]
             row["answer"] = (", " if getattr(self.task, "compare", "math") == "math" else ALTERNATIVE).join(several)
         try:
             cells = self._pictures(row)
-            made = _prompt_of(self.task, row)
-            if cells is not None or has_pictures(made.messages):
+            draft = _prompt_of(self.task, row)
+            if cells is not None or has_pictures(draft.messages):
                 place, folder = self.table.place(self.indices[index]), self.table.folder
-                messages = with_pictures(made.messages, cells or [], place, folder)
-                made = dataclasses.replace(made, messages=messages)
+                messages = with_pictures(draft.messages, cells or [], place, folder)
+                draft = dataclasses.replace(draft, messages=messages)
         except ValueError as error:  # The same one, which still tells where it was raised.
             place = self.table.place(self.indices[index])
             if type(error) is ValueError and not str(error).startswith(place):
                 error.args = (f"{place}: {error}",)
             raise
-        prompt = dataclasses.replace(made, dataset=self.spec.label)
+        prompt = dataclasses.replace(draft, dataset=self.spec.label)
         return prompt if self.change is None else self.change(prompt)
 
     def _text(self, value: object, column: str) -> str:
@@ -105,8 +105,8 @@ def check_pictures(prompts: Sequence[Prompt]) -> None:
     with ThreadPoolExecutor() as pool:  # Pillow decodes outside of Python's lock.
         for start in range(0, len(prompts), _AT_ONCE):
             part = prompts[start : start + _AT_ONCE]
-            shown = [picture for prompt in part for picture in pictures_in(prompt.messages)]
-            all(pool.map(lambda picture: bool(picture.open()), shown))
+            pictures = [picture for prompt in part for picture in pictures_in(prompt.messages)]
+            all(pool.map(lambda picture: bool(picture.open()), pictures))
 
 
 def _prompt_of(task: Task, row: Mapping[str, Any]) -> Prompt:
@@ -152,8 +152,8 @@ class FewShot:
         # Another style would be read as turns.
         check_options(self, "few_shot", number="[1, inf)", style=Literal["turns", "text"])
         if self.dataset is not None:
-            given = self.dataset if isinstance(self.dataset, DatasetSpec) else DatasetSpec(self.dataset)
-            check_path(given, "few_shot.dataset")
+            spec = self.dataset if isinstance(self.dataset, DatasetSpec) else DatasetSpec(self.dataset)
+            check_path(spec, "few_shot.dataset")
         if re.findall(r"\{(?:problem|solution)\}", self.template) != ["{problem}", "{solution}"]:
             raise ValueError(
                 "`few_shot.template` must contain {problem} and after it {solution}, once each, but got "
@@ -217,8 +217,8 @@ def with_examples(prompt: Prompt, examples: Sequence[Example], few_shot: FewShot
         opening, _, rest = few_shot.template.partition("{solution}")
         first, *others = (*(example.messages for example in examples), prompt.messages)
         messages = [first, *map(_without_system, others)]  # A system turn stands at the beginning, once.
-        *worked, last = (opening.replace("{problem}", _text(own)) for own in messages)
-        parts = [one + example.solution + rest for one, example in zip(worked, examples, strict=True)]
+        *worked, last = (opening.replace("{problem}", _text(opening_message)) for opening_message in messages)
+        parts = [question + example.solution + rest for question, example in zip(worked, examples, strict=True)]
         # A trailing space would be a token of its own, which no model expects.
         text = last.rstrip(" ")
         return dataclasses.replace(prompt, messages="\n\n".join([*parts, text]))

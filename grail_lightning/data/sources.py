@@ -124,8 +124,8 @@ class Table:
         """An iterator over the rows, with at least those named columns that exist."""
         rows: Any = self.rows
         if hasattr(rows, "select_columns"):  # The other columns of an Arrow table stay on disk.
-            known = [name for name in dict.fromkeys(names) if name in rows.column_names]
-            rows = rows.select_columns(known) if known else rows
+            available_names = [name for name in dict.fromkeys(names) if name in rows.column_names]
+            rows = rows.select_columns(available_names) if available_names else rows
         yield from rows
 
 
@@ -285,13 +285,13 @@ def _parse(text: bytes, source: str, line: int) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # Also for bytes that are not UTF-8.
-        said: object = error
+        reason: object = error
         if type(error) is ValueError:  # of `int`, whose time is quadratic
             raise ValueError(f"{source}, line {line}: {_TOO_MANY_DIGITS}") from None
         if isinstance(error, json.JSONDecodeError):  # Its text has a line number of its own, counted in `text`.
-            line, said = line + error.lineno - 1, f"{error.msg} at column {error.colno}"
+            line, reason = line + error.lineno - 1, f"{error.msg} at column {error.colno}"
         raise ValueError(
-            f"{source}, line {line}: malformed JSON ({said}). It must be UTF-8, an object a line."
+            f"{source}, line {line}: malformed JSON ({reason}). It must be UTF-8, an object a line."
         ) from None
 
 
@@ -307,8 +307,8 @@ def _checked(table: Table) -> Table:
                 place = f"{table.place(index)}: `{ascii(column)[1:-1]}`"
                 raise ValueError(f"{place} must be valid Unicode, but holds half of a surrogate pair.") from None
             except ValueError as error:
-                said = error if "Circular" in str(error) else _TOO_MANY_DIGITS
-                raise ValueError(f"{table.place(index)}: `{column}`: {said}") from None
+                reason = error if "Circular" in str(error) else _TOO_MANY_DIGITS
+                raise ValueError(f"{table.place(index)}: `{column}`: {reason}") from None
     return table
 
 
@@ -334,5 +334,5 @@ def _load(builder: str, source: str, /, **options: object) -> Any:
         return datasets.load_dataset(builder, **options)
     except Exception as error:  # The library, the network and the hub raise many types.
         cause = error.__cause__ or error
-        said = f"{type(cause).__name__}: {' '.join(str(cause).split())}".rstrip(".")
-        raise ValueError(f"Cannot load the dataset {source!r}: {said}. {advice}") from error
+        reason = f"{type(cause).__name__}: {' '.join(str(cause).split())}".rstrip(".")
+        raise ValueError(f"Cannot load the dataset {source!r}: {reason}. {advice}") from error

@@ -171,9 +171,9 @@ class TableData(PromptData):
     def _load_one(self, split: Split, spec: DatasetSpec, table: Table, examples: list[Example]) -> PromptSet:
         # The prompt of a row that serves as an example would contain its own answer.
         used = {example.row for example in examples if example.source == spec.source}
-        if shown := [example.problem for example in examples if None not in example.problem]:
+        if example_problems := [example.problem for example in examples if None not in example.problem]:
             every = enumerate(table.columns([spec.problem, spec.answer]))
-            used |= {index for index, row in every if problem_and_answer(row, spec) in shown}
+            used |= {index for index, row in every if problem_and_answer(row, spec) in example_problems}
         selected = self._select(table, spec)
         rows = [row for row in selected if row not in used]
         if not rows:

@@ -166,17 +166,17 @@ def given_batch(policy: Policy, prompts: Sequence[Prompt]) -> SampledBatch:
     ]
     finished = [bool(prompt.columns.get("finished", True)) for prompt in prompts]
     numbered = enumerate(groupby(prompts, key=response_group))
-    group = torch.tensor([k for k, (_, own) in numbered for _ in own], dtype=torch.long, device=policy.device)
+    group = torch.tensor([k for k, (_, members) in numbered for _ in members], dtype=torch.long, device=policy.device)
     if not any("response_turns" in prompt.columns for prompt in prompts):
         return build_batch(policy, prompts, 1, ids, finished).replace(group=group)
     turns = [prompt.columns.get("response_turns", [0] * len(row)) for prompt, row in zip(prompts, ids, strict=True)]
     sampled = [[number >= 0 for number in row] for row in turns]
     # What an environment answers to a turn counts as part of it.
     turns = [list(accumulate(row, max)) for row in turns]
-    asked = [
+    encoded_prompts = [
         replace(p, messages=TokenText("", p.columns["prompt_ids"])) if "prompt_ids" in p.columns else p for p in prompts
     ]
-    batch = build_batch(policy, asked, 1, ids, finished, sampled=sampled, turn=turns)
+    batch = build_batch(policy, encoded_prompts, 1, ids, finished, sampled=sampled, turn=turns)
     episodes = [
         read_episode(p.columns["episode"]) if "episode" in p.columns else one_turn(text, whole)
         for p, text, whole in zip(prompts, batch.texts, finished, strict=True)
@@ -202,8 +202,10 @@ def check_room(policy: Policy, encoded: Sequence[Sequence[int]], sampling: Sampl
 
 
 def _last_turn(ids: Sequence[int], sampled: Sequence[bool], turn: Sequence[int]) -> list[int]:
-    last = max((number for own, number in zip(sampled, turn, strict=True) if own), default=None)
-    return [token for token, own, number in zip(ids, sampled, turn, strict=True) if own and number == last]
+    last = max((number for is_sampled, number in zip(sampled, turn, strict=True) if is_sampled), default=None)
+    return [
+        token for token, is_sampled, number in zip(ids, sampled, turn, strict=True) if is_sampled and number == last
+    ]
 
 
 def decode(policy: Policy, ids: list[int]) -> str:
@@ -270,8 +272,8 @@ def resend_turns(engine: RolloutEngine, sampling: Sampling, requests: Sequence[T
     batch = engine.generate_seeded(prompts, 1, sampling, [request.seed for request in requests])
     turns = []
     for k, (request, length) in enumerate(zip(requests, batch.response_lengths.tolist(), strict=True)):
-        own = slice(min(length, request.limit))
-        logprobs = None if batch.sampling_logprobs is None else batch.sampling_logprobs[k][own].tolist()
+        span = slice(min(length, request.limit))
+        logprobs = None if batch.sampling_logprobs is None else batch.sampling_logprobs[k][span].tolist()
         finished = bool(batch.finished[k]) and length <= request.limit
-        turns.append(SampledTurn(batch.response_ids[k][own].tolist(), logprobs, finished))
+        turns.append(SampledTurn(batch.response_ids[k][span].tolist(), logprobs, finished))
     return turns

@@ -70,12 +70,12 @@ def check_rollouts(
     for field, values in (("prompts", batch.prompts), ("texts", batch.texts), ("episodes", batch.episodes)):
         if values is not None and len(values) != rows:
             raise ValueError(f"{must} `{field}` as a list of {rows}, one a row, but got {len(values)}. {_REMEDY}")
-    for row, given in enumerate(batch.prompts):
-        asked = prompts[row // group_size]
-        if batch.episodes is None and given is not asked and given.messages != asked.messages:
+    for row, row_prompt in enumerate(batch.prompts):
+        prompt = prompts[row // group_size]
+        if batch.episodes is None and row_prompt is not prompt and row_prompt.messages != prompt.messages:
             raise ValueError(
                 f"{must} the rows of each prompt side by side, in the order of the prompts, but got "
-                f"{str(given.messages)[:80]!r} in row {row}, for {str(asked.messages)[:80]!r}. {_REMEDY}"
+                f"{str(row_prompt.messages)[:80]!r} in row {row}, for {str(prompt.messages)[:80]!r}. {_REMEDY}"
             )
     for field, kind, shape in _forms(batch, rows):
         check_tensor(f"{must} `{field}`", getattr(batch, field), kind, shape, policy.device)
@@ -157,9 +157,9 @@ def _claims_of_tokens(batch: SampledBatch, vocabulary: int, pictures: PictureTok
     mask, ends = batch.response_mask, batch.input_ids[:, batch.prompt_width :]
     sampled = torch.nn.functional.pad(mask, (batch.prompt_width, 0))
     claims = []
-    for field, ids, own in (("input_ids", batch.input_ids, sampled), ("response_ids", batch.response_ids, mask)):
+    for field, ids, field_mask in (("input_ids", batch.input_ids, sampled), ("response_ids", batch.response_ids, mask)):
         # Tokens of pictures are beyond it, and nobody samples them.
-        beyond = (ids >= vocabulary) & (own | ~pictures.known(ids) if pictures else True)
+        beyond = (ids >= vocabulary) & (field_mask | ~pictures.known(ids) if pictures else True)
         claims.append(Claim(f"`{field}` from 0 to {vocabulary - 1}, the policy's vocabulary", (ids < 0) | beyond, ids))
     differ = (ends != batch.response_ids) & batch.valid_mask
     claims.append(Claim("`input_ids` that end with the `response_ids`", differ, ends))

@@ -98,9 +98,9 @@ class Decoding:
         self.keep = torch.tensor(turn.keep, device=device) if turn else None
         self.stored: dict[int, Stored] = {}
         self.noise = torch.stack(noise).to(device).T
-        known = [stored.size for stored in self.begin] or [0] * len(rows)
-        read = max(len(row) - size for row, size in zip(rows, known, strict=True))
-        limit = max(known) + read + sampling.max_response_length
+        cached_sizes = [stored.size for stored in self.begin] or [0] * len(rows)
+        read = max(len(row) - size for row, size in zip(rows, cached_sizes, strict=True))
+        limit = max(cached_sizes) + read + sampling.max_response_length
         self.cache = GrowingCache(policy.model.config.get_text_config(decoder=True), limit, len(rows))
         self.cache_argument = cache_argument(policy.model)
         self.common, self.padded = 0, False
@@ -141,14 +141,14 @@ class Decoding:
         prompts, device = [self.prompts[k] for k in first], self.rows.device
         last = {"logits_to_keep": 1} if self.policy.model._supports_logits_to_keep() else {}
         self.common = self._common_beginning(prompts)
-        known = self._fill([self.begin[k] for k in first]) if self.begin else self._read_common(prompts, last)
-        sizes = known.sum(1)
+        cache_mask = self._fill([self.begin[k] for k in first]) if self.begin else self._read_common(prompts, last)
+        sizes = cache_mask.sum(1)
         rest = [prompt[size:] for prompt, size in zip(prompts, sizes.tolist(), strict=True)]
         ids, mask = pad_left(rest, self.policy.tokenizer.pad_token_id)
         ids, mask = ids.to(device), mask.to(device)
         response = mask.new_ones(len(prompts), self.sampling.max_response_length)
-        self.column = known.shape[1] + ids.shape[1]
-        self.valid = torch.cat([known, mask, response], 1)
+        self.column = cache_mask.shape[1] + ids.shape[1]
+        self.valid = torch.cat([cache_mask, mask, response], 1)
         self.padded = not bool(self.valid.all())
         # With a token that is nobody's at the place of the first response token.
         whole, seen = pad_left([[*prompt, 0] for prompt in prompts], 0)
@@ -210,12 +210,12 @@ class Decoding:
         """Draw a token ``[n]`` for each row, and store it for the unfinished rows."""
         logits = logits if self.place is None else logits[self.place]
         tokens, logprobs = draw(logits, self.sampling, self.warpers, self.noise[step, self.rows])
-        kept, pad = self.alive, self.ids.new_tensor(self.policy.tokenizer.pad_token_id)
-        self.ids[self.rows, step] = torch.where(kept, tokens, pad)
-        self.logprobs[self.rows, step] = torch.where(kept, logprobs.float(), 0.0)
+        alive, pad = self.alive, self.ids.new_tensor(self.policy.tokenizer.pad_token_id)
+        self.ids[self.rows, step] = torch.where(alive, tokens, pad)
+        self.logprobs[self.rows, step] = torch.where(alive, logprobs.float(), 0.0)
         newest = slice(max(0, step + 1 - self.ending.reach), step + 1)
-        self.alive = kept & ~self.ending(self.ids[self.rows, newest])
-        self.lengths[self.rows] += kept
+        self.alive = alive & ~self.ending(self.ids[self.rows, newest])
+        self.lengths[self.rows] += alive
         self.finished[self.rows] = ~self.alive
         if self.limits is not None:
             beyond = step + 1 >= self.limits[self.rows]
@@ -246,20 +246,20 @@ class Decoding:
         if finished:
             self._store((~self.alive).nonzero().squeeze(1))
         place = torch.arange(number, device=tokens.device) if self.place is None else self.place
-        kept = self.alive.nonzero().squeeze(1) if self.left else self.alive.new_zeros(1, dtype=torch.long)
-        branches, branch = torch.unique(place[kept] * vocabulary + tokens[kept], return_inverse=True)
+        indices = self.alive.nonzero().squeeze(1) if self.left else self.alive.new_zeros(1, dtype=torch.long)
+        branches, branch = torch.unique(place[indices] * vocabulary + tokens[indices], return_inverse=True)
         parents = branches // vocabulary
         order = torch.arange(len(branches), device=parents.device)
         if len(parents) != len(self.valid) or not torch.equal(parents, order):
             order = self.cache.keep_rows(parents)
         self.positions, self.valid = self.positions[..., parents[order]], self.valid[parents[order]]
         branch = order.argsort()[branch]
-        if len(branches) == len(kept):
-            kept, self.place = kept[branch.argsort()], None
+        if len(branches) == len(indices):
+            indices, self.place = indices[branch.argsort()], None
         else:
             self.place = branch
-        self.rows, self.alive = self.rows[kept], self.alive[kept]
-        if len(kept) < number:
+        self.rows, self.alive = self.rows[indices], self.alive[indices]
+        if len(indices) < number:
             self._trim()
         following: Tensor = branches % vocabulary
         return following[order]
@@ -272,16 +272,16 @@ class Decoding:
             self.column -= least
         self.padded = not bool(self.valid.all())
 
-    def _store(self, left: Tensor) -> None:
-        """Store the rows with the indices `left`, if they are to be kept and have not been stored."""
+    def _store(self, indices: Tensor) -> None:
+        """Store the rows with these `indices`, if they are to be kept and have not been stored."""
         if self.keep is None:
             return
-        left = left[self.keep[self.rows[left]]]
-        rows = self.rows[left]
+        indices = indices[self.keep[self.rows[indices]]]
+        rows = self.rows[indices]
         self.keep[rows] = False
         if not len(rows):
             return
-        at = left if self.place is None else self.place[left]
+        at = indices if self.place is None else self.place[indices]
         sizes = torch.tensor([len(self.prompts[row]) for row in rows.tolist()], device=rows.device)
         sizes = sizes + self.lengths[rows] - 1
         valid = self.valid[at, : self.column]

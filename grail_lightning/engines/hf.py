@@ -261,9 +261,9 @@ class ContinuedTurns:
             longest = max(requests, key=lambda request: len(request.ids) + request.limit)
             check_room(self.policy, [longest.ids], replace(self.sampling, max_response_length=longest.limit))
         self.waiting = {
-            request.row: kept
+            request.row: entry
             for request in requests
-            if (kept := self.waiting.get(request.row)) and kept.begins(request.ids)
+            if (entry := self.waiting.get(request.row)) and entry.begins(request.ids)
         }
 
         def kind(request: TurnRequest) -> tuple[bool, tuple[str, ...]]:
@@ -281,15 +281,15 @@ class ContinuedTurns:
 
     def _calls(self, requests: Sequence[TurnRequest]) -> list[Sequence[TurnRequest]]:
         """The requests cut into calls, whose cache has columns for the longest kept, new and sampled tokens."""
-        kept = [len(self.waiting[request.row].ids) if request.row in self.waiting else 0 for request in requests]
-        new = [len(request.ids) - size for request, size in zip(requests, kept, strict=True)]
-        columns = sum(max(sizes, default=0) for sizes in (kept, new, [request.limit for request in requests]))
+        lengths = [len(self.waiting[request.row].ids) if request.row in self.waiting else 0 for request in requests]
+        new = [len(request.ids) - size for request, size in zip(requests, lengths, strict=True)]
+        columns = sum(max(sizes, default=0) for sizes in (lengths, new, [request.limit for request in requests]))
         size = max(self.cache_tokens // max(columns, 1), 1)
         return [requests[k : k + size] for k in range(0, len(requests), size)]
 
     def _play(self, call: Sequence[TurnRequest]) -> dict[int, SampledTurn]:
         begin = [self.waiting.pop(request.row).stored for request in call if request.row in self.waiting]
-        room = self.cache_tokens * self.keeps - sum(len(kept.ids) for kept in self.waiting.values())
+        room = self.cache_tokens * self.keeps - sum(len(entry.ids) for entry in self.waiting.values())
         turn = TurnOptions(
             ending=self.ending(call[0].stop if call else ()),
             limits=[request.limit for request in call],

@@ -92,8 +92,8 @@ def tag_calls(
     ends = [(text.find(f"</{name}>"), name) for name in parameters]
     end, name = min((place for place in ends if place[0] >= 0), default=(-1, ""))
     if end < 0:
-        said = _THINKING.sub("", text)
-        opened = [name for name in parameters if f"<{name}>" in said]
+        visible_text = _THINKING.sub("", text)
+        opened = [name for name in parameters if f"<{name}>" in visible_text]
         return [ParsedCall(name, error=f"This call has no </{name}>.") for name in opened[:1]]
     _, tag, content = text[:end].rpartition(f"<{name}>")
     if not tag:

@@ -185,9 +185,9 @@ class Charts:
             return f"Not drawn: {MAX_DRAWINGS} drawings are there, and no more fit."
         drawing = Drawing(tool, places)
         self._drawn += (drawing,)
-        found = next((goal for goal in self._open if near(drawing, goal)), None)
-        if found is not None:
-            self._open = [goal for goal in self._open if goal != found]
+        match = next((goal for goal in self._open if near(drawing, goal)), None)
+        if match is not None:
+            self._open = [goal for goal in self._open if goal != match]
             self._score = 1.0
         return self._chart.picture(self._drawn)
 

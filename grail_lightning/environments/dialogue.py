@@ -98,10 +98,10 @@ class _ChatTemplate:
         """Our template in its place if both give the same prompts, as where its own is of Qwen3's kind; else itself."""
         text = resources.files(__package__).joinpath("templates", "qwen3.jinja").read_text("utf-8")
         ours = replace(self, kwargs={**self.kwargs, "chat_template": text})
-        system, said = {"role": "system", "content": "Rules"}, {"role": "assistant", "content": _THOUGHT}
-        trials = [[_QUESTION], [system, _QUESTION], [_QUESTION, said, _QUESTION]]
+        system, thought_turn = {"role": "system", "content": "Rules"}, {"role": "assistant", "content": _THOUGHT}
+        trials = [[_QUESTION], [system, _QUESTION], [_QUESTION, thought_turn, _QUESTION]]
         prompts = [(self.render(messages), ours.render(messages)) for messages in trials]
-        starts = {own.removeprefix(common) for own, common in prompts}
+        starts = {prompt.removeprefix(common) for prompt, common in prompts}
         start = starts.pop()  # What its own template writes behind the header of the next turn.
         if starts or not _TURN_START.fullmatch(start):
             return self
@@ -177,10 +177,10 @@ class Dialect(ABC):
         # A normaliser makes a control token out of other characters, full-width ones say.
         return [token for token in ids if token not in self.control]
 
-    def _template_ids(self, text: str, shown: Sequence[Picture] = ()) -> list[int]:
-        """The ids of a text whose control tokens are meant, and whose places stand for the pictures `shown`."""
-        if shown and self.pictures is not None:
-            return self.pictures.name(self.pictures.expand(text, shown, begins=False), shown)
+    def _template_ids(self, text: str, pictures: Sequence[Picture] = ()) -> list[int]:
+        """The ids of a text whose control tokens are meant, and whose places stand for these `pictures`."""
+        if pictures and self.pictures is not None:
+            return self.pictures.name(self.pictures.expand(text, pictures, begins=False), pictures)
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _text(self, ids: Sequence[int]) -> str:
@@ -193,7 +193,7 @@ def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """The added tokens that are special or have a sign in them: words and blanks that were added are ordinary text."""
     added = tokenizer.added_tokens_decoder.items()
     words = (str.isalnum, str.isspace)
-    return {k: one.content for k, one in added if one.special or not any(kind(one.content) for kind in words)}
+    return {k: token.content for k, token in added if token.special or not any(kind(token.content) for kind in words)}
 
 
 class Tags(Dialect):
@@ -225,9 +225,9 @@ class Tags(Dialect):
     def prompt_ids(self, messages: list[dict[str, str]] | str) -> list[int]:
         """See `Dialect.prompt_ids`."""
         if isinstance(messages, list) and self.instruction:
-            own = messages[0]["role"] == "system"  # A text, or parts beside pictures.
-            content = add_text(messages[0]["content"], f"\n\n{self.instruction}") if own else self.instruction
-            messages = [{"role": "system", "content": content}, *messages[own:]]
+            has_system = messages[0]["role"] == "system"  # A text, or parts beside pictures.
+            content = add_text(messages[0]["content"], f"\n\n{self.instruction}") if has_system else self.instruction
+            messages = [{"role": "system", "content": content}, *messages[has_system:]]
         return self.encode(messages)
 
     def calls(self, ids: Sequence[int]) -> list[ParsedCall]:
@@ -270,10 +270,10 @@ class Chat(Dialect):
     def prompt_ids(self, messages: list[dict[str, str]] | str) -> list[int]:
         """See `Dialect.prompt_ids`; a ValueError if the prompt is plain text, which cannot declare tools."""
         if isinstance(messages, list):
-            text, shown = self.template.render(messages), pictures_in(messages)
+            text, pictures = self.template.render(messages), pictures_in(messages)
             if self.pictures is None:
                 return self._template_ids(text)
-            return self.pictures.name(self.pictures.expand(text, shown), shown)
+            return self.pictures.name(self.pictures.expand(text, pictures), pictures)
         if type(messages) is not str:  # A text with ids of its own.
             return self.encode(messages)
         raise ValueError(
@@ -288,18 +288,18 @@ class Chat(Dialect):
     def between(self, results: Sequence[Result]) -> list[int]:
         """See `Dialect.between`. What the template makes of a result, a string of JSON say, is text as well."""
         lists = [[result] if isinstance(result, str) else result for result in results]
-        shown = [part for result in lists for part in result if isinstance(part, Picture)]
+        pictures = [part for result in lists for part in result if isinstance(part, Picture)]
         texts = [[self.escaped(part) if isinstance(part, str) else None for part in result] for result in lists]
         first, *rest = self.template.around(texts)
         place = "" if self.pictures is None else self.pictures.place
         parts = [self.template.end + first, *rest]  # Some end tokens own the blanks behind them.
-        if shown and sum(part.count(place) for part in parts[::2]) != len(shown):
+        if pictures and sum(part.count(place) for part in parts[::2]) != len(pictures):
             raise ValueError(_refusal("it does not show a picture in a result"))
         ids: list[int] = []
-        for own, result in zip(parts[::2], [*parts[1::2], ""], strict=True):
-            number = own.count(place) if shown else 0
-            ids += self._template_ids(own, shown[:number]) + self._result_ids(result)
-            shown = shown[number:]
+        for piece, result in zip(parts[::2], [*parts[1::2], ""], strict=True):
+            number = piece.count(place) if pictures else 0
+            ids += self._template_ids(piece, pictures[:number]) + self._result_ids(result)
+            pictures = pictures[number:]
         return ids[1:]
 
     def _readable(self, kind: CallFormat) -> CallFormat:
@@ -311,9 +311,9 @@ class Chat(Dialect):
         bare: tuple[CallFormat, ...] = ("llama3",) if text.removeprefix("<|python_tag|>").startswith("{") else ()
         kinds: tuple[CallFormat, ...] = ("hermes", *bare, "tokenizer") if kind == "auto" else (kind,)
         text = f"</think>{text}" if self.start else text
-        for one in kinds:
-            if self._read(one, text, reading.LIMITS) == [ParsedCall(call["name"], call["arguments"])]:
-                return one
+        for candidate in kinds:
+            if self._read(candidate, text, reading.LIMITS) == [ParsedCall(call["name"], call["arguments"])]:
+                return candidate
         wanted = "`hermes` or `llama3`" if kind == "auto" else f"`{kind}`"
         raise ValueError(_refusal(f"its calls must have the form {wanted}, but it wrote {text[:200]!r}"))
 
@@ -372,10 +372,10 @@ def describe(schemas: Sequence[dict[str, Any]]) -> str:
     lines = ["You can call these tools. The result follows in <result>…</result>."]
     for schema in schemas:
         function, forms = schema["function"], reading.parameter_forms(schema)
-        known = function["parameters"]["properties"]
-        notes = [f"`{forms[name]}`: {known[name].get('description', '')}".removesuffix(": ") for name in known]
+        fields = function["parameters"]["properties"]
+        notes = [f"`{forms[name]}`: {fields[name].get('description', '')}".removesuffix(": ") for name in fields]
         about = " ".join([function.get("description", ""), *notes])
-        lines.append(f"{reading.tag_form(function['name'], list(known))} {about}".rstrip())
+        lines.append(f"{reading.tag_form(function['name'], list(fields))} {about}".rstrip())
     return "\n".join(lines)
 
 

@@ -136,13 +136,13 @@ def episode_json(episode: Episode) -> str:
 def read_episode(text: str) -> Episode:
     """The episode of `episode_json`; states that are no number or text are text. A ValueError for any other text."""
 
-    def turn(found: dict[str, Any]) -> Turn:
-        state = found["state"] if isinstance(found["state"], str | float | int | None) else repr(found["state"])
-        return Turn(**found | {"calls": tuple(ToolCall(**call) for call in found["calls"]), "state": state})
+    def turn(fields: dict[str, Any]) -> Turn:
+        state = fields["state"] if isinstance(fields["state"], str | float | int | None) else repr(fields["state"])
+        return Turn(**fields | {"calls": tuple(ToolCall(**call) for call in fields["calls"]), "state": state})
 
     try:
-        found = json.loads(text)
-        episode = Episode(**found | {"turns": tuple(map(turn, found["turns"]))})
+        record = json.loads(text)
+        episode = Episode(**record | {"turns": tuple(map(turn, record["turns"]))})
         if episode.end in get_args(EndReason) and {call.status for call in episode.calls} <= {*get_args(CallStatus)}:
             return episode
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -121,8 +121,8 @@ def fact_graph(seed: int) -> FactGraph:
 
 def _names(kind: EntityKind, number: int, rng: random.Random) -> tuple[str, ...]:
     """Different names, of twice as many; surnames are different, too."""
-    known = [stem + ending for ending in _ENDINGS[kind] for stem in _STEMS]
-    last = rng.sample(known[: 2 * number], number)
+    names = [stem + ending for ending in _ENDINGS[kind] for stem in _STEMS]
+    last = rng.sample(names[: 2 * number], number)
     return tuple(f"{rng.choice(_FIRST_NAMES)} {name}" if kind == "person" else name for name in last)
 
 

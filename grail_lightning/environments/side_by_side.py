@@ -64,8 +64,8 @@ def side_by_side(
                 running.append(waiting.pop())
                 running[-1].start()
             # Waits with a timeout can be interrupted by Ctrl-C.
-            left = max(0.0, min(worker.left for worker in running))
-            wait([worker.outcome for worker in running], timeout=min(left, 3600.0), return_when=FIRST_COMPLETED)
+            seconds_left = max(0.0, min(worker.left for worker in running))
+            wait([worker.outcome for worker in running], timeout=min(seconds_left, 3600.0), return_when=FIRST_COMPLETED)
             for worker in running:
                 if worker.left <= 0:
                     worker.abandon()
@@ -94,12 +94,12 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         try:
-            made = CallOutcome("done", self.function(), monotonic() - self.began)
+            outcome = CallOutcome("done", self.function(), monotonic() - self.began)
         except BaseException as error:
-            made = CallOutcome("failed", error, monotonic() - self.began)
+            outcome = CallOutcome("failed", error, monotonic() - self.began)
         with self._ending:
             if not self.outcome.done():
-                self.outcome.set_result(made)
+                self.outcome.set_result(outcome)
 
     def abandon(self) -> None:
         """End a function that has no outcome. Python code gets an exception, since an endless loop takes time."""
@@ -139,10 +139,10 @@ def awaited(value: Any) -> Any:
     worker = threading.current_thread()
     if isinstance(worker, _Worker):
         worker.coroutine = future
-    made = future.result()
-    if made.status == "failed":
-        raise made.value
-    return made.value
+    result = future.result()
+    if result.status == "failed":
+        raise result.value
+    return result.value
 
 
 _blocked: list[asyncio.AbstractEventLoop] = []

@@ -129,52 +129,52 @@ def run_calls(
     A rollout has its tools, its environment, and its calls. A tool that timed out may still be running: the calls
     behind it fail without being run, and the rollout's environment must not be used again.
     """
-    made: list[list[ToolCall]] = [[] for _ in rollouts]
+    results: list[list[ToolCall]] = [[] for _ in rollouts]
     for number in range(max((len(calls) for *_, calls in rollouts), default=0)):
 
         def run(k: int, number: int = number) -> _Ran:
-            if any(call.status == "timeout" for call in made[k]):
+            if any(call.status == "timeout" for call in results[k]):
                 return "failed", "Error: it was not run, since a call before it did not return.", ()
             tools, environment, calls = rollouts[k]
             return tools.run(environment, calls[number], limits[k].result_characters)
 
-        asked = [k for k, (*_, calls) in enumerate(rollouts) if number < len(calls)]
-        outcomes = side_by_side([partial(run, k) for k in asked], [limits[k].tool_seconds for k in asked])
-        for k, (_, value, seconds) in zip(asked, outcomes, strict=True):
+        indices = [k for k, (*_, calls) in enumerate(rollouts) if number < len(calls)]
+        outcomes = side_by_side([partial(run, k) for k in indices], [limits[k].tool_seconds for k in indices])
+        for k, (_, value, seconds) in zip(indices, outcomes, strict=True):
             late: _Ran = "timeout", f"Error: the tool did not return within {seconds:g} seconds.", ()
             status, text, pictures = value or late
             name, arguments, _ = rollouts[k][2][number]
             call = ToolCall(
                 name=name, arguments=arguments, result=text, status=status, seconds=seconds, pictures=pictures
             )
-            made[k].append(call)
+            results[k].append(call)
     for tools in {id(tools): tools for tools, *_ in rollouts}.values():
         tools.warn_of_threads()
-    return [tuple(calls) for calls in made]
+    return [tuple(calls) for calls in results]
 
 
 def _result(value: object, max_characters: int, form: ResultFormat = "text") -> tuple[str, tuple[Picture, ...]]:
     """A tool's result as text, with `PLACE` for each of its pictures, and copies of these: a tool may draw on them."""
-    given = value if isinstance(value, list | tuple) else [value]
-    parts = [_unwrapped(part) for part in given]
-    pictures, texts, left = [], [], max_characters
+    items = value if isinstance(value, list | tuple) else [value]
+    parts = [_unwrapped(part) for part in items]
+    pictures, texts, room = [], [], max_characters
     number = sum(map(is_image, parts))
-    if not number and (given is not value or not any(map(_is_text_part, given))):
+    if not number and (items is not value or not any(map(_is_text_part, items))):
         return result_text(value, max_characters, form), ()
     if number > _MAX_PICTURES:
         raise ValueError(f"a result can have {_MAX_PICTURES} pictures, but got {number:,}")
     for are_images, neighbours in groupby(parts, is_image):
         if are_images:
-            own = [_copied(part) for part in neighbours]
-            pictures += own
-            texts += [PLACE] * len(own)
+            copies = [_copied(part) for part in neighbours]
+            pictures += copies
+            texts += [PLACE] * len(copies)
         else:
             text = ""
             for part in neighbours:
-                text += result_text(part, left - len(text), form) if left >= len(text) else ""
+                text += result_text(part, room - len(text), form) if room >= len(text) else ""
             # Two texts together may make one.
             texts.append(text.replace(PLACE, f"{PLACE[0]} {PLACE[1:]}") if number else text)
-            left -= len(text)
+            room -= len(text)
     return "".join(texts), tuple(pictures)
 
 
@@ -334,12 +334,12 @@ def new_environment(make: Callable[[], Any]) -> Any:
 @contextmanager
 def trial_environment(make: Callable[[], Any]) -> Iterator[Any]:
     """A new environment to look at, which no rollout plays; it is closed behind."""
-    made = new_environment(make)
+    environment = new_environment(make)
     try:
-        yield made
+        yield environment
     finally:
         with suppress(ValueError):  # It may need what `reset` makes.
-            call_close(made)
+            call_close(environment)
 
 
 def _must_not_fail(name: str) -> AbstractContextManager[None]:

@@ -154,14 +154,14 @@ def energy_baselines(
     values, place, number = torch.unique(pooled, return_inverse=True, return_counts=True)
     energy = torch.zeros(len(values), dtype=torch.float64, device=rewards.device)
     energy = energy.index_add(0, place, pooled_energies.double()) / number
-    known = (torch.isin(keys, values) | ~counted).all(1)
+    has_energies = (torch.isin(keys, values) | ~counted).all(1)
     weights = torch.ones_like(groups)
     if len(values):
         weights = energy[torch.searchsorted(values, keys).clamp(max=len(values) - 1)]
     weights = weights * counted
     total = weights.sum(1)
     optimal = (weights * groups.masked_fill(~counted, 0)).sum(1) / total
-    return torch.where(known & (total > 0), optimal, groups.nanmean(1))
+    return torch.where(has_energies & (total > 0), optimal, groups.nanmean(1))
 
 
 def group_sums(values: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
@@ -317,9 +317,9 @@ def relative(values: Tensor, key: Tensor, counted: Tensor, *, standardise: bool 
     Mean and unbiased standard deviation ``s`` are those of the values with the key, ``[B, U]`` or ``[B, 1]``. Values
     that are all equal, such as a single one, have exactly 0: a rounding error must not become an advantage.
     """
-    found, same = values[counted], key.expand_as(values)[counted]
-    (total, size), std = group_sums(found, same), group_std(found, same)
-    centred = found - total / size
+    counted_values, same = values[counted], key.expand_as(values)[counted]
+    (total, size), std = group_sums(counted_values, same), group_std(counted_values, same)
+    centred = counted_values - total / size
     scaled = centred / (std + SCALE_EPS) if standardise else centred
     return torch.zeros_like(values).masked_scatter(counted, scaled.masked_fill(std <= EQUAL_REWARDS, 0))
 

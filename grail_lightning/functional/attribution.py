@@ -39,9 +39,9 @@ def top_mass(credit: Tensor, mask: Tensor, share: float = 0.1) -> Tensor:
     r"""``[B]``: the part of :math:`\sum|a_t|` that belongs to its largest ``ceil(share · L)`` tokens."""
     size = credit.abs().masked_fill(~mask, 0)
     ordered = size.sort(1, descending=True).values
-    kept = torch.arange(size.shape[1], device=size.device) < _count_share(mask.sum(1), share)[:, None]
+    top = torch.arange(size.shape[1], device=size.device) < _count_share(mask.sum(1), share)[:, None]
     total = size.sum(1)
-    return torch.where(total > 0, masked_sum(ordered, kept, dim=1) / total, torch.nan)
+    return torch.where(total > 0, masked_sum(ordered, top, dim=1) / total, torch.nan)
 
 
 class Forks(NamedTuple):
@@ -65,8 +65,8 @@ def forks(nodes: Tensor, group: Tensor, flawed: Tensor, sound: Tensor) -> Forks:
     valid = pad(nodes >= 0, (0, 1))
     # The tokens of a result, and the one right behind it.
     bad, good = ((pad(result, (0, 1)) | pad(result, (1, 0))) & valid for result in (flawed, sound))
-    found = bad[wrong, token] & good[right, token]
-    return Forks(wrong[found], right[found], token[found])
+    is_fork = bad[wrong, token] & good[right, token]
+    return Forks(wrong[is_fork], right[is_fork], token[is_fork])
 
 
 def fork_wins(scores: Tensor, flawed: Tensor, sound: Tensor, token: Tensor) -> Tensor:

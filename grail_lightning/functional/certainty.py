@@ -49,9 +49,9 @@ def hellinger(logits: Tensor, other_logits: Tensor, temperature: float = 1.0) ->
 
     .. math:: d = 1 - \sum_v \sqrt{\pi(v)\, \pi'(v)} \in [0, 1], \qquad H = -\sum_v \pi(v) \log \pi(v) \text{ in nats}
     """
-    own = torch.log_softmax(full_precision(logits) / temperature, -1)
+    logprobs = torch.log_softmax(full_precision(logits) / temperature, -1)
     other = torch.log_softmax(full_precision(other_logits) / temperature, -1)
-    return (1 - ((own + other) / 2).exp().sum(-1)).clamp(0, 1), -(own.exp() * own).sum(-1)
+    return (1 - ((logprobs + other) / 2).exp().sum(-1)).clamp(0, 1), -(logprobs.exp() * logprobs).sum(-1)
 
 
 def teacher_divergence(
@@ -75,10 +75,10 @@ def teacher_divergence(
     """
 
     def chunk(states: Tensor, others: Tensor) -> tuple[Tensor]:
-        own = torch.log_softmax(full_precision(head(states)) / temperature, -1)
+        logprobs = torch.log_softmax(full_precision(head(states)) / temperature, -1)
         with torch.no_grad():
             other = torch.log_softmax(full_precision(head(others)) / temperature, -1)
-        return ((own.exp() * (own - other)).sum(-1),)
+        return ((logprobs.exp() * (logprobs - other)).sum(-1),)
 
     graph = torch.is_grad_enabled()
     (divergence,) = in_chunks(chunk, hidden, teacher_hidden.detach(), chunk_tokens, recompute=graph)

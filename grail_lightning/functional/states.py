@@ -39,13 +39,13 @@ def state_values(
     total, number = total - outcomes[:, None], number - 1
     values = torch.empty_like(total)
     values[:, 0] = torch.where(number[:, 0] > 0, total[:, 0] / number[:, 0].clamp(min=1), outcomes)
-    known = (number > 0) & torch.nn.functional.pad(path[:, 1:] != path[:, :-1], (1, 0))
-    some = known.any(0).tolist()
+    has_rollouts = (number > 0) & torch.nn.functional.pad(path[:, 1:] != path[:, :-1], (1, 0))
+    some = has_rollouts.any(0).tolist()
     for t in range(1, path.shape[1]):
         values[:, t] = values[:, t - 1]
         if some[t]:
             shrunk = (total[:, t] + shrinkage * values[:, t - 1]) / (number[:, t] + shrinkage).clamp(min=1)
-            values[:, t] = torch.where(known[:, t], shrunk, values[:, t - 1])
+            values[:, t] = torch.where(has_rollouts[:, t], shrunk, values[:, t - 1])
     return values, reached
 
 

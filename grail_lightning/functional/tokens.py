@@ -41,8 +41,8 @@ def entropy_of(stats: TokenStats) -> Tensor:
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Sum of ``values`` where ``mask``; values elsewhere, NaN included, are ignored."""
-    kept = values.masked_fill(~mask, 0)
-    return kept.sum() if dim is None else kept.sum(dim)
+    masked_values = values.masked_fill(~mask, 0)
+    return masked_values.sum() if dim is None else masked_values.sum(dim)
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
@@ -232,42 +232,42 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, chunks: _Chunks, states: Tensor, ids: Tensor, *trained: Tensor) -> tuple[Tensor, Tensor]:
-        made, size = states.new_zeros(0), chunks.chunk_tokens
+        saved_logits, size = states.new_zeros(0), chunks.chunk_tokens
         # Allocated once: small results between large temporaries would fragment the memory.
-        found = states.new_empty(len(ids), 3, dtype=full_precision(made).dtype)
-        parts = (torch.split(tensor, size) for tensor in (states, ids, found))
-        for part, part_ids, part_found in zip(*parts, strict=True):
+        results = states.new_empty(len(ids), 3, dtype=full_precision(saved_logits).dtype)
+        parts = (torch.split(tensor, size) for tensor in (states, ids, results))
+        for part, part_ids, part_results in zip(*parts, strict=True):
             raw = chunks.head(part)
-            for *block, result in _blocks(raw, part_ids, part_found):
+            for *block, result in _blocks(raw, part_ids, part_results):
                 result.copy_(_fused(_stats, block[0])(*block, chunks.temperature, chunks.with_entropy))
-            made = raw if chunks.gradient.weight is not None and len(ids) <= size else made
+            saved_logits = raw if chunks.gradient.weight is not None and len(ids) <= size else saved_logits
             del raw, block  # Freed before the next chunk's are made.
-        chosen, log_norm, entropy = found.T.contiguous()
+        chosen, log_norm, entropy = results.T.contiguous()
         ctx.chunks, ctx.device_type = chunks, states.device.type
         ctx.autocast = torch.is_autocast_enabled(ctx.device_type), torch.get_autocast_dtype(ctx.device_type)
-        ctx.save_for_backward(states, ids, log_norm, made, *trained)
+        ctx.save_for_backward(states, ids, log_norm, saved_logits, *trained)
         ctx.mark_non_differentiable(entropy)
         return chosen, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
-        states, ids, log_norm, made, *trained = ctx.saved_tensors
+        states, ids, log_norm, saved_logits, *trained = ctx.saved_tensors
         chunks: _Chunks = ctx.chunks
         size, (enabled, dtype) = chunks.chunk_tokens, ctx.autocast
         wanted = [t for t, needed in zip(trained, ctx.needs_input_grad[3:], strict=True) if needed]
         add_up = chunks.gradient.weight is not None and chunks.gradient.in_place
         # Clipped tokens and those of weight zero have no gradient.
-        kept = grad.nonzero().squeeze(-1)
+        indices = grad.nonzero().squeeze(-1)
         state_grad = torch.zeros_like(states)
         # A tensor saved for this pass may have been unpacked as a copy, whose gradient would be lost.
-        own = [chunks.gradient.weight] if chunks.gradient.weight is not None and wanted else wanted
-        sums = [gradient_so_far(t) if add_up else torch.zeros_like(t) for t in own]
-        for rows in torch.split(kept, size):
-            part, of = states[rows], (ids[rows], log_norm[rows], grad[rows])
+        parameters = [chunks.gradient.weight] if chunks.gradient.weight is not None and wanted else wanted
+        sums = [gradient_so_far(t) if add_up else torch.zeros_like(t) for t in parameters]
+        for rows in torch.split(indices, size):
+            part, statistics = states[rows], (ids[rows], log_norm[rows], grad[rows])
             if chunks.gradient.weight is not None:
-                slope = made[rows] if len(made) else chunks.head(part)
-                for block in _blocks(slope, *of):
+                slope = saved_logits[rows] if len(saved_logits) else chunks.head(part)
+                for block in _blocks(slope, *statistics):
                     block[0].copy_(_fused(_slope, block[0])(*block, chunks.temperature))
                 state_grad[rows] = slope @ chunks.gradient.weight
                 for total in sums:
@@ -277,14 +277,14 @@ class _ChunkedLogprobs(torch.autograd.Function):
             with torch.enable_grad(), torch.autocast(ctx.device_type, dtype=dtype, enabled=enabled):
                 leaf = part.detach().requires_grad_(True)
                 raw = chunks.head(leaf)
-            slope = _fused(_slope, raw)(raw.detach(), *of, chunks.temperature)
+            slope = _fused(_slope, raw)(raw.detach(), *statistics, chunks.temperature)
             of_states, *of_trained = torch.autograd.grad(raw, [leaf, *wanted], slope)
             state_grad[rows] = of_states
-            for total, found in zip(sums, of_trained, strict=True):
-                total += found
+            for total, addend in zip(sums, of_trained, strict=True):
+                total += addend
             del raw, slope, of_trained
-        left = iter([None] * len(sums) if add_up else sums)
-        of_parameters = [next(left) if needed else None for needed in ctx.needs_input_grad[3:]]
+        gradients = iter([None] * len(sums) if add_up else sums)
+        of_parameters = [next(gradients) if needed else None for needed in ctx.needs_input_grad[3:]]
         return None, state_grad, None, *of_parameters
 
 

@@ -152,9 +152,9 @@ def segment_weights(
     rank = torch.minimum((share * count.double()).round().long(), count - 1).clamp(min=0)
     threshold = entropy.masked_fill(~mask, torch.inf).sort(1).values.gather(1, rank[:, None])
     right = correct.tolist()
-    alike = [right.count(one) for one in right]
-    own = torch.tensor([1 / n for n in alike], dtype=torch.float64)
-    weights = torch.where((entropy <= threshold).cpu(), own[:, None], 1.0).masked_fill(~mask.cpu(), 0)
+    alike = [right.count(kind) for kind in right]
+    kind_weights = torch.tensor([1 / n for n in alike], dtype=torch.float64)
+    weights = torch.where((entropy <= threshold).cpu(), kind_weights[:, None], 1.0).masked_fill(~mask.cpu(), 0)
     texts, segments = _texts_of_runs(token_ids, mask & (entropy < threshold), min_length)
     shared = torch.zeros_like(weights, dtype=torch.bool)
     for segment in segments:
@@ -172,8 +172,8 @@ def segment_weights(
 def _texts_of_runs(token_ids: Tensor, low: Tensor, min_length: int) -> tuple[list[str], list[str]]:
     """Each row as a string with one character a token and breaks between runs; and the distinct runs of all rows."""
     texts, runs = [], set()
-    for ids, kept in zip(token_ids.tolist(), low.tolist(), strict=True):
-        text = "".join(chr(token) if keep else _BREAK for token, keep in zip(ids, kept, strict=True))
+    for ids, row_low in zip(token_ids.tolist(), low.tolist(), strict=True):
+        text = "".join(chr(token) if keep else _BREAK for token, keep in zip(ids, row_low, strict=True))
         runs |= {run for run in text.split(_BREAK) if len(run) >= min_length}
         texts.append(text)
     return texts, sorted(runs)

@@ -91,8 +91,8 @@ class SampledContinuations(Service):
         responses, finished = [], []
         lengths = sampled.response_lengths.tolist()
         for k, (row, length) in enumerate(place for place in places for _ in range(number)):
-            own = sampled.response_ids[k, : min(lengths[k], limit - length)].tolist()
-            responses.append([*batch.response_ids[row, :length].tolist(), *own])
+            sampled_ids = sampled.response_ids[k, : min(lengths[k], limit - length)].tolist()
+            responses.append([*batch.response_ids[row, :length].tolist(), *sampled_ids])
             finished.append(bool(sampled.finished[k]) and lengths[k] <= limit - length)
         whole = build_batch(policy, [batch.prompts[row] for row, _ in places], number, responses, finished)
         return sampler.grade(whole), int(sampled.response_mask.sum())

@@ -143,13 +143,13 @@ class Resampled(TokenCredit):
         spent = 0
         device = batch.response_mask.device
         while True:
-            asked = [(row, k) for row in rows if not row.lost for k in self._unknown(row)]
-            if not all_reduce(torch.tensor(len(asked), device=device), "max"):
+            requests = [(row, k) for row in rows if not row.lost for k in self._unknown(row)]
+            if not all_reduce(torch.tensor(len(requests), device=device), "max"):
                 return spent
-            places = [Prefix(row.row, row.places[k]) for row, k in asked]
+            places = [Prefix(row.row, row.places[k]) for row, k in requests]
             drawn, tokens = source.draw(batch, places, self.continuations, self.budget - spent)
             spent += tokens
-            for (row, k), rewards in zip(asked, drawn, strict=True):
+            for (row, k), rewards in zip(requests, drawn, strict=True):
                 if not rewards:
                     row.lost = True
                 else:

@@ -162,15 +162,15 @@ class TrainedModel(Service):
             optimizer, make_schedule = gradients.make_optimizer(self.training.optimizer), self.training.scheduler
             options = ConfiguredOptions(optimizer, make_schedule)  # Before the schedule writes into them.
             scheduler = None if make_schedule is None else make_schedule(optimizer)
-            made, self.steps = _Optimisation(gradients, optimizer, scheduler, options), 0
+            optimisation, self.steps = _Optimisation(gradients, optimizer, scheduler, options), 0
             if self._restored:
-                self._restore(made, self._restored)
-            self._optimisation, self._restored = made, {}
+                self._restore(optimisation, self._restored)
+            self._optimisation, self._restored = optimisation, {}
         return self._optimisation
 
     @torch.no_grad()
-    def _restore(self, made: _Optimisation, state: Mapping[str, Any]) -> None:
-        gradients, optimizer, scheduler, options = made
+    def _restore(self, optimisation: _Optimisation, state: Mapping[str, Any]) -> None:
+        gradients, optimizer, scheduler, options = optimisation
         weights = gradients.by_name
         if weights.keys() != state["weights"].keys():
             raise ValueError(

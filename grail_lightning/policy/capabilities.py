@@ -81,8 +81,8 @@ def _supports_prefix_trees(policy: _Policy, kernel: TreeKernel) -> bool:
         return False
     dtype = policy.compute_dtype
     # Rounding may exceed the gradient of one weight, but a weight that trees leave out has none at all.
-    lost = any(not one.any() and other.any() for one, other in zip(together, apart, strict=True))
-    gap = _length([one - other for one, other in zip(together, apart, strict=True)])
+    lost = any(not joint.any() and separate.any() for joint, separate in zip(together, apart, strict=True))
+    gap = _length([joint - separate for joint, separate in zip(together, apart, strict=True)])
     rounding = max(torch.finfo(kind).eps for kind in (dtype, torch.float32))  # Norms run in float32.
     close = gap < rounding**0.5 * _length(apart)
     return close and not lost and _agree(tree, whole, spread=whole - whole.mean(), dtype=dtype)
@@ -221,9 +221,9 @@ def check_packing(policy: _Policy) -> None:
         )
 
 
-def _difference(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
+def _difference(result: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
     """The relative difference of two results; 0 if rounding can explain it, and NaN if one is not finite."""
-    error = float((found - expected).norm() / expected.norm())
+    error = float((result - expected).norm() / expected.norm())
     return 0.0 if error < torch.finfo(dtype).eps ** 0.5 else error
 
 
@@ -232,6 +232,6 @@ def _length(parts: list[Tensor]) -> float:
     return float(torch.linalg.vector_norm(lengths))
 
 
-def _agree(found: Tensor, expected: Tensor, *, spread: Tensor, dtype: torch.dtype) -> bool:
+def _agree(result: Tensor, expected: Tensor, *, spread: Tensor, dtype: torch.dtype) -> bool:
     """Whether two results differ by rounding alone, measured against the variation of the expected result."""
-    return bool((found - expected).norm() < torch.finfo(dtype).eps ** 0.5 * spread.norm())
+    return bool((result - expected).norm() < torch.finfo(dtype).eps ** 0.5 * spread.norm())

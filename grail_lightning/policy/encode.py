@@ -23,8 +23,10 @@ def encode_prompt(
     The ids of a `TokenText` are its own. With `pictures` (of a policy that takes some) every content is a list of
     parts for the template, and the tokens of a picture have the id of its place.
     """
-    if pictures is None and (shown := pictures_in(messages)):
-        raise ValueError(f"{shown[0].place}: a prompt has a picture, but the policy takes text alone. Set another one.")
+    if pictures is None and (prompt_pictures := pictures_in(messages)):
+        raise ValueError(
+            f"{prompt_pictures[0].place}: a prompt has a picture, but the policy takes text alone. Set another one."
+        )
     more = {"tokenize": False, "add_generation_prompt": True, **(chat_template_kwargs or {})}
     if isinstance(messages, TokenText):
         ids: Sequence[int] = messages.ids
@@ -55,10 +57,10 @@ def begun_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
     Text that begins with the BOS token is what a chat template has rendered, which contains its special tokens already.
     """
-    own: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if own[:1] == [tokenizer.bos_token_id]:
-        return own
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if ids[:1] == [tokenizer.bos_token_id]:
+        return ids
     whole: list[int] = tokenizer(text)["input_ids"]
     # A tokenizer with `add_eos_token` would end the prompt, and the policy would go on behind its end.
-    ends = (start + len(own) for start in range(len(whole) - len(own), -1, -1) if whole[start:][: len(own)] == own)
+    ends = (start + len(ids) for start in range(len(whole) - len(ids), -1, -1) if whole[start:][: len(ids)] == ids)
     return whole[: next(ends, None)]

@@ -21,10 +21,10 @@ def damaged_file(path: str) -> str:
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(path, "config.json") if path.count("/") <= 1 else None
-        if not isinstance(found, str):
+        config_file = try_to_load_from_cache(path, "config.json") if path.count("/") <= 1 else None
+        if not isinstance(config_file, str):
             return ""
-        folder = Path(found).parent
+        folder = Path(config_file).parent
         again = f"Download it again: `hf download {path} --force-download`."
     else:
         again = "Download or copy it again: a transfer that was interrupted is the usual reason."

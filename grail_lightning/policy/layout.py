@@ -121,7 +121,7 @@ def _separate_rows(
 ) -> TokenLayout:
     """A layout of rows that share no tokens; ``places [b, P+T-1]`` are the indices of the rows' tokens among `ids`."""
     length = response_mask.shape[1]
-    own = torch.cat([places, torch.full_like(places[:, :1], -1)], 1)
+    padded_places = torch.cat([places, torch.full_like(places[:, :1], -1)], 1)
     targets = input_ids[:, input_ids.shape[1] - length :][response_mask].long()
     every = torch.arange(len(targets), device=targets.device)  # Each response token has a prediction of its own.
     return TokenLayout(
@@ -129,7 +129,7 @@ def _separate_rows(
         positions=positions,
         predictors=places[:, places.shape[1] - length :][response_mask],
         targets=targets,
-        places=own[:, own.shape[1] - length :][response_mask],
+        places=padded_places[:, padded_places.shape[1] - length :][response_mask],
         prediction_of=every,
         source_of=every,
         response_mask=response_mask,

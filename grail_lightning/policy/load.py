@@ -63,8 +63,8 @@ def load_policy(
     tokenizer = load_tokenizer(name, loading.trust_remote_code)
     if pictures is None or not takes_pictures(name, loading.trust_remote_code):
         pictures = load_pictures(name, tokenizer, loading.trust_remote_code)
-    own = loading if trainable else replace(loading, train_vision=False)
-    policy = Policy(model, tokenizer, own, pictures)
+    policy_loading = loading if trainable else replace(loading, train_vision=False)
+    policy = Policy(model, tokenizer, policy_loading, pictures)
     _check_head(policy)
     check_padding(policy)
     if policy.vision is not None:
@@ -116,12 +116,12 @@ def _load_model(name: PolicySource, loading: Loading, half_precision: bool) -> P
 def _check_head(policy: Policy) -> None:
     """Compare `Policy.head` with the model's own logits on four tokens."""
     with policy.trial(1, 4) as (ids, mask), policy.eager_attention():
-        own = policy.model(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits.float()
+        logits = policy.model(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits.float()
         ours = policy.head(policy.hidden(mask, ids)).float()
-    if (own - ours).abs().max() > _HEAD_TOLERANCE * own.abs().max().clamp(min=1):
+    if (logits - ours).abs().max() > _HEAD_TOLERANCE * logits.abs().max().clamp(min=1):
         raise ValueError(
             f"{type(policy.model).__name__} changes its logits in a way that `Policy.head` does not know "
-            f"(largest difference {(own - ours).abs().max():.3g}). Please report the architecture."
+            f"(largest difference {(logits - ours).abs().max():.3g}). Please report the architecture."
         )
 
 
@@ -134,13 +134,13 @@ def _check_vision(policy: Policy, pictures: PictureTokens) -> None:
         # Lightning loads inside a context of its device, but what the processor makes is on the CPU.
         with torch.device("cpu"), policy.trial(1, 1), policy.eager_attention():
             text = f"{pictures.place}{policy.tokenizer.decode([0, 1, 2])}"
-            made = dict(pictures.processor(text=[text], images=[[picture.open()]], return_tensors="pt"))
-            ids = torch.tensor([pictures.name(made["input_ids"][0].tolist(), [picture])], device=policy.device)
-            own = placed({name: value for name, value in made.items() if name != "attention_mask"}, model)
+            encoding = dict(pictures.processor(text=[text], images=[[picture.open()]], return_tensors="pt"))
+            ids = torch.tensor([pictures.name(encoding["input_ids"][0].tolist(), [picture])], device=policy.device)
+            inputs = placed({name: value for name, value in encoding.items() if name != "attention_mask"}, model)
             mask = torch.ones_like(ids, dtype=torch.bool)
-            expected = model(**own, attention_mask=mask.long(), use_cache=False).logits.float()
-            found = policy.head(policy.hidden(mask, ids)).float()
-        difference = float((expected - found).abs().max() / expected.abs().max().clamp(min=1))
+            expected = model(**inputs, attention_mask=mask.long(), use_cache=False).logits.float()
+            logits = policy.head(policy.hidden(mask, ids)).float()
+        difference = float((expected - logits).abs().max() / expected.abs().max().clamp(min=1))
         reason = f"its logits behind a picture differ by {difference:.3g}" if difference > _HEAD_TOLERANCE else None
     except (ValueError, TypeError, AttributeError, RuntimeError, LookupError, AssertionError) as error:
         reason = first_line(error)

@@ -105,9 +105,9 @@ def _occurrence_of_prompt(rows: AlignedRows, group: Tensor) -> Tensor:
     prompts = rows.ids.masked_fill(columns >= rows.prompt_lengths[:, None], -1).numpy()
     seen: dict[bytes, dict[int, int]] = {}
     occurrences = []
-    for prompt, own in zip(prompts, group.tolist(), strict=True):
+    for prompt, group_number in zip(prompts, group.tolist(), strict=True):
         groups = seen.setdefault(prompt.tobytes(), {})
-        occurrences.append(groups.setdefault(own, len(groups)))
+        occurrences.append(groups.setdefault(group_number, len(groups)))
     return torch.tensor(occurrences)
 
 

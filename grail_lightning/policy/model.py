@@ -92,8 +92,8 @@ class Policy(nn.Module):
     @property
     def compute_dtype(self) -> torch.dtype:
         """The dtype in which the blocks compute: autocast's, or that of the weights."""
-        kind, own = self.device.type, cast(torch.dtype, self.model.dtype)
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else own
+        kind, weight_dtype = self.device.type, cast(torch.dtype, self.model.dtype)
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight_dtype
 
     @property
     def uses_flash(self) -> bool:
@@ -141,11 +141,11 @@ class Policy(nn.Module):
         table: nn.Module = self.model.get_input_embeddings()
         if self.vision is None:
             return cast(Tensor, table(input_ids))
-        shown = input_ids >= FIRST_PICTURE_ID
-        embeddings: Tensor = table(input_ids.masked_fill(shown, 0))
-        if not shown.any():
+        is_picture = input_ids >= FIRST_PICTURE_ID
+        embeddings: Tensor = table(input_ids.masked_fill(is_picture, 0))
+        if not is_picture.any():
             return embeddings
-        return embeddings.masked_scatter(shown[..., None], self.vision(input_ids[shown]).to(embeddings.dtype))
+        return embeddings.masked_scatter(is_picture[..., None], self.vision(input_ids[is_picture]).to(embeddings.dtype))
 
     def inputs(self, input_ids: Tensor, embeds: Tensor | None = None) -> dict[str, Tensor | None]:
         """The model's arguments for ids: these, or their embeddings if it takes pictures or `embeds` replace them."""

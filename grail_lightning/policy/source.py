@@ -190,8 +190,8 @@ def read_config(name: PolicySource, trust_remote_code: bool = False, option: str
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has none; that of a KeyError is a key alone."""
-    said = "" if isinstance(error, KeyError) else next(iter(str(error).splitlines()), "").strip()
-    return said or type(error).__name__
+    line = "" if isinstance(error, KeyError) else next(iter(str(error).splitlines()), "").strip()
+    return line or type(error).__name__
 
 
 def context_length(name: PolicySource, loading: Loading) -> int | None:
@@ -265,11 +265,11 @@ def load_tokenizer(name: PolicySource, trust_remote_code: bool = False) -> PreTr
             "the model that it was made of."
         )
     config = read_config(name, trust_remote_code)
-    known = getattr(config.get_text_config(), "vocab_size", None) or len(tokenizer)
+    vocab_size = getattr(config.get_text_config(), "vocab_size", None) or len(tokenizer)
     # Masks are made from lengths, so any token can be the pad token. A token that was added to the tokenizer but not to
     # the model has no embedding.
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id >= known:
-        ends = tokenizer.eos_token_id is not None and tokenizer.eos_token_id < known
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id >= vocab_size:
+        ends = tokenizer.eos_token_id is not None and tokenizer.eos_token_id < vocab_size
         tokenizer.pad_token = tokenizer.eos_token if ends else tokenizer.convert_ids_to_tokens(0)
     return tokenizer
 

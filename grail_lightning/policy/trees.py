@@ -74,19 +74,19 @@ def _tree_attention(
         raise ValueError("Prefix trees have no place for the mask that this model adds to its attention.")
     if paths is not None:
         # Under autocast rotary embeddings may leave queries and keys in float32 beside values in half precision.
-        asked, *states = (s[0].transpose(0, 1).to(value.dtype) for s in (query, key, value))
-        arguments = (asked, *_AlongPaths.apply(*states, paths), *paths.begins, *paths.longest)  # type: ignore[no-untyped-call]
+        queries, *states = (s[0].transpose(0, 1).to(value.dtype) for s in (query, key, value))
+        arguments = (queries, *_AlongPaths.apply(*states, paths), *paths.begins, *paths.longest)  # type: ignore[no-untyped-call]
         grouped, causal = query.shape[1] != key.shape[1], (-1, 0)
-        found = varlen_attn(*arguments, scale=scale, window_size=causal, enable_gqa=grouped)
-        return cast(Tensor, found)[None], None
+        output = varlen_attn(*arguments, scale=scale, window_size=causal, enable_gqa=grouped)
+        return cast(Tensor, output)[None], None
     if units is None:
         whole: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return whole
-    asked = query[0].transpose(0, 1)[units.queries].transpose(1, 2)
+    queries = query[0].transpose(0, 1)[units.queries].transpose(1, 2)
     keys, values = _gather(key, units.keys), _gather(value, units.keys)
     # Under autocast SDPA converts its arguments to the mask's dtype itself. Each layer would keep one more copy.
     mask = units.mask if torch.is_autocast_enabled(query.device.type) else units.mask.to(query.dtype)
-    out, _ = sdpa_attention_forward(module, asked, keys, values, mask, scaling=scale)
+    out, _ = sdpa_attention_forward(module, queries, keys, values, mask, scaling=scale)
     return out.flatten(0, 1)[units.output_of][None], None
 
 
@@ -192,13 +192,13 @@ def _units(tree: _Tree, starts: Sequence[int]) -> _AttentionUnits:
     spans = _spans(tree, first, sizes)
     queries, paths = pad_sequence(spans, batch_first=True), _paths(tree, first, spans)
     keys = pad_sequence(paths, batch_first=True)
-    asked = torch.arange(queries.shape[1]) < counts[:, None]
+    is_query = torch.arange(queries.shape[1]) < counts[:, None]
     is_key = torch.arange(keys.shape[1]) < torch.tensor([len(p) for p in paths])[:, None]
     query_number, key_number = queries[:, :, None], keys[:, None]
     mask = (key_number <= query_number) & (query_number < tree.end[keys][:, None]) & is_key[:, None]
-    mask[..., 0] |= ~asked  # A query that is padding has to attend to something.
+    mask[..., 0] |= ~is_query  # A query that is padding has to attend to something.
     output_of = torch.zeros(len(tree.end), dtype=torch.long)
-    output_of[queries[asked]] = asked.flatten().nonzero().squeeze(1)
+    output_of[queries[is_query]] = is_query.flatten().nonzero().squeeze(1)
     return _AttentionUnits(queries, keys, mask, output_of)
 
 
@@ -213,21 +213,21 @@ def _paths(tree: _Tree, first: Sequence[int], spans: Sequence[Tensor]) -> list[T
     return [torch.cat([tree.number[row][tree.inherited[row]], span]) for row, span in zip(first, spans, strict=True)]
 
 
-def _join_rows(own: Sequence[int], starts: Sequence[int]) -> tuple[list[int], list[int]]:
+def _join_rows(token_counts: Sequence[int], starts: Sequence[int]) -> tuple[list[int], list[int]]:
     """The first row of each attention unit, and its number of queries, from the tokens that each row adds to its tree.
 
     Rows that add few tokens are joined, which costs no padding up to the number of queries of the longest row.
     """
-    most, trees = max(own), set(starts)
+    most, trees = max(token_counts), set(starts)
     first: list[int] = []
     sizes: list[int] = []
-    for row, added in enumerate(own):
+    for row, added in enumerate(token_counts):
         if not first or row in trees or sizes[-1] + added > most:
             first.append(row)
             sizes.append(0)
         sizes[-1] += added
-    kept = [k for k, size in enumerate(sizes) if size]
-    return [first[k] for k in kept], [sizes[k] for k in kept]
+    indices = [k for k, size in enumerate(sizes) if size]
+    return [first[k] for k in indices], [sizes[k] for k in indices]
 
 
 def _by_units(units: _AttentionUnits, device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
@@ -284,8 +284,8 @@ def _by_rows(tree: _Tree, device: torch.device) -> Callable[[torch.dtype], Mappi
     begins = torch.nn.functional.pad(counts.cumsum(1), (1, 0))
     is_own = torch.cat([torch.arange(len(path)) >= len(path) - size for path, size in zip(paths, sizes, strict=True)])
     keys = torch.cat(paths).to(device)
-    own, inherited = (places.nonzero().squeeze(1).to(device) for places in (is_own, ~is_own))
+    row_places, inherited = (places.nonzero().squeeze(1).to(device) for places in (is_own, ~is_own))
     queries_begin, keys_begin = begins.to(device, torch.int32)
     most = int(counts[0].max()), int(counts[1].max())
-    rows = _Paths(keys, own, inherited, keys[inherited], (queries_begin, keys_begin), most)
+    rows = _Paths(keys, row_places, inherited, keys[inherited], (queries_begin, keys_begin), most)
     return lambda dtype: {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=dtype, device=device), "paths": rows}

@@ -117,20 +117,20 @@ class PictureTokens:
         """What the vision tower takes for one picture, from the model's processor; `keep` it for further passes."""
         if held.pixels:
             return held.pixels
-        made = self._process(Picture(held.source, held.place))
+        encoding = self._process(Picture(held.source, held.place))
         text = {*self.tokenizer.model_input_names, "token_type_ids", "mm_token_type_ids"}
-        pixels = {name: value for name, value in made.items() if isinstance(value, Tensor) and name not in text}
+        pixels = {name: value for name, value in encoding.items() if isinstance(value, Tensor) and name not in text}
         held.pixels = pixels if keep else {}
         return pixels
 
     def spans(self, ids: Tensor) -> tuple[list[_Held], Tensor]:
         """The distinct pictures of the ids ``[k]``, and the index of each id among the tokens of these pictures."""
-        known = sorted(self._held.values(), key=lambda held: held.ids.start)
-        starts = torch.tensor([held.ids.start for held in known], dtype=ids.dtype)
+        pictures = sorted(self._held.values(), key=lambda held: held.ids.start)
+        starts = torch.tensor([held.ids.start for held in pictures], dtype=ids.dtype)
         of_picture = torch.bucketize(ids.cpu(), starts, right=True) - 1
         numbers, place = torch.unique(of_picture, return_inverse=True)
-        held = [known[number] for number in numbers.tolist()]
-        sizes = torch.tensor([len(one.ids) for one in held])
+        held = [pictures[number] for number in numbers.tolist()]
+        sizes = torch.tensor([len(picture.ids) for picture in held])
         offset = ids.cpu() - starts[numbers][place]
         assert (offset < sizes[place]).all(), "an id of a picture that is gone"
         index = (sizes.cumsum(0) - sizes)[place] + offset
@@ -200,15 +200,15 @@ class PictureTokens:
 
         size = picture.size
         if size not in self._expansions:
-            made = self._process(Picture(Image.new("RGB", size), picture.place))
-            offsets = made.get("text_replacement_offsets")
+            encoding = self._process(Picture(Image.new("RGB", size), picture.place))
+            offsets = encoding.get("text_replacement_offsets")
             if not offsets:
                 raise ValueError(f"{type(self.processor).__name__} does not tell what replaces a picture in a text.")
-            count = int((made["input_ids"] == self.place_id).sum())
+            count = int((encoding["input_ids"] == self.place_id).sum())
             if not count:
                 raise picture.refusal(f"have a token, but {type(self.processor).__name__} makes none of it")
-            views = math.prod(made["pixel_values"].shape[:-3]) if "pixel_values" in made else 0
-            grid = made.get("image_grid_thw")
+            views = math.prod(encoding["pixel_values"].shape[:-3]) if "pixel_values" in encoding else 0
+            grid = encoding.get("image_grid_thw")
             self._expansions[size] = _Expansion(offsets[0][0]["replacement"], count, grid, views)
         return self._expansions[size]
 
@@ -217,9 +217,9 @@ class PictureTokens:
         """Whether what replaces a picture depends on others of its text, as with LLaVA-OneVision's processor."""
         from PIL import Image
 
-        shown = [Picture(Image.new("RGB", size), "A picture that is tried") for size in ((96, 64), (64, 96))]
-        (offsets,) = self._process(*shown)["text_replacement_offsets"]
-        return [one["replacement"] for one in offsets] != [self._expansion(picture).text for picture in shown]
+        pictures = [Picture(Image.new("RGB", size), "A picture that is tried") for size in ((96, 64), (64, 96))]
+        (offsets,) = self._process(*pictures)["text_replacement_offsets"]
+        return [offset["replacement"] for offset in offsets] != [self._expansion(picture).text for picture in pictures]
 
     def _process(self, *pictures: Picture) -> dict[str, Any]:
         options = {"return_text_replacement_offsets": True, "return_tensors": "pt"}
@@ -273,13 +273,13 @@ class Vision:
         if not hasattr(self.model.base_model, "get_rope_index"):
             return positions
         moved = positions.expand(4, *positions.shape).clone()
-        shown = ids >= FIRST_PICTURE_ID
-        if not shown.any():
+        is_picture = ids >= FIRST_PICTURE_ID
+        if not is_picture.any():
             return moved
-        held, index = self.pictures.spans(ids[shown])
+        held, index = self.pictures.spans(ids[is_picture])
         moves = torch.cat([self._moves(picture) for picture in held], 1).to(ids.device)[:, index]
-        moved[1:, shown] += moves[:3]
-        ends = torch.zeros_like(positions).masked_scatter(shown, moves[3])
+        moved[1:, is_picture] += moves[:3]
+        ends = torch.zeros_like(positions).masked_scatter(is_picture, moves[3])
         row, column = ends.nonzero(as_tuple=True)
         later = torch.arange(ids.shape[1], device=ids.device) > column[:, None]
         behind = later & (~later | (positions[row] > positions[row, column][:, None])).cumprod(1).bool()
@@ -310,12 +310,12 @@ class Vision:
             part = slice(start, min(stop, start + _AT_ONCE))
             together = {name: torch.cat([values[name] for values in pixels[part]]) for name, _ in shapes[start]}
             inputs = placed(together, self.model)
-            found = self.model.get_image_features(**inputs, return_dict=True).pooler_output
-            found = torch.cat(list(found)) if isinstance(found, list | tuple) else found.flatten(0, -2)
+            features = self.model.get_image_features(**inputs, return_dict=True).pooler_output
+            features = torch.cat(list(features)) if isinstance(features, list | tuple) else features.flatten(0, -2)
             sizes = [len(picture.ids) for picture in held[part]]
-            if len(found) != sum(sizes):
-                raise ValueError(f"the tower gives {len(found)} embeddings for {sum(sizes)} tokens of pictures.")
-            embeddings += torch.split(found, sizes)
+            if len(features) != sum(sizes):
+                raise ValueError(f"the tower gives {len(features)} embeddings for {sum(sizes)} tokens of pictures.")
+            embeddings += torch.split(features, sizes)
         return embeddings
 
 

@@ -141,8 +141,8 @@ def _binds(node: ast.AST) -> list[str]:
             return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
         case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.MatchMapping(rest=str(name)):
             return [name]
-    own: object = getattr(node, "name", None)  # Of a function, a class, an exception or a pattern.
-    return [own] if isinstance(own, str) and hasattr(node, "lineno") else []
+    node_name: object = getattr(node, "name", None)  # Of a function, a class, an exception or a pattern.
+    return [node_name] if isinstance(node_name, str) and hasattr(node, "lineno") else []
 
 
 class _Places:
@@ -181,12 +181,15 @@ def align_programs(program: Program, reference: Program) -> dict[int, int] | Non
     Programs of one shape correspond statement by statement, others in their longest common beginning. If this is less
     than half of the longer one, they cannot be compared. Imports of the module are left out.
     """
-    own, theirs = _counted(program), _counted(reference)
-    same = [program.statements[a].shape == reference.statements[b].shape for a, b in zip(own, theirs, strict=False)]
+    program_numbers, reference_numbers = _counted(program), _counted(reference)
+    same = [
+        program.statements[a].shape == reference.statements[b].shape
+        for a, b in zip(program_numbers, reference_numbers, strict=False)
+    ]
     common = len([*takewhile(bool, same)])
-    if common == 0 or 2 * common < max(len(own), len(theirs)):
+    if common == 0 or 2 * common < max(len(program_numbers), len(reference_numbers)):
         return None
-    return dict(zip(own[:common], theirs[:common], strict=True))
+    return dict(zip(program_numbers[:common], reference_numbers[:common], strict=True))
 
 
 def _counted(program: Program) -> list[int]:
@@ -210,18 +213,18 @@ def first_divergence(
     visits, theirs = _in_functions(program, trace), _in_functions(reference, expected)
     paired, last, before, depth = {*pairs.values()}, None, 0, 0
     active: list[tuple[int, int]] = []  # For each active call its depth, and the statement that it executed last.
-    for (here, visit), (there, shown) in zip(visits, theirs, strict=False):
+    for (here, visit), (there, expected_visit) in zip(visits, theirs, strict=False):
         if pairs.get(here) != there:
             if last is None:
                 return here
             # A call of what has no counterpart is the caller's choice.
             same_way = visit.depth <= depth and _way(program, last, here) == _way(reference, before, there)
             return here if here not in pairs and (there not in paired or same_way) else last
-        if (visit.event, visit.value) != (shown.event, shown.value):
+        if (visit.event, visit.value) != (expected_visit.event, expected_visit.value):
             return here
         while active and active[-1][0] > visit.depth:
             active.pop()
-        if _variables(program, here, visit) != _variables(reference, there, shown):
+        if _variables(program, here, visit) != _variables(reference, there, expected_visit):
             return active[-1][1] if visit.event == "line" and active else here
         if active and active[-1][0] == visit.depth:
             active.pop()
@@ -281,9 +284,11 @@ def edits(lines: Sequence[ProgramLine], reference: Sequence[ProgramLine]) -> lis
     """The places at which a program differs from a reference other than in blanks; None if there are too many."""
     if max(len(lines), len(reference)) > _MOST_LINES:
         return None
-    own, other = ([(len(x.indent.expandtabs(4)), "".join(x.text.split())) for x in both] for both in (lines, reference))
+    keys, reference_keys = (
+        [(len(x.indent.expandtabs(4)), "".join(x.text.split())) for x in both] for both in (lines, reference)
+    )
     places = []
-    for tag, a, b, c, d in SequenceMatcher(None, own, other, autojunk=False).get_opcodes():
+    for tag, a, b, c, d in SequenceMatcher(None, keys, reference_keys, autojunk=False).get_opcodes():
         if tag == "replace" and b - a == d - c:  # Line by line.
             places += [Edit(a + k, a + k + 1, c + k, c + k + 1) for k in range(b - a)]
         elif tag != "equal":
@@ -294,8 +299,8 @@ def edits(lines: Sequence[ProgramLine], reference: Sequence[ProgramLine]) -> lis
 
 def repaired(lines: Sequence[ProgramLine], reference: Sequence[ProgramLine], chosen: Sequence[Edit]) -> str:
     """The program after some edits, which must be in the order of its lines."""
-    made, at = list[ProgramLine](), 0
+    result, at = list[ProgramLine](), 0
     for edit in chosen:
-        made += [*lines[at : edit.start], *reference[edit.reference_start : edit.reference_stop]]
+        result += [*lines[at : edit.start], *reference[edit.reference_start : edit.reference_stop]]
         at = edit.stop
-    return "\n".join(line.indent + line.text for line in [*made, *lines[at:]])
+    return "\n".join(line.indent + line.text for line in [*result, *lines[at:]])

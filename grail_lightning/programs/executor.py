@@ -46,8 +46,8 @@ class Executor:
         workers: int = 2,
     ) -> None:
         if not all(0 < x <= _LARGEST for x in (limits.seconds, limits.memory_mb, limits.output_kb, workers)):
-            said = f"`limits` and `workers` must be positive and at most {_LARGEST:,}, but got {limits} and {workers}."
-            raise ValueError(said)
+            text = f"`limits` and `workers` must be positive and at most {_LARGEST:,}, but got {limits} and {workers}."
+            raise ValueError(text)
         self.isolation = choose(isolation)
         self.limits = limits
         self.workers = workers

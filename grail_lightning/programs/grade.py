@@ -36,7 +36,7 @@ def line_of(text: object) -> str:
 
 def _verdict(reply: dict[str, Any]) -> _Verdict:
     """The error that a reply tells."""
-    status: Status = next((said for said in _SAID if said == reply.get("error")), "refused")
+    status: Status = next((name for name in _SAID if name == reply.get("error")), "refused")
     kind = f"{reply.get('type')}: " if status == "raised" else ""
     line = reply.get("line")
     line = line if type(line) is int and 0 < line < 1 << 20 else None
@@ -50,7 +50,7 @@ def _visits(data: Any) -> list[Visit]:
         for line, event, names, value, depth in data:
             if type(line) is not int or type(depth) is not int or event not in ("line", "return", "raise"):
                 break
-            variables = tuple((str(name), str(shown)) for name, shown in names)
+            variables = tuple((str(name), str(text)) for name, text in names)
             visits.append(Visit(line, event, variables, None if value is None else str(value), depth))
     return visits
 
@@ -91,14 +91,14 @@ def _number(value: float) -> str:
     return hex(int(value)) if isinstance(value, int) or value.is_integer() else value.hex()
 
 
-def _beginning(data: Any, left: Iterator[int]) -> Any:
-    """Data of a literal with as many members as `left` counts, so few that making it costs nothing."""
+def _beginning(data: Any, counter: Iterator[int]) -> Any:
+    """Data of a literal with as many members as `counter` counts, so few that making it costs nothing."""
     if not isinstance(data, dict):
-        return [_beginning(item, left) for item, _ in zip(data, left)] if isinstance(data, list) else data  # noqa: B905
+        return [_beginning(item, counter) for item, _ in zip(data, counter)] if isinstance(data, list) else data  # noqa: B905
     ((key, items),) = data.items()
     if key == "d":
-        return {key: [[_beginning(k, left), _beginning(v, left)] for (k, v), _ in zip(items, left)]}  # noqa: B905
-    return data if key in ("c", "i", "u") else {key: _beginning(items, left)}
+        return {key: [[_beginning(k, counter), _beginning(v, counter)] for (k, v), _ in zip(items, counter)]}  # noqa: B905
+    return data if key in ("c", "i", "u") else {key: _beginning(items, counter)}
 
 
 def _of_call(reply: dict[str, Any], expected: object) -> _Verdict:

@@ -125,8 +125,8 @@ class _Canonical(reprlib.Repr):
 
     def repr1(self, x: object, level: int) -> str:
         # `reprlib` goes by names, and a class of the program may be called `deque`.
-        own = type(x).__module__ not in ("builtins", "collections", "array")
-        return self.repr_instance(x, level) if own else super().repr1(x, level)
+        user_class = type(x).__module__ not in ("builtins", "collections", "array")
+        return self.repr_instance(x, level) if user_class else super().repr1(x, level)
 
     def _sorted(self, members: Iterable[Any], level: int) -> list[Any]:
         """Numbers or texts by their values, others by their looks: the program's own `__lt__` must not run."""

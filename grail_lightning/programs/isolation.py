@@ -140,8 +140,8 @@ def _readable() -> list[str]:
 def _packages() -> list[str]:
     """The folders of installed packages below these paths, which no program may read."""
     patterns = ("*-packages", "python*/*-packages")
-    found = {folder for path in _readable() for pattern in patterns for folder in Path(path).glob(pattern)}
-    return sorted(str(folder) for folder in found if folder.is_dir())
+    folders = {folder for path in _readable() for pattern in patterns for folder in Path(path).glob(pattern)}
+    return sorted(str(folder) for folder in folders if folder.is_dir())
 
 
 def _without(path: str, hidden: list[str]) -> list[str]:

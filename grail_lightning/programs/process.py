@@ -169,10 +169,10 @@ class ProcessSandbox(Sandbox):
 
     def _in_time(self, channel: socket.socket) -> socket.socket:
         """The socket, which raises TimeoutError when no time is left."""
-        left = self._deadline - time.monotonic()
-        if left <= 0:
+        seconds = self._deadline - time.monotonic()
+        if seconds <= 0:
             raise TimeoutError
-        channel.settimeout(left)
+        channel.settimeout(seconds)
         return channel
 
     def _exchange(self, message: bytes, cap: int) -> bytes:

@@ -47,9 +47,9 @@ def compare(runs: Sequence[LoggedRun], baseline: str, pass_at: Sequence[int]) ->
     limit = float((runs[0].facts.get("sampling") or {}).get("max_response_length") or 1 << 20)
     rows: list[dict[str, Any]] = []
     for figure, share in _figures(samples, pass_at, limit).items():
-        values, noise = (of.reshape(len(runs), -1).T for of in share)  # [N, runs]
+        values, noise = (array.reshape(len(runs), -1).T for array in share)  # [N, runs]
         for part, weights in parts_of(sizes).items():
-            known = {
+            fields = {
                 "part": "dataset" if part in weights else "average",
                 "dataset": label(part, first[part].get("first")) if part in weights else part,
                 "figure": figure,
@@ -57,7 +57,7 @@ def compare(runs: Sequence[LoggedRun], baseline: str, pass_at: Sequence[int]) ->
             }
             tables = [(values[datasets[name]], noise[datasets[name]]) for name in weights]
             of_methods = _methods(runs, tables, list(weights.values()), baseline if "@" in figure else None)
-            rows += [known | row for row in of_methods]
+            rows += [fields | row for row in of_methods]
     frame = pd.DataFrame(rows)
     frame.loc[frame["figure"] == "tokens", ["value", "low", "high"]] *= limit
     return _with_corrected(frame)
@@ -100,7 +100,7 @@ def _figures(samples: pd.DataFrame, pass_at: Sequence[int], limit: float) -> dic
     # Lengths are shares of the limit, so that they have the interval of a share.
     tokens = by_problem(samples, "num_tokens") / limit
     figures = accuracies(samples, pass_at, ()) | {"tokens": (tokens.mean(1), tokens.var(1) / tokens.shape[1])}
-    return figures | {name: of for name, of in failures(samples).items() if name != "grading errors"}
+    return figures | {name: share for name, share in failures(samples).items() if name != "grading errors"}
 
 
 def _methods(
@@ -111,19 +111,19 @@ def _methods(
     `tables` have the shares of each dataset ``[N_d, runs]``.
     """
     columns = {run.method: [k for k, other in enumerate(runs) if other.method == run.method] for run in runs}
-    seeds = {method: [runs[k].seed for k in own] for method, own in columns.items()}
+    seeds = {method: [runs[k].seed for k in members] for method, members in columns.items()}
 
     def shares(method: str, places: Sequence[int]) -> list[Share]:
         chosen = [columns[method][place] for place in places]
         return [(values[:, chosen], noise[:, chosen]) for values, noise in tables]
 
     rows = []
-    for method, own in seeds.items():
-        result = estimate(shares(method, range(len(own))), weights)
-        row = {"method": method, "seeds": len(own), "value": result.value, "low": result.low, "high": result.high}
+    for method, members in seeds.items():
+        result = estimate(shares(method, range(len(members))), weights)
+        row = {"method": method, "seeds": len(members), "value": result.value, "low": result.low, "high": result.high}
         row |= {"tested": None, "paired_seeds": math.nan}
         if baseline in columns and method != baseline:
-            ours, theirs, paired = paired_seeds(own, seeds[baseline])
+            ours, theirs, paired = paired_seeds(members, seeds[baseline])
             tested = difference(shares(method, ours), shares(baseline, theirs), weights, paired)
             row |= {"baseline": baseline, "tested": tested, "paired_seeds": len(ours) if paired else math.nan}
         rows.append(row)
@@ -212,17 +212,17 @@ def compare_curves(curves: pd.DataFrame, baseline: str) -> pd.DataFrame:
     Ends are compared with the baseline's: paired over seeds, and corrected for the number of comparisons.
     """
     tables = {
-        name: of.pivot(index="step", columns="run", values="value").dropna()[of["run"].unique()]
-        for name, of in curves.groupby("method", sort=False)
+        name: method_curves.pivot(index="step", columns="run", values="value").dropna()[method_curves["run"].unique()]
+        for name, method_curves in curves.groupby("method", sort=False)
     }
     end = max(set.intersection(*(set(table.index) for table in tables.values())), default=None) if tables else None
     seed_of = curves.groupby("run")["seed"].first()
     rows: list[dict[str, Any]] = []
     for method, table in tables.items():
-        known = {"figure": CURVE, "dataset": "", "method": method, "tested": None, "paired_seeds": math.nan}
+        fields = {"figure": CURVE, "dataset": "", "method": method, "tested": None, "paired_seeds": math.nan}
         for step, values in table.iterrows():
             band = seeds_estimate(list(values))
-            row = known | {"step": step, "seeds": len(values), "value": band.value, "low": band.low, "high": band.high}
+            row = fields | {"step": step, "seeds": len(values), "value": band.value, "low": band.low, "high": band.high}
             rows.append(row | {"part": "curve"})
             if step == end:
                 ending = row | {"part": "end"}

@@ -106,8 +106,8 @@ def write_evaluation(folder: Path, facts: Mapping[str, Any]) -> None:
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The dotted names in which two evaluations differ, so that their samples must not be mixed."""
-    one, two = (dict(flat(json.loads(json.dumps(tree)))) for tree in (before, now))
-    return [name for name in unequal(one, two) if not _INCIDENTAL.fullmatch(name)]
+    first, second = (dict(flat(json.loads(json.dumps(tree)))) for tree in (before, now))
+    return [name for name in unequal(first, second) if not _INCIDENTAL.fullmatch(name)]
 
 
 def unequal(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, str]:
@@ -149,5 +149,5 @@ def prune(folder: Path, keep: Callable[[Row], bool]) -> None:
             if place not in seen and keep(sample):
                 lines.append(line_of(sample))
                 seen.add(place)
-        if (kept := b"".join(lines)) != file.read_bytes():
-            write_whole(file, kept.decode())
+        if (content := b"".join(lines)) != file.read_bytes():
+            write_whole(file, content.decode())

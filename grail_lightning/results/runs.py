@@ -92,18 +92,18 @@ def method_of(runs: Sequence[LoggedRun], wanted: str) -> str:
     if wanted in names:
         return wanted
     place = Path(wanted).resolve()
-    found = dict.fromkeys(
+    methods = dict.fromkeys(
         run.method
         for run in runs
         if wanted in (run.given, run.folder.resolve().name, run.trained.resolve().name)
         or place in (run.folder.resolve(), run.trained.resolve(), (run.samples or run.folder).resolve())
     )
-    if len(found) == 1:
-        return next(iter(found))
-    known = ", ".join(map(repr, names))
-    runs_of = f" It is a run of each of {', '.join(map(repr, found))}." if found else did_you_mean(wanted, names)
+    if len(methods) == 1:
+        return next(iter(methods))
+    choices = ", ".join(map(repr, names))
+    runs_of = f" It is a run of each of {', '.join(map(repr, methods))}." if methods else did_you_mean(wanted, names)
     raise ValueError(
-        f"`--baseline` must be one of {known}, or the folder or name of a run of it, but got {wanted!r}.{runs_of}"
+        f"`--baseline` must be one of {choices}, or the folder or name of a run of it, but got {wanted!r}.{runs_of}"
     )
 
 
@@ -174,7 +174,7 @@ def _with_methods(runs: Sequence[LoggedRun]) -> list[LoggedRun]:
     groups: dict[tuple[str, str], list[LoggedRun]] = defaultdict(list)
     for run in runs:
         groups[run.task, _key(run)].append(run)
-    points = Counter((task, of[0].sweep.get("method")) for (task, _), of in groups.items())
+    points = Counter((task, group_runs[0].sweep.get("method")) for (task, _), group_runs in groups.items())
     grouped = list[LoggedRun]()
     for (task, _), members in groups.items():
         method = _name(members, several_points=points[task, members[0].sweep.get("method")] > 1)

@@ -62,7 +62,7 @@ def accuracies(samples: pd.DataFrame, pass_at: Sequence[int], maj_at: Sequence[i
     metrics: dict[str, Any] = dict(measured(samples, pass_at, maj_at).items())
     names = {f"acc@{samples['sample'].max() + 1}": "accuracy"}
     names |= {f"pass@{k}": f"pass_at_{k}" for k in pass_at} | {f"maj@{k}": f"maj_at_{k}" for k in maj_at}
-    shares = {name: metrics[of].share() for name, of in names.items()}
+    shares = {name: metrics[metric].share() for name, metric in names.items()}
     return {name: (values.numpy(), noise.numpy()) for name, (values, noise) in shares.items()}
 
 
@@ -74,7 +74,7 @@ def failures(samples: pd.DataFrame) -> dict[str, Share]:
         "no answer": statuses == "missing",
         "grading errors": np.isin(statuses.astype(str), _ERRORS),
     }
-    return {name: (of.mean(1), of.astype(float).var(1) / of.shape[1]) for name, of in shares.items()}
+    return {name: (values.mean(1), values.astype(float).var(1) / values.shape[1]) for name, values in shares.items()}
 
 
 def parts_of(sizes: Mapping[str, int]) -> dict[str, dict[str, float]]:
@@ -90,10 +90,8 @@ def parts_of(sizes: Mapping[str, int]) -> dict[str, dict[str, float]]:
 
 def plain(text: object, longest: int = 80) -> str:
     """A text without control characters, which are written out, and of at most so many characters."""
-    shown = "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in str(text)
-    )
-    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in str(text))
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
 def label(dataset: str, first: int | None) -> str:
@@ -119,16 +117,18 @@ def evaluation_table(samples: pd.DataFrame, options: TableOptions) -> str:
     labels = {name: label(name, options.first.get(name)) for name in samples["dataset"].unique()}
     datasets = {text: samples[samples["dataset"] == name] for name, text in labels.items()}
     averaged = parts_of({label: len(rows) for label, rows in datasets.items()})
-    known = judged(samples)
-    solved = {text: rows for name, text in labels.items() if len(rows := known[known["dataset"] == name])}
+    judged_samples = judged(samples)
+    solved = {
+        text: rows for name, text in labels.items() if len(rows := judged_samples[judged_samples["dataset"] == name])
+    }
     blocks = (
         [_solved(solved, parts_of({label: len(rows) for label, rows in solved.items()}), options)] if solved else []
     )
-    if number := (samples["sample"] == 0).sum() - (known["sample"] == 0).sum():
+    if number := (samples["sample"] == 0).sum() - (judged_samples["sample"] == 0).sum():
         blocks.append(f"Left out of the accuracy: {number} problems with a response that is `unscored`.")
     blocks.append(_responses(datasets, averaged))
     for column in options.by:
-        split = {f"{labels[name]}, {column} {text}": rows for name, text, rows in by_column(known, column)}
+        split = {f"{labels[name]}, {column} {text}": rows for name, text, rows in by_column(judged_samples, column)}
         alone = {name: {name: 1.0} for name in split}
         blocks.append(_solved(split, alone, options) if split else f"No problem has a text or number {column!r}.")
     return "\n\n".join([*blocks, "In brackets: 95 % intervals."])
@@ -146,23 +146,25 @@ _Weights = Mapping[str, Mapping[str, float]]
 
 def _solved(parts: _Parts, rows: _Weights, options: TableOptions) -> str:
     """The share of right samples, each pass@k and each maj@k; a row for each part, then for both averages."""
-    table = _cells({name: accuracies(of, options.pass_at, options.maj_at) for name, of in parts.items()}, rows)
+    table = _cells({name: accuracies(values, options.pass_at, options.maj_at) for name, values in parts.items()}, rows)
     # The simple average is that of no set of problems.
     sets = {
         row: pd.concat([parts[n] for n in weights])
         for row, weights in rows.items()
         if row in parts or not row.startswith("simple average")
     }
-    correct = {row: by_problem(of, "correct") for row, of in sets.items()}
-    table.insert(0, "problems", pd.Series({row: str(len(of)) for row, of in correct.items()}))
+    correct = {row: by_problem(values, "correct") for row, values in sets.items()}
+    table.insert(0, "problems", pd.Series({row: str(len(values)) for row, values in correct.items()}))
     if "acc@1" not in table:
-        table.insert(2, "spread of runs", pd.Series({row: f"{of.mean(0).std():.3f}" for row, of in correct.items()}))
+        table.insert(
+            2, "spread of runs", pd.Series({row: f"{values.mean(0).std():.3f}" for row, values in correct.items()})
+        )
     return as_text(table.fillna(""))
 
 
 def _responses(parts: _Parts, rows: _Weights) -> str:
     lengths = pd.DataFrame({name: _lengths(parts, wanted) for name, wanted in _LENGTHS.items()}, index=list(rows))
-    return as_text(lengths.join(_cells({name: failures(of) for name, of in parts.items()}, rows)))
+    return as_text(lengths.join(_cells({name: failures(samples) for name, samples in parts.items()}, rows)))
 
 
 def _cells(shares: Mapping[str, Mapping[str, Share]], rows: _Weights) -> pd.DataFrame:
@@ -170,11 +172,11 @@ def _cells(shares: Mapping[str, Mapping[str, Share]], rows: _Weights) -> pd.Data
 
     def cell(figure: str, weights: Mapping[str, float]) -> str:
         parts = [(values[:, None], noise[:, None]) for values, noise in (shares[name][figure] for name in weights)]
-        of = estimate(parts, list(weights.values()))
-        return _cell(of.value, (of.low, of.high))
+        interval = estimate(parts, list(weights.values()))
+        return _cell(interval.value, (interval.low, interval.high))
 
     figures = next(iter(shares.values()))
-    return pd.DataFrame({figure: {row: cell(figure, of) for row, of in rows.items()} for figure in figures})
+    return pd.DataFrame({figure: {row: cell(figure, part) for row, part in rows.items()} for figure in figures})
 
 
 def _lengths(parts: _Parts, wanted: bool | None) -> list[str]:
@@ -182,8 +184,8 @@ def _lengths(parts: _Parts, wanted: bool | None) -> list[str]:
     totals = []
     for samples in parts.values():
         right = by_problem(samples, "correct")
-        known = by_problem(samples, "status") != UNSCORED
-        chosen = np.full_like(right, True) if wanted is None else (right == wanted) & known
+        has_verdict = by_problem(samples, "status") != UNSCORED
+        chosen = np.full_like(right, True) if wanted is None else (right == wanted) & has_verdict
         totals.append(((by_problem(samples, "num_tokens") * chosen).sum(1), chosen.sum(1)))
     cells = [_mean_length([total]) for total in totals]
     if len(parts) > 1:

@@ -36,8 +36,8 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     """The tensor without a graph; one that FSDP2 has sharded is gathered from all ranks, which is a collective."""
     from torch.distributed.tensor import DTensor
 
-    found = tensor.detach()
-    return found.full_tensor() if isinstance(found, DTensor) else found
+    data = tensor.detach()
+    return data.full_tensor() if isinstance(data, DTensor) else data
 
 
 def pad_to_longest_rank(parts: Sequence[T], filler: T, device: torch.device) -> list[T]:

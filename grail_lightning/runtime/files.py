@@ -66,10 +66,10 @@ def held(folder: Path, user: str = "fit") -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        given = "`trainer.logger.init_args.name`, or `trainer.default_root_dir` without a logger"
+        options = "`trainer.logger.init_args.name`, or `trainer.default_root_dir` without a logger"
         raise ValueError(
             f"A run must have its folder to itself, but {folder} is in use by another {user} ({file.read_text()}). "
-            f"Wait for it or stop it{'' if user == 'sweep' else f', or give this run another folder: {given}'}."
+            f"Wait for it or stop it{'' if user == 'sweep' else f', or give this run another folder: {options}'}."
         ) from None
     try:
         file.write_text(f"process {os.getpid()} on {socket.gethostname()}")

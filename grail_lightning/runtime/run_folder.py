@@ -132,12 +132,12 @@ def mark_if_new(folder: Path) -> None:
 def check_last_found(trainer: Trainer) -> None:
     """Refuse a `ckpt_path="last"` that found no checkpoint: Lightning warns, and trains anew."""
     # Lightning keeps only what it has found. What was asked for is an argument of the method that is running.
-    asked, frame = [], inspect.currentframe()
+    paths, frame = [], inspect.currentframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == Trainer.__module__ and "ckpt_path" in frame.f_locals:
-            asked.append(frame.f_locals["ckpt_path"])
+            paths.append(frame.f_locals["ckpt_path"])
         frame = frame.f_back
-    if asked and asked[0] is None and asked[-1] == "last":
+    if paths and paths[0] is None and paths[-1] == "last":
         raise ValueError(
             '`ckpt_path="last"` must find a checkpoint, but no callback of the trainer has one in its folder, and '
             f"that of the run is {RunFolder(trainer).path}. Give the file, or a logger with the `version` of the "

@@ -59,8 +59,8 @@ def compute_advantages(
     """The batch with its rollouts' advantages ``[B]`` float32 by the estimator; 0 for rows without a reward."""
     _check_rewards(batch, context.step)
     mask = loss_mask(batch, objective)
-    given = AdvantageContext(policy=policy, credit=context, mask=mask, row_scale=objective.row_scale(mask))
-    advantages = estimator(batch, group_size, given)
+    advantage_context = AdvantageContext(policy=policy, credit=context, mask=mask, row_scale=objective.row_scale(mask))
+    advantages = estimator(batch, group_size, advantage_context)
     _check_advantages(estimator, advantages, batch)
     return batch.with_advantages(advantages.float())
 

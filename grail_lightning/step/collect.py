@@ -49,10 +49,10 @@ def check_engine(
 ) -> None:
     """Check that the engine can sample while the policy trains, if that is asked for; and, from Python, the types."""
     given_parts: list[tuple[str, object, type]] = [("credit", credit, TokenCredit), ("engine", engine, RolloutEngine)]
-    for name, given, kind in [*given_parts, ("advantage", advantage, AdvantageEstimator)]:
-        if not isinstance(given, kind):
+    for name, part, kind in [*given_parts, ("advantage", advantage, AdvantageEstimator)]:
+        if not isinstance(part, kind):
             raise ValueError(
-                f"`{name}` must be an object, an instance of `{kind.__name__}`, but got {given!r:.80}. Call the class, "
+                f"`{name}` must be an object, an instance of `{kind.__name__}`, but got {part!r:.80}. Call the class, "
                 "such as `credit=GRAIL()`."
             )
     if execution.sample_ahead and any(kind.uses_engine for kind in listed([credit, advantage])):
@@ -119,20 +119,20 @@ def refill(
     Source: DAPO, arXiv 2503.14476, section 3.2.
     """
     groups = float(len(dead_groups(batch)))
-    drawn, right, made = groups, float(batch.correct.sum()), 0
-    while made < rounds:
+    drawn, right, num_rounds = groups, float(batch.correct.sum()), 0
+    while num_rounds < rounds:
         dead = dead_groups(batch)
         if not (most := int(all_reduce(dead.sum().to(batch.input_ids.device), "max"))):
             break
-        made += 1
-        fresh = sample(loader.take(most * world_size()), made)
+        num_rounds += 1
+        fresh = sample(loader.take(most * world_size()), num_rounds)
         dead_fresh = dead_groups(fresh)
         drawn, right = drawn + len(dead_fresh), right + float(fresh.correct.sum())
         batch = _replace(batch, fresh, dead, dead_fresh)
     total = sum_by_name({"drawn": drawn, "right": right, "kept": groups})
     size = len(batch) / max(groups, 1)
     return batch, {
-        "refill/rounds": float(made),
+        "refill/rounds": float(num_rounds),
         "refill/drawn_groups": total["drawn"],
         "refill/dropped_groups": total["drawn"] - total["kept"],
         "refill/accuracy_drawn": total["right"] / max(total["drawn"] * size, 1),
@@ -305,12 +305,12 @@ def _restore(state: dict[str, Any], prompts: list[Prompt], sampler: Sampler) -> 
     ranks: list[dict[str, Any]] = state.get("ranks", [])  # Earlier versions kept the rollouts in another form.
     if state["options"] != _options(sampler) or len(ranks) != world_size():
         return None
-    record, asked = ranks[sampler.rank], [prompt for prompt in prompts for _ in range(sampler.group_size)]
-    if record["problems"] != [problem_id(prompt) for prompt in asked]:
+    record, copies = ranks[sampler.rank], [prompt for prompt in prompts for _ in range(sampler.group_size)]
+    if record["problems"] != [problem_id(prompt) for prompt in copies]:
         return None
     episodes = None
     if "episodes" in record:
         episodes = [read_episode(text) for text in record["episodes"]]
-        asked = [replace(p, columns=p.columns | own) for p, own in zip(asked, record["columns"], strict=True)]
-    batch = SampledBatch(**record["tensors"], prompts=asked, texts=record["texts"], episodes=episodes)
+        copies = [replace(p, columns=p.columns | row) for p, row in zip(copies, record["columns"], strict=True)]
+    batch = SampledBatch(**record["tensors"], prompts=copies, texts=record["texts"], episodes=episodes)
     return _AheadBatch(batch.to(sampler.policy.device), int(state["step"]))

@@ -161,8 +161,8 @@ class _Rollout:
     def begin(self) -> None:
         assert self.task is not None
         self.environment = new_environment(self.task.environment)
-        shown = pictures_in(self.prompt.messages)
-        self.opening = call_reset(self.environment, self.prompt.columns, self.environment_seed, shown)
+        pictures = pictures_in(self.prompt.messages)
+        self.opening = call_reset(self.environment, self.prompt.columns, self.environment_seed, pictures)
         self.state = call_state(self.environment)
 
     def judge_turn(self) -> None:
@@ -239,7 +239,7 @@ def _take_turns(
 
 
 def _dialects(policy: Policy, prompts: Sequence[Prompt]) -> dict[int, Dialect]:
-    kwargs, made = policy.loading.chat_template_kwargs, {}
+    kwargs, dialects = policy.loading.chat_template_kwargs, {}
     pictures = None if policy.vision is None else policy.vision.pictures
     for task in {id(p.task): p.task for p in prompts if isinstance(p.task, EnvironmentTask)}.values():
         dialect = task.dialect(policy.tokenizer, policy.encode, kwargs, pictures)
@@ -250,14 +250,14 @@ def _dialects(policy: Policy, prompts: Sequence[Prompt]) -> dict[int, Dialect]:
                 "token of the policy, so that turns would never end. Set `eos_token` of its tokenizer to it, or choose "
                 "`task.calls: tags`."
             )
-        made[id(task)] = dialect
-    return made
+        dialects[id(task)] = dialect
+    return dialects
 
 
 def _each(rollouts: Sequence[_Rollout], method: Literal["begin", "judge_turn", "judge"]) -> None:
     """Call a method of each rollout that has an environment, side by side; an error of one ends the run."""
-    own = [(getattr(rollout, method), rollout.task.limits.method_seconds) for rollout in rollouts if rollout.task]
-    for outcome in side_by_side([function for function, _ in own], [seconds for _, seconds in own]):
+    calls = [(getattr(rollout, method), rollout.task.limits.method_seconds) for rollout in rollouts if rollout.task]
+    for outcome in side_by_side([function for function, _ in calls], [seconds for _, seconds in calls]):
         if outcome.status == "failed":
             raise outcome.value
         if outcome.status == "timeout":
@@ -274,9 +274,9 @@ _CLOSES_TOLD: set[str] = set()
 
 def _close(rollouts: Sequence[_Rollout]) -> None:
     """Close the environments that were made, each once, whatever ended the rollouts; a failure is a warning, once."""
-    made = [(r, r.task.limits.method_seconds) for r in rollouts if r.task and hasattr(r.environment, "close")]
-    outcomes = side_by_side([rollout.close for rollout, _ in made], [seconds for _, seconds in made])
-    for (rollout, seconds), outcome in zip(made, outcomes, strict=True):
+    jobs = [(r, r.task.limits.method_seconds) for r in rollouts if r.task and hasattr(r.environment, "close")]
+    outcomes = side_by_side([rollout.close for rollout, _ in jobs], [seconds for _, seconds in jobs])
+    for (rollout, seconds), outcome in zip(jobs, outcomes, strict=True):
         name = f"`{type(rollout.environment).__name__}.close`"
         late = f"{name} did not return within `limits.method_seconds`, {seconds:g} seconds"
         failure = {"failed": str(outcome.value).rstrip("."), "timeout": late}.get(outcome.status)
@@ -288,27 +288,27 @@ def _close(rollouts: Sequence[_Rollout]) -> None:
 def _reward_outside(rollouts: Sequence[_Rollout]) -> None:
     """Ask the reward functions that read the environments of their task's rollouts, before these are closed."""
     for task in {id(rollout.task): rollout.task for rollout in rollouts if rollout.task}.values():
-        own = [rollout for rollout in rollouts if rollout.task is task and not rollout.lost]
-        if not own or not task.has_trl_rewards:
+        members = [rollout for rollout in rollouts if rollout.task is task and not rollout.lost]
+        if not members or not task.has_trl_rewards:
             continue
-        columns = [{**r.prompt.columns, **({REWARD: r.reward} if task.gives_reward else {})} for r in own]
+        columns = [{**r.prompt.columns, **({REWARD: r.reward} if task.gives_reward else {})} for r in members]
         names = dict.fromkeys(name for row in columns for name in row)
         told = TRLRollouts(
-            prompts=[_messages(rollout) for rollout in own],
-            completions=[rollout.messages() for rollout in own],
-            ids=[list(rollout.ids) for rollout in own],
+            prompts=[_messages(rollout) for rollout in members],
+            completions=[rollout.messages() for rollout in members],
+            ids=[list(rollout.ids) for rollout in members],
             columns={name: [row.get(name) for row in columns] for name in names},
-            environments=[rollout.environment for rollout in own],
+            environments=[rollout.environment for rollout in members],
         )
-        for rollout, earned in zip(own, task.rewards_outside(told), strict=True):
+        for rollout, earned in zip(members, task.rewards_outside(told), strict=True):
             rollout.outside = earned
 
 
 def _answer(rollouts: Sequence[_Rollout], engine: RolloutEngine) -> None:
     """Run the calls of the newest turns, and append their results where rollouts go on."""
     asking = [(rollout, rollout.task) for rollout in rollouts if rollout.asked and rollout.task]
-    asked = [(task.tools, rollout.environment, rollout.asked) for rollout, task in asking]
-    for (rollout, _), calls in zip(asking, run_calls(asked, [task.limits for _, task in asking]), strict=True):
+    requests = [(task.tools, rollout.environment, rollout.asked) for rollout, task in asking]
+    for (rollout, _), calls in zip(asking, run_calls(requests, [task.limits for _, task in asking]), strict=True):
         rollout.calls = tuple(_shown(call, rollout.policy, engine) for call in calls)
     _each([rollout for rollout, _ in asking if not rollout.lost], "judge_turn")
     for rollout in rollouts:
@@ -368,5 +368,5 @@ def _batch(policy: Policy, rollouts: Sequence[_Rollout], group_size: int) -> Sam
 def _earned(rollout: _Rollout) -> dict[str, Any]:
     """The columns of a rollout in an environment; None where a tool hangs."""
     task = rollout.task
-    own: dict[str, Any] = {REWARD: rollout.reward} if task and task.gives_reward else {}
-    return own | ({FUNCTION_REWARDS: None} | rollout.outside if task and task.has_trl_rewards else {})
+    rewards: dict[str, Any] = {REWARD: rollout.reward} if task and task.gives_reward else {}
+    return rewards | ({FUNCTION_REWARDS: None} | rollout.outside if task and task.has_trl_rewards else {})

@@ -162,17 +162,17 @@ def add_episodes(tally: Tally, batch: GradedBatch) -> None:
     if batch.episodes is None:
         return
     played = torch.tensor(batch.in_environment, dtype=torch.bool, device=batch.response_mask.device)
-    episodes = [episode for episode, own in zip(batch.episodes, played.tolist(), strict=True) if own]
+    episodes = [episode for episode, is_played in zip(batch.episodes, played.tolist(), strict=True) if is_played]
     calls = [episode.calls for episode in episodes]
-    statuses = Counter(call.status for own in calls for call in own)
+    statuses = Counter(call.status for episode_calls in calls for call in episode_calls)
     number = len(episodes)
     scores = [turn.score for episode in episodes for turn in episode.turns if turn.score is not None]
     tally.add("episodes/turn_score", torch.tensor(scores, dtype=torch.float64))
     tally.add("episodes/turns", torch.tensor([len(episode.turns) for episode in episodes]))
-    tally.add("episodes/calls", torch.tensor([len(own) for own in calls]))
-    tasks = [prompt.task for prompt, own in zip(batch.prompts, played.tolist(), strict=True) if own]
-    of_tools = [own for own, task in zip(calls, tasks, strict=True) if task.has_tools]
-    tally.add_mean("episodes/no_call", Mean(float(sum(not own for own in of_tools)), len(of_tools)))
+    tally.add("episodes/calls", torch.tensor([len(episode_calls) for episode_calls in calls]))
+    tasks = [prompt.task for prompt, is_played in zip(batch.prompts, played.tolist(), strict=True) if is_played]
+    of_tools = [episode_calls for episode_calls, task in zip(calls, tasks, strict=True) if task.has_tools]
+    tally.add_mean("episodes/no_call", Mean(float(sum(not episode_calls for episode_calls in of_tools)), len(of_tools)))
     for status in ("invalid", "failed", "timeout"):
         tally.add_mean(f"episodes/{status}_calls", Mean(float(statuses[status]), sum(statuses.values())))
     ends = Counter(episode.end for episode in episodes)

@@ -82,9 +82,9 @@ def micro_batch_loss(
     sums = dict(_sums(inputs, objective))
     if inputs.ref_logprobs is not None:
         # Corrected by the token's own ratio, also if the surrogate uses the ratio of the sequence.
-        own = importance_ratio(logprobs, old, mask, "token") if objective.kl_corrected else None
+        token_ratio = importance_ratio(logprobs, old, mask, "token") if objective.kl_corrected else None
         losses = losses + objective.kl_coefficient * kl_estimate(
-            logprobs, inputs.ref_logprobs, objective.kl_estimator, ratio=own
+            logprobs, inputs.ref_logprobs, objective.kl_estimator, ratio=token_ratio
         )
         sums["kl"] = masked_sum(kl_estimate(logprobs.detach(), inputs.ref_logprobs, objective.kl_estimator), mask)
     if inputs.companion is not None:

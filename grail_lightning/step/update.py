@@ -41,13 +41,13 @@ def deal_rows(batch: GradedBatch, execution: Execution, generator: torch.Generat
     numbers of rows may then differ. Rows without a reward are not dealt.
     """
     if execution.split_groups:
-        own, units = batch.row.cpu(), all_gather_rows(batch.row[batch.scored]).cpu().sort().values
+        keys, units = batch.row.cpu(), all_gather_rows(batch.row[batch.scored]).cpu().sort().values
     else:
-        own, units = batch.group.cpu(), torch.unique(batch.group[batch.scored].cpu())
+        keys, units = batch.group.cpu(), torch.unique(batch.group[batch.scored].cpu())
     if execution.mini_batches > 1:
         units = units[torch.randperm(len(units), generator=generator)]
     # `tensor_split` accepts any number of parts; `chunk` may return fewer.
-    return [torch.isin(own, part).nonzero().flatten() for part in torch.tensor_split(units, execution.mini_batches)]
+    return [torch.isin(keys, part).nonzero().flatten() for part in torch.tensor_split(units, execution.mini_batches)]
 
 
 class _OldLogprobs:
@@ -87,9 +87,9 @@ class _OldLogprobs:
             self._known[micro.rows] = True
 
     def _are_known(self, micro: MicroBatch) -> bool:
-        known = self._known[micro.rows]
-        assert known.all() or not known.any(), "a micro-batch falls under one rule"
-        return bool(known.all())
+        flags = self._known[micro.rows]
+        assert flags.all() or not flags.any(), "a micro-batch falls under one rule"
+        return bool(flags.all())
 
 
 def _of_compared_rows(weights: TokenWeights, batch: GradedBatch) -> TokenWeights:

@@ -127,10 +127,10 @@ class AnswerTask(Task):
         columns: dict[str, Sequence[Any]] = {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
         outside = self.trl_values(texts, prompts, columns, ids)
         # None also for a last turn that calls a tool, whose verdict is "missing" whatever its text says.
-        found = zip(map(self.answer, texts), verdicts, strict=True)
-        answers = [None if answer and verdict.status == "missing" else answer for answer, verdict in found]
-        said = zip(answers, texts, strict=True)
-        ends = [a is not None and ends_with_answer(text, self.answer_spans(text)) for a, text in said]
+        pairs = zip(map(self.answer, texts), verdicts, strict=True)
+        answers = [None if answer and verdict.status == "missing" else answer for answer, verdict in pairs]
+        answers_and_texts = zip(answers, texts, strict=True)
+        ends = [a is not None and ends_with_answer(text, self.answer_spans(text)) for a, text in answers_and_texts]
         columns |= {
             "correct": [verdict.correct for verdict in verdicts],
             "status": [verdict.status for verdict in verdicts],
@@ -140,8 +140,8 @@ class AnswerTask(Task):
         if lengths is not None:
             columns["lengths"] = lengths
         references = [prompt.reference for prompt in prompts]
-        own = [reward for reward in self.rewards if not reward.is_trl]
-        started = {reward.name: reward.start(texts, references, columns) for reward in own}
+        plain_rewards = [reward for reward in self.rewards if not reward.is_trl]
+        started = {reward.name: reward.start(texts, references, columns) for reward in plain_rewards}
         values = {name: finish() for name, finish in (started | outside).items()}
         return {reward.name: values[reward.name] for reward in self.rewards}
 
@@ -154,9 +154,9 @@ class AnswerTask(Task):
     ) -> dict[str, Callable[[], Values]]:
         """The calls of the rewards in TRL's form, by name, which give their values when they are asked."""
         chats = [isinstance(prompt.messages, list) for prompt in prompts]
-        said = [[{"role": "assistant", "content": t}] if chat else t for t, chat in zip(texts, chats, strict=True)]
-        asked = [prompt.messages for prompt in prompts]
-        rollouts = TRLRollouts(asked, said, ids, columns)
+        turns = [[{"role": "assistant", "content": t}] if chat else t for t, chat in zip(texts, chats, strict=True)]
+        prompt_messages = [prompt.messages for prompt in prompts]
+        rollouts = TRLRollouts(prompt_messages, turns, ids, columns)
         return {reward.name: reward.start_trl(rollouts) for reward in self.rewards if reward.is_trl}
 
 
@@ -255,9 +255,9 @@ def read_conversation(given: Sequence[Any]) -> Messages:
     for message in given:
         if not is_message(message):
             raise ValueError(f"{wanted} but got {str(message)[:200]}.")
-        own = {name: value for name, value in message.items() if value is not None}
-        parts = own["content"]
-        messages.append(own | {"content": [dict(part) for part in parts] if isinstance(parts, list) else parts})
+        fields = {name: value for name, value in message.items() if value is not None}
+        parts = fields["content"]
+        messages.append(fields | {"content": [dict(part) for part in parts] if isinstance(parts, list) else parts})
     if not messages or messages[-1]["role"] != "user":
         raise ValueError(f"{wanted} but got {str(messages[-1] if messages else [])[:200]} at its end.")
     return messages

@@ -197,7 +197,7 @@ def worked_lines(
 
 def equation(signs: str) -> re.Pattern[str]:
     """The pattern of a line with one equation ``a+b=c`` among words and blanks: groups a, term (sign and b), c."""
-    sign = "".join(re.escape(one) for one in signs)
+    sign = "".join(re.escape(character) for character in signs)
     words = rf"[^0-9=+\-{sign}]*"
     return re.compile(
         rf"{words}(?P<a>{_NUMBER}) ?(?P<term>(?P<sign>[{sign}]) ?(?P<b>[0-9]{{1,9}})) ?= ?(?P<c>{_NUMBER}){words}"

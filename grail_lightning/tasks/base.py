@@ -53,9 +53,9 @@ class TokenText(str):
 
     def __new__(cls, text: str, ids: Sequence[int]) -> Self:
         """The text, for people, with its token ids."""
-        made = super().__new__(cls, text)
-        made.ids = tuple(ids)
-        return made
+        instance = super().__new__(cls, text)
+        instance.ids = tuple(ids)
+        return instance
 
 
 def is_message(message: object) -> bool:

@@ -89,8 +89,8 @@ class ChartSpace:
     asks: Sequence[Asks] = ("largest", "difference", "count", "trend")
 
     def __post_init__(self) -> None:
-        asked = set(self.asks)
-        if not 3 <= self.min_elements <= self.max_elements <= 5 or not asked or asked - set(_QUESTIONS):
+        questions = set(self.asks)
+        if not 3 <= self.min_elements <= self.max_elements <= 5 or not questions or questions - set(_QUESTIONS):
             raise ValueError(
                 "`problems` must have 3 <= min_elements <= max_elements <= 5 and `asks` from "
                 f"{', '.join(_QUESTIONS)}, but got {self.min_elements}, {self.max_elements} and {list(self.asks)}."
@@ -162,11 +162,11 @@ def chart_demonstration(
     follow from the drawings; `misconception` is the one that the solution follows the misconception of its kind of
     question (`Chart.steps`).
     """
-    asked = problem
+    variant = problem
     if problem.asks == "count" and rng.random() < slip:  # It counts from a wrong level.
-        asked = replace(problem, about=(str(int(problem.about[0]) + rng.choice((-1, 1))),))
-    drawings = asked.chart.steps(asked.asks, asked.about, mistaken=rng.random() < misconception)
-    drawings = [_slipped(asked.chart, one, rng) if rng.random() < slip else one for one in drawings]
+        variant = replace(problem, about=(str(int(problem.about[0]) + rng.choice((-1, 1))),))
+    drawings = variant.chart.steps(variant.asks, variant.about, mistaken=rng.random() < misconception)
+    drawings = [_slipped(variant.chart, step, rng) if rng.random() < slip else step for step in drawings]
     environment, turns = Charts(), []
     environment.reset(**problem.row())
     for tool, places in drawings:

@@ -93,12 +93,12 @@ class CodeTask(MathTask):
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The prompt of a row, whose reference is the reference program."""
         text, tests, reference = read_problem(row)
-        shown = "\n".join(tests.assertions[: self.shown_tests])
+        listing = "\n".join(tests.assertions[: self.shown_tests])
         name = re.escape(tests.entry)  # Many a name, such as `count`, is also an English word.
-        if shown and not re.search(rf"\b{name}\(|`{name}`", text):
-            text += f"\n\nThe program has to pass these tests:\n{shown}"
-        made = super().prompt({"problem": text, "answer": ""})
-        return replace(made, reference=reference, columns=dict(row))
+        if listing and not re.search(rf"\b{name}\(|`{name}`", text):
+            text += f"\n\nThe program has to pass these tests:\n{listing}"
+        prompt = super().prompt({"problem": text, "answer": ""})
+        return replace(prompt, reference=reference, columns=dict(row))
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> str:
         """See `Task`: every row is read, and references are run, at most those of `_CHECKED` random rows."""
@@ -111,13 +111,13 @@ class CodeTask(MathTask):
             return ""
         job, its = failed[0]
         why = f"{its.status}: {its.message}".rstrip(": ")
-        said = (
+        message = (
             f"Of {len(jobs)} reference programs that were run, {len(failed)} do not pass the tests of their own rows, "
             f"the first that of `{job.tests.entry}` ({why})."
         )
         if len(failed) == len(jobs):
-            raise ValueError(f"{said} Correct the rows, or `limits`.")
-        return said
+            raise ValueError(f"{message} Correct the rows, or `limits`.")
+        return message
 
     def program(self, text: str) -> tuple[str, int] | None:
         """The program of a response whose statements can be labelled, and the offset of its first character.
@@ -154,12 +154,12 @@ class CodeTask(MathTask):
 
     def verdicts(self, texts: Sequence[str], prompts: Sequence[Prompt]) -> list[Verdict]:
         """The verdicts of the programs, all of which are run at once."""
-        asked = [(self.answer(text), prompt) for text, prompt in zip(texts, prompts, strict=True)]
-        jobs = [Job(program, self.problem(prompt).tests) for program, prompt in asked if program is not None]
+        submissions = [(self.answer(text), prompt) for text, prompt in zip(texts, prompts, strict=True)]
+        jobs = [Job(program, self.problem(prompt).tests) for program, prompt in submissions if program is not None]
         outcomes = iter(self.executor.run_many(jobs))
         return [
             Verdict.missing(p.reference) if program is None else _verdict(next(outcomes), program, p.reference)
-            for program, p in asked
+            for program, p in submissions
         ]
 
     def reward_values(
@@ -185,9 +185,9 @@ class CodeTask(MathTask):
         both differ in too many lines (`alignment.MOST_EDITS`).
         """
         _, tests, right = self.problem(prompt)
-        if (found := self.program(text)) is None or not right:
+        if (extract := self.program(text)) is None or not right:
             return None
-        program, offset = found
+        program, offset = extract
         lines, reference = program_lines(program), program_lines(right)
         if (flaws := self._flaws(program, lines, reference, tests)) is None:
             return None

@@ -129,16 +129,16 @@ def _human_eval(row: Mapping[str, Any]) -> CodeProblem:
         )
     assertions: tuple[str, ...] = (f"check({entry})",)
     # A call of `check`, in a file that can be run by itself, is the test.
-    own = [node for node in tree.body if not (isinstance(node, ast.Expr) and _reads(node, "check"))]
+    nodes = [node for node in tree.body if not (isinstance(node, ast.Expr) and _reads(node, "check"))]
     if all(isinstance(node, ast.Assert) for node in check.body):
         for node in ast.walk(check):
             if isinstance(node, ast.Name) and node.id == check.args.args[0].arg:
                 node.id = entry
         calling = [node for node in check.body if _reads(node, entry)]
         if calling:
-            assertions, own = tuple(map(ast.unparse, calling)), [node for node in own if node is not check]
+            assertions, nodes = tuple(map(ast.unparse, calling)), [node for node in nodes if node is not check]
     helpers = [node for node in _parsed(text, "prompt").body if getattr(node, "name", "") != entry]
-    preamble = "\n".join(map(ast.unparse, [*helpers, *own]))  # Some tests call what the prompt defines.
+    preamble = "\n".join(map(ast.unparse, [*helpers, *nodes]))  # Some tests call what the prompt defines.
     return CodeProblem(text, Tests(entry, (), assertions, preamble), text + solution if solution else "")
 
 
@@ -157,8 +157,8 @@ def _asserted(tests: Sequence[Any], reference: str, preamble: str, entry: str = 
         called = [*(call.func for call in calls), *(handed for call in calls for handed in call.args)]  # check(f, 1)
         names = [name.id for name in called if isinstance(name, ast.Name)]
         taken = {*vars(builtins), *bound_names(setup)}
-        own = [name for name in names if name not in taken]
-        entry = next((name for name in names if name in defined), own[0] if own else "")
+        free_names = [name for name in names if name not in taken]
+        entry = next((name for name in names if name in defined), free_names[0] if free_names else "")
     idle = next((test for test, tree in zip(tests, trees, strict=True) if not _reads(tree, entry, *helpers)), None)
     if idle is not None:
         raise ValueError(f"Each test must call the same function ({entry or 'none was found'}), but got {idle!r:.80}.")

@@ -109,8 +109,8 @@ class EnvironmentTask(MathTask):
         self.tools = ToolSet(self.environment_class, functions, results, may_be_empty=environment is None)
         self.has_tools = bool(self.tools.by_name)
         self.gives_reward, self.solved_at = hasattr(self.environment_class, "get_reward"), solved_at
-        own = [RewardSpec(function="environment")] if self.gives_reward else None
-        super().__init__(instruction, system_prompt, own if rewards is None else rewards, answer, compare)
+        default_rewards = [RewardSpec(function="environment")] if self.gives_reward else None
+        super().__init__(instruction, system_prompt, default_rewards if rewards is None else rewards, answer, compare)
         self._judges = self.gives_reward or self.has_trl_rewards
         if environment is None and not tools and not self.has_trl_rewards:
             raise ValueError(
@@ -131,7 +131,7 @@ class EnvironmentTask(MathTask):
         """How calls are written with a tokenizer; see `find_dialect`."""
         named = self.tool_instruction
         limits = CallLimits(self.limits.max_calls, self.limits.call_characters)
-        made = find_dialect(tokenizer, self.tools.schemas, self.calls, encode, kwargs, pictures, named, limits)
+        dialect = find_dialect(tokenizer, self.tools.schemas, self.calls, encode, kwargs, pictures, named, limits)
         if self.tools.show_pictures:
             if pictures is None:
                 raise ValueError(
@@ -140,8 +140,8 @@ class EnvironmentTask(MathTask):
                 )
             from PIL import Image
 
-            made.between([[Picture(Image.new("RGB", (64, 64)))]])  # A template that does not show it is refused.
-        return made
+            dialect.between([[Picture(Image.new("RGB", (64, 64)))]])  # A template that does not show it is refused.
+        return dialect
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> str:
         """A remark where the sum of several rewards is compared with a `solved_at` that a solution may not reach."""
@@ -165,7 +165,7 @@ class EnvironmentTask(MathTask):
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
         """The prompt of a row; `problem` and `answer` may be missing where the environment has a reward."""
         check_columns(self.environment_class, row)
-        known = {name: "" if value is None else value for name, value in row.items()}
+        cells = {name: "" if value is None else value for name, value in row.items()}
         text = "prompt" if "prompt" in row and "problem" not in row else "problem"
         missing = {text: "", "answer": ""} if self._judges else {}
         if "answer" not in row and not self._judges:
@@ -174,9 +174,9 @@ class EnvironmentTask(MathTask):
                 f"the dataset; or write a method `get_reward` of `{self.environment_class.__name__}`, or give "
                 "`rewards` in TRL's form, which read the environment: then no row needs an answer."
             )
-        made = super().prompt(missing | known)
-        told = {"problem": made.columns["problem"]} if isinstance(row.get("problem"), list) else {}
-        return replace(made, columns=dict(row) | told)
+        prompt = super().prompt(missing | cells)
+        told = {"problem": prompt.columns["problem"]} if isinstance(row.get("problem"), list) else {}
+        return replace(prompt, columns=dict(row) | told)
 
     def trl_values(
         self,
@@ -186,14 +186,14 @@ class EnvironmentTask(MathTask):
         ids: Sequence[Sequence[int]] | None = None,
     ) -> dict[str, Callable[[], Values]]:
         """What was kept of each rollout: the functions are called by `rewards_outside`, when environments are there."""
-        kept, shares = (
+        row_rewards, shares = (
             [prompt.columns.get(column) or {} for prompt in prompts] for column in (FUNCTION_REWARDS, FUNCTION_SHARES)
         )
 
         def values(name: str) -> RewardValues:
-            made = RewardValues([own.get(name) for own in kept])
-            made.shares = _means([own[name] for own in shares if name in own])
-            return made
+            result = RewardValues([row.get(name) for row in row_rewards])
+            result.shares = _means([row[name] for row in shares if name in row])
+            return result
 
         return {reward.name: partial(values, reward.name) for reward in self.rewards if reward.is_trl}
 
@@ -206,14 +206,14 @@ class EnvironmentTask(MathTask):
         ids: Sequence[Sequence[int]] | None = None,
     ) -> dict[str, Values]:
         """See `AnswerTask`. A response that was given was played in no environment, whose reward is then None."""
-        known = [replace(p, columns={REWARD: None, **p.columns}) if self.gives_reward else p for p in prompts]
-        return super().reward_values(texts, known, verdicts, lengths, ids)
+        row_prompts = [replace(p, columns={REWARD: None, **p.columns}) if self.gives_reward else p for p in prompts]
+        return super().reward_values(texts, row_prompts, verdicts, lengths, ids)
 
     def rewards_outside(self, rollouts: TRLRollouts) -> list[dict[str, Any]]:
         """The columns that each rollout gets of the rewards in TRL's form, which read the environments' states."""
         started = {reward.name: reward.start_trl(rollouts) for reward in self.rewards if reward.is_trl}
         values = {name: finish() for name, finish in started.items()}
-        shares = {name: dict(of.shares) for name, of in values.items() if isinstance(of, RewardValues) and of.shares}
+        shares = {name: dict(v.shares) for name, v in values.items() if isinstance(v, RewardValues) and v.shares}
         told = {FUNCTION_SHARES: shares} if shares else {}
         return [
             {FUNCTION_REWARDS: dict(zip(values, r, strict=True))} | told for r in zip(*values.values(), strict=True)
@@ -231,15 +231,15 @@ class EnvironmentTask(MathTask):
         prediction = "" if reward is None else str(reward)
         return Verdict(correct=solved, status=status, layer="none", gold="", prediction=prediction)
 
-    def _sum(self, kept: Mapping[str, float | None]) -> float | None:
+    def _sum(self, values: Mapping[str, float | None]) -> float | None:
         """The weighted sum of the values of the rewards in TRL's form; None if they score nothing."""
         outside = [reward for reward in self.rewards if reward.is_trl]
-        return weighted_sums(outside, {reward.name: [kept.get(reward.name)] for reward in outside})[0]
+        return weighted_sums(outside, {reward.name: [values.get(reward.name)] for reward in outside})[0]
 
 
 def _means(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each share over the rollouts, which may be those of several calls."""
-    return {what: math.fsum(own[what] for own in shares) / len(shares) for what in (shares[0] if shares else ())}
+    return {what: math.fsum(row[what] for row in shares) / len(shares) for what in (shares[0] if shares else ())}
 
 
 class _Stateless:
@@ -251,5 +251,5 @@ class _Stateless:
 
 def _class_of(environment: Callable[[], Any]) -> type:
     """The class of what a factory makes, of which one is made to see."""
-    with trial_environment(environment) as made:
-        return type(made)
+    with trial_environment(environment) as instance:
+        return type(instance)

@@ -212,8 +212,8 @@ def _loop(rng: random.Random, kind: str, operand: str, behind: list[str]) -> tup
     if kind != "count" and rng.random() < 0.6:
         before, after, value, other = rng.choice(_CHANGES)
     for depth, text, tempting in updates:
-        known = other or "{1}" not in tempting
-        lines.append(Line(2 + bool(words) + depth, text.format(value), tempting.format(value, other) if known else ""))
+        valid = other or "{1}" not in tempting
+        lines.append(Line(2 + bool(words) + depth, text.format(value), tempting.format(value, other) if valid else ""))
     if kind == "sum" and words and value == "x" and rng.random() < 0.5:
         behind.append("Subtract the others.")
         lines += [Line(2, "else:"), Line(3, "total -= x")]

@@ -43,16 +43,16 @@ def import_function(path: str | F, built_in: Mapping[str, F], option: str, examp
     if not module:
         raise ValueError(f"{expected}, but got {path!r}.{did_you_mean(path, built_in)}")
     try:
-        found = importlib.import_module(module)
+        namespace = importlib.import_module(module)
     except ImportError as error:
         # What is missing may also be a module that the user's imports: it is named, and is no matter of the path.
         lost = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
         hint = " Is its folder on PYTHONPATH?" if lost else ""
         raise ValueError(f"{expected}, but got {path!r} ({error}).{hint}") from error
-    if not hasattr(found, name):
-        hint = did_you_mean(name, vars(found)) or " Correct the name, or define it there."
+    if not hasattr(namespace, name):
+        hint = did_you_mean(name, vars(namespace)) or " Correct the name, or define it there."
         raise ValueError(f"{expected}, but got {path!r} ({module} has no {name!r}).{hint}")
-    function: F = getattr(found, name)
+    function: F = getattr(namespace, name)
     if not callable(function):
         raise ValueError(f"{expected}, but {path!r} is {function!r}, which cannot be called.")
     return function

@@ -151,17 +151,17 @@ class Reward:
 
     def __init__(self, spec: RewardSpec | Callable[..., Any]) -> None:
         spec = RewardSpec(function=spec) if callable(spec) else spec
-        given: object = spec  # The constructor of a task of the user's may lack a type, without which it gets a dict.
-        if not isinstance(given, RewardSpec):
+        value: object = spec  # The constructor of a task of the user's may lack a type, without which it gets a dict.
+        if not isinstance(value, RewardSpec):
             raise ValueError(
-                f"`rewards` must be a list of `RewardSpec`, but got {str(given)[:80]}. If your task passes them on, "
+                f"`rewards` must be a list of `RewardSpec`, but got {str(value)[:80]}. If your task passes them on, "
                 "write their type: `rewards: list[RewardSpec] | None = None`, of grail_lightning.tasks.rewards."
             )
-        own = spec.function if isinstance(spec.function, str) else _name(spec.function)
-        known = isinstance(spec.function, str) or _BUILT_IN.get(own) is spec.function
+        function_name = spec.function if isinstance(spec.function, str) else _name(spec.function)
+        is_named = isinstance(spec.function, str) or _BUILT_IN.get(function_name) is spec.function
         self.spec, self._warned = spec, False
-        self.path, self.weight = own if known else f"{own} {GIVEN}", spec.weight
-        self.name = spec.name or own.rpartition(".")[2]
+        self.path, self.weight = function_name if is_named else f"{function_name} {GIVEN}", spec.weight
+        self.name = spec.name or function_name.rpartition(".")[2]
         self.arguments = dict(spec.arguments or {})
         if not math.isfinite(self.weight):
             raise ValueError(f"`weight` of the reward `{self.path}` must be a finite number, but got {self.weight}.")
@@ -209,12 +209,12 @@ class Reward:
 
     def check_columns(self, columns: Collection[str]) -> None:
         """Check that the data has the columns without which the function cannot be called."""
-        given = [name for name in _TRL if name != "environments"] if self.is_trl else _GRADED
-        if missing := sorted(self._required - {*columns, *given, *self.arguments}):
-            known = ", ".join(sorted({*columns} - {*given}))
+        inputs = [name for name in _TRL if name != "environments"] if self.is_trl else _GRADED
+        if missing := sorted(self._required - {*columns, *inputs, *self.arguments}):
+            data = ", ".join(sorted({*columns} - {*inputs}))
             only = f" ({', '.join(_FROM_TRAINER)} are those of TRL's trainer.)" if {*_FROM_TRAINER} & {*missing} else ""
             raise ValueError(
-                f"The reward `{self.path}` must take columns of the data, {known}, or {', '.join(given)}, but asks for "
+                f"The reward `{self.path}` must take columns of the data, {data}, or {', '.join(inputs)}, but asks for "
                 f"{missing}. Correct their names, set them in `arguments`, or give them defaults.{only}"
             )
 
@@ -229,8 +229,8 @@ class Reward:
         columns = {name: cells for name, cells in rollouts.columns.items() if name not in ("prompt", "completion")}
         told = {"prompts": rollouts.prompts, "completions": rollouts.completions}
         told |= {} if rollouts.ids is None else {"completion_ids": rollouts.ids}
-        own = {} if rollouts.environments is None else {"environments": list(rollouts.environments)}
-        return self._start(rollouts.completions, [], columns | told, self._taken(own))
+        environments = {} if rollouts.environments is None else {"environments": list(rollouts.environments)}
+        return self._start(rollouts.completions, [], columns | told, self._taken(environments))
 
     def _taken(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
         """Those of the columns that the function takes."""
@@ -247,8 +247,8 @@ class Reward:
 
         def call() -> Any:
             # Copies, because the cells belong to the data, which the rest of the group and later epochs read.
-            given: dict[str, Any] = {key: [copy.deepcopy(cell) for cell in column] for key, column in taken.items()}
-            return self.function(*texts, **{**given, **uncopied, **self.arguments})
+            cells: dict[str, Any] = {key: [copy.deepcopy(cell) for cell in column] for key, column in taken.items()}
+            return self.function(*texts, **{**cells, **uncopied, **self.arguments})
 
         def explain(error: BaseException) -> str:
             return (

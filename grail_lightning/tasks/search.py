@@ -147,11 +147,11 @@ def search_demonstration(
                 word, name = _wrong_query(rng, relation, entity, relations, names)
             result = environment.search(f"{word} {name}")
             turns.append((f"<search>{word} {name}</search>", f"\n<result>{result}</result>\n"))
-            found = [fact_graph(problem.seed).by_document[line] for line in result.removeprefix("- ").split("\n- ")]
-            sought = next((fact for fact in found if (fact.subject, fact.relation) == (entity, relation)), None)
+            facts = [fact_graph(problem.seed).by_document[line] for line in result.removeprefix("- ").split("\n- ")]
+            sought = next((fact for fact in facts if (fact.subject, fact.relation) == (entity, relation)), None)
             if sought is not None or rng.random() >= again:
                 break
-        others = sorted({name for fact in found for name in (fact.subject, fact.object)} - {entity})
+        others = sorted({name for fact in facts for name in (fact.subject, fact.object)} - {entity})
         if sought is None or (len(others) > 1 and rng.random() < reading):
             entity = rng.choice([name for name in others if sought is None or name != sought.object])
         else:
@@ -206,9 +206,9 @@ class FactbookSpace:
     def sample(self, num_problems: int, split: ProblemSplit, seed: int = 0) -> list[dict[str, Any]]:
         """Different questions of one split as rows of `problem`, `answer`, `solution`, `hops` and `path`."""
         facts, describing = _facts(), [None, *list(_ASKED)[:4]][: 5 if self.max_hops == 2 else 1]
-        asked = [(*key, by) for key in facts for by in describing if split_of(key[1]) == split and by != key[0]]
-        split_rng(split, seed, "factbook-").shuffle(asked)
-        rows = list(islice(filter(None, (self._row(*one) for one in asked)), num_problems))
+        questions = [(*key, by) for key in facts for by in describing if split_of(key[1]) == split and by != key[0]]
+        split_rng(split, seed, "factbook-").shuffle(questions)
+        rows = list(islice(filter(None, (self._row(*question) for question in questions)), num_problems))
         if len(rows) < num_problems:
             raise ValueError(f"The {split} split has only {len(rows)} questions, not {num_problems}. Ask for fewer.")
         return rows

@@ -181,7 +181,7 @@ class WordProblemSpace:
             misleading = compared and event != _COMPARISONS[sign][0]
             suggested += _OTHER_SIGN[sign] if misleading else sign
             if compared:
-                name, other = other, rng.choice([one for one in _NAMES if one not in (*owners, other)])
+                name, other = other, rng.choice([person for person in _NAMES if person not in (*owners, other)])
             owners.append(name)
             operands.append(number)
             signs += sign
@@ -233,13 +233,13 @@ class WordProblemTask(MathTask):
 @lru_cache(maxsize=4096)
 def _chain(solution: str) -> Problem | None:
     """The chain of a worked solution: each line goes on from the result of the line before."""
-    found = [match for line in solution.split("\n") if (match := _WordChain.pattern.fullmatch(line))]
-    if not found:
+    matches = [match for line in solution.split("\n") if (match := _WordChain.pattern.fullmatch(line))]
+    if not matches:
         return None
-    operands = [int(found[0]["a"]), *(int(match["b"]) for match in found)]
-    problem = Problem(tuple(operands), "".join(match["sign"] for match in found))
-    stated = [operands[0], *(int(match["c"]) for match in found)]
-    begun = [int(match["a"]) for match in found]
+    operands = [int(matches[0]["a"]), *(int(match["b"]) for match in matches)]
+    problem = Problem(tuple(operands), "".join(match["sign"] for match in matches))
+    stated = [operands[0], *(int(match["c"]) for match in matches)]
+    begun = [int(match["a"]) for match in matches]
     return problem if list(problem.totals) == stated and begun == stated[:-1] else None
 
 

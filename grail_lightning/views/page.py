@@ -48,13 +48,13 @@ def write_page(file: str | Path, page: str | Path, max_rollouts: int = 200, titl
         One sentence that says what was written, and how to see what was left out.
     """
     rows, number = _read(Path(file), max_rollouts)
-    content, shown = _render(rows, title or str(file), number)
+    content, num_rendered = _render(rows, title or str(file), number)
     write_whole(Path(page), content)
-    said = f"Wrote a page of {shown} rollouts to {page}."
-    if shown == number:
-        return said
+    message = f"Wrote a page of {num_rendered} rollouts to {page}."
+    if num_rendered == number:
+        return message
     more = f"grail_lightning.views.write_page({str(file)!r}, 'more.html', max_rollouts={number})"
-    return f"{said} It leaves out {number - shown}: `{more}` shows more of them, up to 5 MB."
+    return f"{message} It leaves out {number - num_rendered}: `{more}` shows more of them, up to 5 MB."
 
 
 def _read(file: Path, max_rollouts: int) -> tuple[list[Row], int]:
@@ -80,8 +80,8 @@ def _read(file: Path, max_rollouts: int) -> tuple[list[Row], int]:
 def _problem(row: Row) -> tuple[str, ...]:
     """What the rollouts of a group have in common: dataset, prompt, reference, number, and the prompt's pictures."""
     dataset, prompt, reference = (str(row[name] or "") for name in ("dataset", "prompt", "reference"))
-    shown = json.loads(row["pictures"] or "[]")[: prompt.count(PLACE)]
-    return dataset, prompt, reference, str(row["group"]), *(picture["src"] for picture in shown)
+    pictures = json.loads(row["pictures"] or "[]")[: prompt.count(PLACE)]
+    return dataset, prompt, reference, str(row["group"]), *(picture["src"] for picture in pictures)
 
 
 def _credit(row: Row) -> dict[str, dict[str, Any]]:
@@ -89,7 +89,7 @@ def _credit(row: Row) -> dict[str, dict[str, Any]]:
     methods = {"": row["method"]}
     methods |= {name.removeprefix("weights"): name[8:] for name in row if name.startswith("weights.")}
     columns = ("weights", "scores", "fallback")
-    return {name: {of: row[of + suffix] for of in columns} for suffix, name in methods.items()}
+    return {name: {column: row[column + suffix] for column in columns} for suffix, name in methods.items()}
 
 
 def _render(rows: Sequence[Row], title: str, num_rows: int) -> tuple[str, int]:
@@ -100,20 +100,20 @@ def _render(rows: Sequence[Row], title: str, num_rows: int) -> tuple[str, int]:
     for row in rows:
         groups.setdefault(_problem(row), []).append(row)
     methods = list(dict.fromkeys(name for row in rows for name in _credit(row)))
-    shown: list[dict[str, Any]] = []
+    rendered_groups: list[dict[str, Any]] = []
     size = number = 0
     for members in groups.values():
         group = _group(members, methods, number)
         size += len(_json(group).encode())
-        if shown and size > _MAX_BYTES:
+        if rendered_groups and size > _MAX_BYTES:
             break
-        shown.append(group)
+        rendered_groups.append(group)
         number += len(members)
     program = "".join(map(_template_file, ("draw.js", "use.js")))
     content = rendered(
         "page",
         title=title,
-        data={"methods": methods, "groups": shown, "largest": LARGEST, "left_out": num_rows - number},
+        data={"methods": methods, "groups": rendered_groups, "largest": LARGEST, "left_out": num_rows - number},
         program=Markup(program),  # noqa: S704  (our own file)
         program_hash=_policy_hash(program),
     )
@@ -151,13 +151,15 @@ def _group(rows: Sequence[Row], methods: Sequence[str], first: int) -> dict[str,
 
 def _pictures(row: Row, sources: dict[str, int]) -> list[dict[str, Any]]:
     """The pictures of a rollout by the numbers of their `sources`, with saliency in thousandths of the largest one."""
-    found: list[dict[str, Any]] = json.loads(row["pictures"] or "[]")
-    largest = max((score for one in found for score in one["scores"] or [] if math.isfinite(score)), default=0.0)
-    for one in found:
-        shares = [score / largest if largest and math.isfinite(score) else 0.0 for score in one.pop("scores") or []]
-        one |= {"source": sources.setdefault(one.pop("src"), len(sources)), "layers": _short(one["layers"])}
-        one["shares"] = [round(1000 * share) for share in shares]
-    return found
+    pictures: list[dict[str, Any]] = json.loads(row["pictures"] or "[]")
+    largest = max(
+        (score for picture in pictures for score in picture["scores"] or [] if math.isfinite(score)), default=0.0
+    )
+    for picture in pictures:
+        shares = [score / largest if largest and math.isfinite(score) else 0.0 for score in picture.pop("scores") or []]
+        picture |= {"source": sources.setdefault(picture.pop("src"), len(sources)), "layers": _short(picture["layers"])}
+        picture["shares"] = [round(1000 * share) for share in shares]
+    return pictures
 
 
 def _turns(row: Row) -> dict[str, Any]:
@@ -180,7 +182,7 @@ def _with_turns(credit: dict[str, Any] | None, row: Row) -> dict[str, Any] | Non
     for turn, weight in zip(row["turns"], credit["weights"], strict=True):
         tokens[turn].append(row["advantage"] * (weight or 0.0))
     turns = [tokens[turn] for turn in range(max(tokens, default=-1) + 1)]
-    return credit | {"turns": [[sum(own), sum(own) / max(1, len(own))] for own in turns]}
+    return credit | {"turns": [[sum(weights), sum(weights) / max(1, len(weights))] for weights in turns]}
 
 
 def _pieces(row: Row) -> tuple[list[str], list[int]]:
@@ -275,7 +277,7 @@ def show_credit(file: str | Path, max_rollouts: int = 3) -> Image:
         ends = [0, *accumulate(map(len, pieces))]
         steps = [Step(start=ends[first], stop=ends[last + 1], kind=kind) for first, last, kind in _token_steps(row)]
         verdict = "right" if row["correct"] else "wrong"
-        shown = [
+        panels = [
             ShownRollout(
                 title=f"{verdict}, {name}",
                 text="".join(pieces),
@@ -285,5 +287,5 @@ def show_credit(file: str | Path, max_rollouts: int = 3) -> Image:
             )
             for name, credit in _credit(row).items()
         ]
-        pictures.append(heatmap(_problem(row)[1], shown))
+        pictures.append(heatmap(_problem(row)[1], panels))
     return Image.fromarray(np.concatenate(pictures))

@@ -120,7 +120,7 @@ class ServerClient:
             try:
                 return await ask()
             except state as error:
-                if (left := end - clock()) <= 0:
+                if (seconds_left := end - clock()) <= 0:
                     raise ValueError(
                         f"{self.url} has not answered for {seconds:g} s ({error}). Start it: {self.command}; or let "
                         "the run wait for a server that is loading with `engine.wait_seconds`. Then repeat your "
@@ -128,7 +128,7 @@ class ServerClient:
                     ) from None
                 if pause == _FIRST_PAUSE:
                     LOG.warning(f"{self.url} does not answer ({error}). It is asked again for {seconds:g} s.")
-            await asyncio.sleep(min(pause, left))
+            await asyncio.sleep(min(pause, seconds_left))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def workers(
@@ -137,7 +137,7 @@ class ServerClient:
         """The state of the workers after a method of the extension, which is called once."""
         answer = await self.post("/collective_rpc", {"method": method, "args": arguments}, seconds)
         workers = answer.get("results") if isinstance(answer, dict) else None
-        if not workers or not all(isinstance(one, dict) and one.keys() >= _STATE for one in workers):
+        if not workers or not all(isinstance(worker, dict) and worker.keys() >= _STATE for worker in workers):
             raise ServerGone(f"an answer without the state of workers: {str(answer)[:120]}")
         return list(workers)
 
@@ -190,7 +190,7 @@ def _completion(answer: Any, request: Request) -> Completion:
         choice = answer["choices"][0]
         ids, reason, reported = [*map(operator.index, choice["token_ids"])], choice["finish_reason"], choice["logprobs"]
         reported = reported and reported["token_logprobs"]
-        logprobs = [math.nan if one is None else float(one) for one in reported or ()]
+        logprobs = [math.nan if logprob is None else float(logprob) for logprob in reported or ()]
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise _useless(f"it must have `token_ids`, `logprobs` and `finish_reason`; {said(error)}", answer) from None
     if reason not in ("stop", "length"):  # "abort", say, of a server that ends.

@@ -228,13 +228,13 @@ class VLLMEngine(RolloutEngine):
 
 def _completion(output: Any) -> Completion:
     ids = list(output.token_ids)
-    if (known := len(output.logprobs or ())) != len(ids):
+    if (count := len(output.logprobs or ())) != len(ids):
         raise ValueError(
-            f"vLLM must report the log-probability of each token, but gave {known} for the {len(ids)} of a response. "
+            f"vLLM must report the log-probability of each token, but gave {count} for the {len(ids)} of a response. "
             "Take what leaves them out of `engine.options`."
         )
     reported = [row.get(token) if row else None for row, token in zip(output.logprobs, ids, strict=True)]
-    logprobs = [math.nan if one is None or one.logprob is None else float(one.logprob) for one in reported]
+    logprobs = [math.nan if entry is None or entry.logprob is None else float(entry.logprob) for entry in reported]
     return Completion(ids, logprobs, str(output.finish_reason))
 
 
