@@ -41,14 +41,7 @@ from grail_lightning.runtime.collectives import all_reduce, world_size
 from grail_lightning.runtime.hooks import GuardedModule, adapt_trainer
 from grail_lightning.runtime.run_folder import check_last_found
 from grail_lightning.runtime.seeds import SeedKey, derive_seed, run_seed, seeded
-from grail_lightning.step.assign import (
-    assign_credit,
-    check_advantage,
-    compute_advantages,
-    of_whole_batch,
-    run_credit,
-    trained_rows,
-)
+from grail_lightning.step import assign
 from grail_lightning.step.collect import Ahead, check_engine, collect
 from grail_lightning.step.execution import Execution, resolve_cap
 from grail_lightning.step.figures import EvaluationPlan, StepOutput, batch_figures, tag, warn_of_limits
@@ -116,7 +109,7 @@ class GrailModule(GuardedModule):
         self.objective = checked(objective or DrGRPO())
         self.advantage = advantage or self.objective.advantage()
         check_engine(self.engine, execution, self.credit, self.advantage)
-        check_advantage(advantage, self.credit)
+        assign.check_advantage(advantage, self.credit)
         check_optimizer(optimizer, scheduler)
         check_services([self.objective, self.advantage, self.credit], source, loading)
         self.sampler_cap = resolve_cap(execution.sampler_cap, self.engine.copies_weights)
@@ -265,9 +258,9 @@ class GrailModule(GuardedModule):
         graded, drawn = collect(prompts, sampler, self.ahead, loader, execution, self.global_step, self.advantage)
         context = self.credit_context()
         with clock.phase("credit"):  # An estimator may run the policy.
-            whole = compute_advantages(graded, execution.group_size, self.advantage, objective, policy, context)
-        batch = trained_rows(whole)
-        forward, first_weights = assign_credit(
+            whole = assign.compute_advantages(graded, execution.group_size, self.advantage, objective, policy, context)
+        batch = assign.trained_rows(whole)
+        forward, first_weights = assign.assign_credit(
             self.credit, self.control, policy, batch, context, objective, clock, share_prefixes=execution.share_prefixes
         )
         dealer = 0 if execution.split_groups else self.global_rank  # With `split_groups` all ranks deal rows together.
@@ -292,7 +285,7 @@ class GrailModule(GuardedModule):
         # Progress bars show these two, and callbacks can monitor them; the others go to the loggers alone.
         bar_figures = {tag(name): figures[name] for name in ("reward", "accuracy") if name in figures}
         self.log_dict(bar_figures, prog_bar=True, logger=False, batch_size=1)
-        return {"output": StepOutput(whole, of_whole_batch(weights, whole), figures)}
+        return {"output": StepOutput(whole, assign.of_whole_batch(weights, whole), figures)}
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """End a run whose schedule has failed, now that callbacks have saved it."""
@@ -395,7 +388,7 @@ class GrailModule(GuardedModule):
         )
 
     def _weigh(self, batch: RolloutBatch) -> TokenWeights:
-        return run_credit(self.credit, self.control, self._policy, batch, self.credit_context())
+        return assign.run_credit(self.credit, self.control, self._policy, batch, self.credit_context())
 
     def _log(self, figures: dict[str, float]) -> None:
         """Log at the optimiser step; Lightning's own axis counts batches."""

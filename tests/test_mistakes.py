@@ -330,6 +330,6 @@ def test_an_error_of_ours_inside_a_run_keeps_its_traceback(monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr("grail_lightning.module.assign_credit", broken)
+    monkeypatch.setattr("grail_lightning.step.assign.assign_credit", broken)
     with pytest.raises(RuntimeError, match="a fault"):
         main(["fit", *SHORT, "--evaluation.at_start=false"])
