@@ -28,7 +28,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from grail_lightning.credit.flaws import _find_faults, _Row
+from grail_lightning.gallery.code_credit import _find_faults, _Row
 from grail_lightning.tasks import CodeTask, FunctionSpace
 from grail_lightning.tasks.functions import slips
 

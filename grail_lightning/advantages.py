@@ -18,11 +18,9 @@ from torch import Tensor
 from grail_lightning.batch import GradedBatch
 from grail_lightning.credit.base import CreditContext
 from grail_lightning.credit.service import Service
-from grail_lightning.distributed.sharding import gathered
 from grail_lightning.functional.advantages import (
     EQUAL_REWARDS,
     SCALE_EPS,
-    energy_baselines,
     group_advantages,
     leave_one_out_factor,
     reward_ranges,
@@ -125,7 +123,7 @@ class GroupMean(AdvantageEstimator):
 
     def __call__(self, batch: GradedBatch, group_size: int, context: AdvantageContext) -> Tensor:
         """See `AdvantageEstimator`."""
-        return _group_advantages(batch, group_size, self.scale, float(self.share), train_equal=self.train_equal)
+        return scaled_group_advantages(batch, group_size, self.scale, float(self.share), train_equal=self.train_equal)
 
 
 @dataclass(eq=False)
@@ -149,7 +147,7 @@ class LeaveOneOut(AdvantageEstimator):
 
     def __call__(self, batch: GradedBatch, group_size: int, context: AdvantageContext) -> Tensor:
         """See `AdvantageEstimator`."""
-        advantages = _group_advantages(batch, group_size, dtype=torch.float64)
+        advantages = scaled_group_advantages(batch, group_size, dtype=torch.float64)
         advantages = advantages * leave_one_out_factor(batch.rewards, group_size)
         return (
             advantages / (_std_over_ranks(advantages, batch) + SCALE_EPS) if self.scale == "batch" else advantages
@@ -177,7 +175,7 @@ class BatchNormalised(AdvantageEstimator):
 
     def __call__(self, batch: GradedBatch, group_size: int, context: AdvantageContext) -> Tensor:
         """See `AdvantageEstimator`."""
-        advantages = _group_advantages(batch, group_size, baseline=float(self.share), dtype=torch.float64)
+        advantages = scaled_group_advantages(batch, group_size, baseline=float(self.share), dtype=torch.float64)
         return _standardised(advantages, batch).float()
 
 
@@ -203,42 +201,7 @@ class BNPO(AdvantageEstimator):
 
     def __call__(self, batch: GradedBatch, group_size: int, context: AdvantageContext) -> Tensor:
         """See `AdvantageEstimator`."""
-        return _group_advantages(batch, group_size, "bnpo", float(self.share))
-
-
-@dataclass(eq=False)
-class EnergyBaseline(AdvantageEstimator):
-    r"""The reward less the baseline of least noise, if the gradient of a row depends on its reward alone.
-
-    The baseline weighs the rewards of the group by the mean squared norm of the gradients of the batch's rows with the
-    same reward (`energy_baselines`). It needs a further forward pass.
-
-    Args:
-        scale: The divisor; see `GroupMean`.
-
-    Source: the optimal constant baseline of Greensmith et al., JMLR 5 (2004), section 4; pooling is ours.
-    """
-
-    scale: Scale = "none"
-
-    def __post_init__(self) -> None:
-        check_options(self, "advantage", scale=Scale)
-
-    def __call__(self, batch: GradedBatch, group_size: int, context: AdvantageContext) -> Tensor:
-        """See `AdvantageEstimator`."""
-        return _group_advantages(batch, group_size, self.scale, self._baselines(batch, group_size, context))
-
-    def _baselines(self, batch: GradedBatch, group_size: int, context: AdvantageContext) -> Tensor:
-        """``[M]``: `energy_baselines`, with the energies of tokens in the loss, in groups with different rewards."""
-        from grail_lightning.credit.measure import gradient_energies
-
-        groups, mask = batch.rewards.reshape(-1, group_size), context.mask
-        mixed = (reward_ranges(groups) > EQUAL_REWARDS).repeat_interleave(group_size) & mask.any(1)
-        with gathered(context.policy):
-            tokens = gradient_energies(context.policy, batch, context.credit, mixed.nonzero().flatten())
-        energies = tokens.masked_fill(~mask, 0).sum(1) * context.row_scale.square()
-        pooled = all_gather_rows(batch.rewards[mixed]), all_gather_rows(energies[mixed])
-        return energy_baselines(batch.rewards, mask.any(1), group_size, *pooled)
+        return scaled_group_advantages(batch, group_size, "bnpo", float(self.share))
 
 
 @dataclass(eq=False)
@@ -298,7 +261,7 @@ def same_verdict_groups(batch: GradedBatch) -> Tensor:
     return (right == 0) | (right == scored.sum(1))
 
 
-def _group_advantages(
+def scaled_group_advantages(
     batch: GradedBatch,
     group_size: int,
     scale: Literal["none", "group", "batch", "bnpo"] = "none",

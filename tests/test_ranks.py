@@ -8,8 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from grail_lightning.advantages import BNPO, GDPO, BatchNormalised, EnergyBaseline, GroupMean, LeaveOneOut
+from grail_lightning.advantages import BNPO, GDPO, BatchNormalised, GroupMean, LeaveOneOut
 from grail_lightning.batch import Sampling
+from grail_lightning.gallery.energy import EnergyBaseline
 from grail_lightning.objective import DrGRPO
 from grail_lightning.policy import load_policy
 from grail_lightning.step.assign import compute_advantages

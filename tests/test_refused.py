@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from grail_lightning.advantages import BNPO, BatchNormalised, EnergyBaseline, GroupMean, LeaveOneOut
+from grail_lightning.advantages import BNPO, BatchNormalised, GroupMean, LeaveOneOut
 from grail_lightning.batch import Sampling
 from grail_lightning.engines import VLLMEngine, VLLMServer
 from grail_lightning.engines.requests import sampling_parameters
@@ -21,6 +21,7 @@ from grail_lightning.functional import (
 )
 from grail_lightning.functional.advantages import beta_scale
 from grail_lightning.functional.policy_gradient import sampler_correction
+from grail_lightning.gallery.energy import EnergyBaseline
 from grail_lightning.metrics import PassAtK
 from grail_lightning.objective import GRPO
 from grail_lightning.sdpg import SDPG

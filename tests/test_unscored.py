@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback
 
 import grail_lightning.credit as credits
-from grail_lightning.advantages import BNPO, EnergyBaseline, GroupMean, same_verdict_groups
+from grail_lightning.advantages import BNPO, GroupMean, same_verdict_groups
 from grail_lightning.batch import Sampling
 from grail_lightning.callbacks import Evaluation, KeepRollouts, PredictionWriter, Preflight
 from grail_lightning.callbacks.credit_plots import CreditPictures, _text
@@ -17,6 +17,7 @@ from grail_lightning.callbacks.samples import sample_rows
 from grail_lightning.credit import Resampled
 from grail_lightning.credit.base import token_advantages
 from grail_lightning.data import ArithmeticData
+from grail_lightning.gallery.energy import EnergyBaseline
 from grail_lightning.grading import grade_and_locate
 from grail_lightning.objective import DrGRPO
 from grail_lightning.policy import load_policy

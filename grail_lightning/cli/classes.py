@@ -23,7 +23,7 @@ from grail_lightning.tasks.import_path import import_function
 
 BASES: dict[str, tuple[type, tuple[str, ...]]] = {
     "model.objective": (Objective, ("grail_lightning.objective", "grail_lightning.sdpg")),
-    "model.advantage": (AdvantageEstimator, ("grail_lightning.advantages",)),
+    "model.advantage": (AdvantageEstimator, ("grail_lightning.advantages", "grail_lightning.gallery.energy")),
     "model.credit": (TokenCredit, ("grail_lightning.credit",)),
     "model.credit.inner": (TokenCredit, ("grail_lightning.credit",)),
     "predictions.compare": (TokenCredit, ("grail_lightning.credit",)),

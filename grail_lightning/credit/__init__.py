@@ -22,15 +22,17 @@ if TYPE_CHECKING:
     from grail_lightning.credit.critic import CriticSearch, Judge
     from grail_lightning.credit.distillation import RLSD
     from grail_lightning.credit.entropy import DGPO, LESS, UCAS, AdvantageReweighting, HighEntropy
-    from grail_lightning.credit.flaws import EGCA, ExecutedMask, Oracle
     from grail_lightning.credit.grail import GRAIL, SaliencyOptions
     from grail_lightning.credit.oar import BilevelOptions, OARGradient, OARPerturbation
+    from grail_lightning.credit.oracle import Oracle
     from grail_lightning.credit.rhythm import AttentionOptions, AttentionRhythm
     from grail_lightning.credit.saliency import input_saliency
     from grail_lightning.credit.spans import ScoredSpan, SpanScores
     from grail_lightning.credit.tree import OptimalBaseline, PrefixWeights, TreeAdvantage
-    from grail_lightning.credit.turns import IGPO, GiGPO, TurnRewards
+    from grail_lightning.credit.turns import GiGPO, TurnRewards
+    from grail_lightning.gallery.code_credit import EGCA, ExecutedMask
     from grail_lightning.gallery.continuations import SampledContinuations
+    from grail_lightning.gallery.igpo import IGPO
     from grail_lightning.gallery.prime import PRIME
     from grail_lightning.gallery.resampled import Resampled
     from grail_lightning.gallery.second_model import ModelTraining, TrainedModel
@@ -93,15 +95,17 @@ _EXPORTS = {
         "credit.critic": "CriticSearch Judge",
         "credit.distillation": "RLSD",
         "credit.entropy": "AdvantageReweighting DGPO HighEntropy LESS UCAS",
-        "credit.flaws": "EGCA ExecutedMask Oracle",
+        "credit.oracle": "Oracle",
         "credit.grail": "GRAIL SaliencyOptions",
         "credit.oar": "BilevelOptions OARGradient OARPerturbation",
         "credit.rhythm": "AttentionOptions AttentionRhythm",
         "credit.saliency": "input_saliency",
         "credit.spans": "ScoredSpan SpanScores",
         "credit.tree": "OptimalBaseline PrefixWeights TreeAdvantage",
-        "credit.turns": "GiGPO IGPO TurnRewards",
+        "credit.turns": "GiGPO TurnRewards",
+        "gallery.code_credit": "EGCA ExecutedMask",
         "gallery.continuations": "SampledContinuations",
+        "gallery.igpo": "IGPO",
         "gallery.prime": "PRIME",
         "gallery.resampled": "Resampled",
         "gallery.second_model": "ModelTraining TrainedModel",

@@ -1,13 +1,12 @@
-"""Credit on what is wrong in a response: `Oracle` by the task's labels; `EGCA` and `ExecutedMask` by running programs.
+"""Credit from running programs: `EGCA`, and `ExecutedMask`.
 
 Shapes: ``B`` rows, ``T`` response tokens.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import Any, ClassVar, Literal, get_args
@@ -18,7 +17,8 @@ from torch import Tensor
 from grail_lightning.answers.spans import Alignment
 from grail_lightning.batch import RolloutBatch
 from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, rows_by_group, uniform_weights
-from grail_lightning.grading import LocatedStep, align_rows, located_steps
+from grail_lightning.credit.oracle import Places, Right, concentrate, counted_places
+from grail_lightning.grading import align_rows
 from grail_lightning.policy import Policy
 from grail_lightning.programs.divergence import align_programs, first_divergence, program_lines, read_program
 from grail_lightning.programs.outcome import Job, ProgramOutcome, Visit
@@ -26,94 +26,10 @@ from grail_lightning.runtime.checks import check_options
 from grail_lightning.tasks.base import Prompt
 from grail_lightning.tasks.code import CodeTask
 
-_Right = Literal["uniform", "balanced"]
 _Mode = Literal["syntax", "constraint", "correct", "logic"]
 _Blamed = Literal["divergent", "random", "last", "permuted"]
 # Traces have a visit of `try`, of `match`, or none.
 _UNTRACED = ("ExceptHandler", "match_case", "Global", "Nonlocal", "AnnAssign")
-
-
-@dataclass(eq=False)
-class Oracle(TokenCredit):
-    r"""All credit of a wrong response on its first flawed step, as the task labels it: an experiment, not a method.
-
-    .. math:: w_t = \min\bigl([t \in \text{step}]\, L / |\text{step}|,\ w_{max}\bigr)
-
-    ``L`` is the number of the response's tokens, so that without ``w_max`` the sum of the weights stays the same. A
-    step's tokens are those of its result, where an error is visible. Wrong are responses with a negative advantage.
-
-    Right ones (with a positive advantage) stay uniform, or with `right: balanced` their credit is moved to the same
-    places: with ``c_k`` wrong responses of the group whose first flawed step is the ``k``-th, filler not counted,
-
-    .. math:: w_t = \min\Bigl(\sum_k [t \in \text{step}_k]\, \frac{c_k}{\sum_j c_j} \frac{L}{|\text{step}_k|},\
-              w_{max}\Bigr)
-
-    over the steps that the right response has. A response without such a step, or that the task cannot label, is
-    uniform and counts as a fallback.
-
-    Args:
-        right: The weights of right responses: uniform | balanced.
-        w_max: The largest weight; None keeps the sum of the weights.
-
-    Source: the idea of EGCA, arXiv 2603.16158, with the task in place of its executor. `balanced` is ours.
-    """
-
-    gate: ClassVar[str] = "negative"  # Without a wrong rollout there is nothing to move.
-    right: _Right = "uniform"
-    w_max: float | None = None
-
-    def __post_init__(self) -> None:
-        check_options(self, right=_Right)
-        if self.w_max is not None:
-            check_options(self, w_max="(0, inf)")
-
-    def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
-        """Weights from the labels of the task."""
-        located = located_steps(batch, policy.tokenizer)
-        # Filler carries no reasoning: it is no step that a right and a wrong response have in common.
-        steps = [[step.tokens for step in row or [] if step.kind != "filler"] for row in located]
-        signs, groups = batch.advantages.sign().tolist(), batch.group.tolist()
-        first = [_first_flaw(row or []) if sign < 0 else None for row, sign in zip(located, signs, strict=True)]
-        places: list[_Places | None] = [None] * len(batch)
-        for row, sign in enumerate(signs):
-            if sign == 0 or (sign > 0 and self.right == "uniform"):
-                continue
-            flaws = [first[row]] if sign < 0 else [f for f, g in zip(first, groups, strict=True) if g == groups[row]]
-            places[row] = _counted_places(flaws, dict(enumerate(steps[row])))
-        return _concentrate(batch, places, self.w_max)
-
-
-_Places = list[tuple[Sequence[int], float]]
-"""Tokens of a row, with a factor for their share of the row's credit."""
-
-
-def _counted_places(numbers: Iterable[int | None], tokens: Mapping[int, Sequence[int]]) -> _Places:
-    """The tokens of each numbered part that has some, with how often the number occurs; None is left out."""
-    counts = Counter(number for number in numbers if number is not None)
-    return [(tokens[k], count) for k, count in counts.items() if tokens.get(k)]
-
-
-def _concentrate(batch: RolloutBatch, places: Sequence[_Places | None], w_max: float | None) -> TokenWeights:
-    """Weights that move the credit of a row to its places, as `Oracle` says; None leaves a row uniform.
-
-    So does a row without a place, which counts as a fallback.
-    """
-    uniform = uniform_weights(batch)
-    values, fallback = uniform.values.cpu(), uniform.fallback.cpu()
-    for row, (length, of_row) in enumerate(zip(batch.response_lengths.tolist(), places, strict=True)):
-        fallback[row] = of_row == []
-        if of_row:
-            values[row], total = 0, sum(count for _, count in of_row)
-            for tokens, count in of_row:
-                values[row, list(tokens)] += length / len(tokens) * count / total
-            values[row].clamp_(max=w_max or math.inf)
-    device = batch.response_mask.device
-    return TokenWeights(values=values.to(device), fallback=fallback.to(device))
-
-
-def _first_flaw(steps: list[LocatedStep]) -> int | None:
-    kinds = (step.kind for step in steps if step.kind != "filler")
-    return next((k for k, kind in enumerate(kinds) if kind in ("slip", "misconception")), None)
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
@@ -168,12 +84,12 @@ class EGCA(TokenCredit):
     """
 
     gate: ClassVar[str] = "negative"  # Without a wrong rollout there is nothing to move.
-    right: _Right = "uniform"
+    right: Right = "uniform"
     w_max: float | None = None
     blamed: _Blamed = "divergent"
 
     def __post_init__(self) -> None:
-        check_options(self, right=_Right, blamed=_Blamed)
+        check_options(self, right=Right, blamed=_Blamed)
         if self.w_max is not None:
             check_options(self, w_max="(0, inf)")
 
@@ -193,13 +109,13 @@ class EGCA(TokenCredit):
         wrong = _programs(policy, batch, batch.advantages < 0)
         cut = _find_faults([row for row in wrong.values() if row])
         self._control({k: row for k, row in wrong.items() if row and row.blamed is not None}, batch, context)
-        places: list[_Places | None] = [None] * len(batch)
+        places: list[Places | None] = [None] * len(batch)
         modes: dict[str, float] = dict.fromkeys(get_args(_Mode), 0.0)
         departed: dict[int, list[int | None]] = defaultdict(list)  # By group, the statements of the reference.
         for k, row in wrong.items():
             modes[row.mode if row else "constraint"] += 1
             if row and row.blamed is not None:
-                places[k] = _counted_places([row.blamed], {row.blamed: row.tokens(row.blamed)})
+                places[k] = counted_places([row.blamed], {row.blamed: row.tokens(row.blamed)})
                 departed[int(batch.group[k])].append(row.pairs.get(row.blamed))
             elif not row or row.mode != "correct":
                 places[k] = []
@@ -207,9 +123,9 @@ class EGCA(TokenCredit):
             right = _programs(policy, batch, (batch.advantages > 0) & batch.correct)
             for k, row in right.items():
                 row_tokens = {theirs: row.tokens(mine) for mine, theirs in row.pairs.items()} if row else {}
-                places[k] = _counted_places(departed[int(batch.group[k])], row_tokens)
+                places[k] = counted_places(departed[int(batch.group[k])], row_tokens)
         figures = {mode: Mean(number, len(wrong)) for mode, number in modes.items()} | {"trace_cut": cut}
-        return replace(_concentrate(batch, places, self.w_max), metrics=figures)
+        return replace(concentrate(batch, places, self.w_max), metrics=figures)
 
     def _control(self, rows: Mapping[int, _Row], batch: RolloutBatch, context: CreditContext) -> None:
         for group in rows_by_group(batch):
