@@ -9,6 +9,8 @@ from grail_lightning.cli.app import FitOptions
 from grail_lightning.cli.config_files import DEFAULTS, NO_VALUE, as_arguments, merged, with_arguments
 
 OAR = {"class_path": "OARGradient", "init_args": {"bilevel": {"boost": 7.0}}}
+# The default as it is given to jsonargparse: classes have their import paths.
+WITH_PATHS = {"model": {"objective": {"class_path": "grail_lightning.objective.DrGRPO"}}}
 QUICKSTART = "--config=quickstart.yaml"
 
 
@@ -41,7 +43,7 @@ def test_mappings_are_merged_lists_replaced_and_a_plus_sign_adds(written):
     assert rest == ["fit", "--e=1", "--print_config"]
     subcommand, config, *others = as_arguments(found, rest)
     assert (subcommand, others) == ("fit", ["--e=1", "--print_config"])
-    assert yaml.safe_load(config.removeprefix("--config=")) == found
+    assert yaml.safe_load(config.removeprefix("--config=")) == found | WITH_PATHS
     assert as_arguments({}, rest) == rest
 
 
@@ -119,7 +121,7 @@ def test_numbers_and_texts_of_a_file_are_read_as_jsonargparse_reads_them(written
     (config,) = as_arguments(found, rest)
     assert merged(written("trainer:\n"))[0] == DEFAULTS | {"trainer": None}
     Path("1.yaml").write_text(config.removeprefix("--config="))
-    assert merged(["--config=1.yaml"])[0] == found
+    assert merged(["--config=1.yaml"])[0] == found | WITH_PATHS
 
 
 def test_classes_are_handed_to_the_parser_by_their_import_paths(written):

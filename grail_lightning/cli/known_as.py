@@ -97,7 +97,7 @@ _KINDS = {
     "model.advantage": ("an estimator of the advantage", ("LeaveOneOut", "BNPO", "GDPO")),
     "model.credit": ("a credit method", ("GRAIL", "OARGradient", "RLSD")),
 }
-_SHORT = {"gspo": "gspotoken", "rloo": "leaveoneout", "oar": "oargradient", "oarg": "oargradient"}
+_SHORT = {"gspo": "gspotoken", "rloo": "leaveoneout", "oarg": "oargradient"}
 
 
 def known_algorithm(option: str, name: str) -> str:

@@ -184,7 +184,7 @@ def _of_object(option: str, bases: Sequence[type], value: Mapping[str, Any], def
         yield _Wrong("name", _wrong_class(option, path))
         return
     else:
-        cls, why = _loaded(option, path)
+        cls, why = _loaded(option, path, bases)
         if cls is None:
             yield _Wrong("name", _wrong_class(option, path, why))
             return
@@ -200,14 +200,14 @@ def _of_object(option: str, bases: Sequence[type], value: Mapping[str, Any], def
     yield from _Walk(options_parser(cls), option, cls).mistakes(init_args, "")
 
 
-def _loaded(option: str, path: str) -> tuple[Any, str]:
+def _loaded(option: str, path: str, bases: Sequence[type]) -> tuple[Any, str]:
     """The object with an import path, or the class with a short name; without it None, and why, if there is more."""
     module, _, name = path.rpartition(".")
     if name in UNUSABLE and option in BASES:
         return None, UNUSABLE[name]
     if not module:
         entry = exported(option, path)
-        return (entry[1], "") if entry else (None, "")
+        return (entry[1] if entry else _imported(bases, path)), ""
     try:
         namespace = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -216,8 +216,19 @@ def _loaded(option: str, path: str) -> tuple[Any, str]:
     except Exception as error:  # The module of a user.
         return None, said(error)
     if not hasattr(namespace, name):
-        return None, f"{module} has no {name!r}.{did_you_mean(name, vars(namespace))}"
+        return None, f"{module} has no {name!r}.{did_you_mean(name, dir(namespace))}"
     return getattr(namespace, name), ""
+
+
+def _imported(bases: Sequence[type], name: str) -> type | None:
+    """The subclass with a short name among those that are imported, of which jsonargparse knows the short names."""
+    ahead = [*bases]
+    while ahead:
+        cls = ahead.pop()
+        if cls.__name__ == name:
+            return cls
+        ahead += type.__subclasses__(cls)
+    return None
 
 
 def _wrong_class(option: str, path: object, why: str = "") -> str:

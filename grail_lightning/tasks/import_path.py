@@ -50,7 +50,7 @@ def import_function(path: str | F, built_in: Mapping[str, F], option: str, examp
         hint = " Is its folder on PYTHONPATH?" if lost else ""
         raise ValueError(f"{expected}, but got {path!r} ({error}).{hint}") from error
     if not hasattr(namespace, name):
-        hint = did_you_mean(name, vars(namespace)) or " Correct the name, or define it there."
+        hint = did_you_mean(name, dir(namespace)) or " Correct the name, or define it there."
         raise ValueError(f"{expected}, but got {path!r} ({module} has no {name!r}).{hint}")
     function: F = getattr(namespace, name)
     if not callable(function):

@@ -54,7 +54,10 @@ def test_an_isolation_is_named_and_another_one_begins_with_its_own_options(isola
     ("options", "told"),
     [
         (["isolation=bubblewrap"], "must be one of Bubblewrap, Sandlock, Server, or the import path of a class, but"),
-        (["isolation=Server"], "the following arguments are required: url"),
+        (
+            ["isolation=Server"],
+            "`data.task.isolation.url` must be given, because Server of `data.task.isolation`",
+        ),
         (["isolation=Server", "isolation.url=127.0.0.1"], "`isolation.url` must be an address such as http://"),
         (["backend=auto"], "There is no option `data.task.backend`. .* Here it is `data.task.isolation`."),
         (
