@@ -99,11 +99,11 @@ policies: policy  ## Make all packaged policies anew (about an hour)
 	$(BIN)/python scripts/make_charts_policy.py --start build/begun_charts --seed 1 --num-reading 0 --num-batches 400 \
 	  --learning-rate 0.001 --slip 0.12 --misconception 0.7
 	$(BIN)/python scripts/make_arithmetic_policy.py --terms 5 10 --start arithmetic --batch-size 32 --num-batches 1500 \
-	  --learning-rate 0.001 --slip-rate 0.08 --misconception-rate 0.4 --output grail_lightning/assets/chains
+	  --learning-rate 0.001 --slip-rate 0.08 --misconception-rate 0.4 --output grail_lightning/worlds/assets/chains
 	$(BIN)/python scripts/make_arithmetic_policy.py --terms 10 20 --start chains --batch-size 24 --num-batches 1000 \
 	  --learning-rate 0.001 --slip-rate 0.06 --misconception-rate 0.3 --output build/begun
 	$(BIN)/python scripts/make_arithmetic_policy.py --terms 15 20 --start build/begun --batch-size 24 --num-batches 1100 --seed 1 \
-	  --learning-rate 0.001 --slip-rate 0.06 --misconception-rate 0.3 --output grail_lightning/assets/long_chains
+	  --learning-rate 0.001 --slip-rate 0.06 --misconception-rate 0.3 --output grail_lightning/worlds/assets/long_chains
 
 clean:  ## Remove the virtual environment and what was built; runs/ stays
 	rm -rf $(VENV) $(VLLM_VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*

@@ -28,9 +28,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from grail_lightning import CodeTask
 from grail_lightning.gallery.code_credit import _find_faults, _Row
-from grail_lightning.tasks import CodeTask, FunctionSpace
-from grail_lightning.tasks.functions import slips
+from grail_lightning.worlds.code.functions import FunctionSpace, slips
 
 # Programs with the arguments of their tests, whose results are those of the program itself.
 REFERENCES: list[tuple[str, list[list[object]]]] = [

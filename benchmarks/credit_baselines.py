@@ -17,16 +17,13 @@ from credit_subjects import Subject, subjects
 from credit_values import choices
 from torch import Tensor
 
-from grail_lightning import credit
-from grail_lightning.advantages import GroupMean
-from grail_lightning.batch import RolloutBatch
+from grail_lightning import EnergyBaseline, GroupMean, Policy, RolloutBatch
+from grail_lightning.core import credit
+from grail_lightning.core.credit.measure import gradient_energies
+from grail_lightning.core.credit.tree import prefix_path
+from grail_lightning.core.functional.states import state_values
 from grail_lightning.credit import CreditContext, SampledContinuations, TokenCredit, TokenWeights, TreeAdvantage
-from grail_lightning.credit.measure import gradient_energies
-from grail_lightning.credit.tree import prefix_path
-from grail_lightning.functional.states import state_values
 from grail_lightning.gallery.continuations import Prefix
-from grail_lightning.gallery.energy import EnergyBaseline
-from grail_lightning.policy import Policy
 
 Kind = Literal["position", "row", "tree"]
 _EPS = 1e-8

@@ -37,20 +37,26 @@ import lightning.pytorch as pl
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from grail_lightning import credit
+from grail_lightning import (
+    SDPG,
+    ArithmeticData,
+    DrGRPO,
+    Execution,
+    GrailModule,
+    Loading,
+    Policy,
+    Prompt,
+    RolloutBatch,
+    RolloutEngine,
+    Sampling,
+    Task,
+    build_batch,
+)
 from grail_lightning.answers import find_boxes
-from grail_lightning.batch import RolloutBatch, Sampling
-from grail_lightning.credit.service import Owner, RunParts, Services
-from grail_lightning.data import ArithmeticData
-from grail_lightning.engines import RolloutEngine
-from grail_lightning.engines.base import build_batch
+from grail_lightning.core import credit
+from grail_lightning.core.credit.service import Owner, RunParts, Services
+from grail_lightning.core.policy.source import load_tokenizer
 from grail_lightning.functional import grail_map
-from grail_lightning.module import GrailModule
-from grail_lightning.objective import DrGRPO
-from grail_lightning.policy import Loading, Policy, load_tokenizer
-from grail_lightning.sdpg import SDPG
-from grail_lightning.step.execution import Execution
-from grail_lightning.tasks.base import Prompt, Task
 
 RIGHT, WRONG = "1", "2"
 PEAK_TFLOPS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "A10": 125, "4090": 165, "B200": 2250}

@@ -42,15 +42,12 @@ from credit_truth import q_and_v, resamplings
 from credit_values import GROUP_SIZE, PROMPTS, TOKEN_BUDGET, Lab, WorldName, open_lab, read_values, setting
 from torch import Tensor
 
-from grail_lightning.advantages import GroupMean
-from grail_lightning.batch import GradedBatch, RolloutBatch
+from grail_lightning import DrGRPO, GradedBatch, GroupMean, Policy, RolloutBatch
+from grail_lightning.core.credit.base import token_advantages
+from grail_lightning.core.runtime.seeds import derive_seed
+from grail_lightning.core.step.assign import compute_advantages
+from grail_lightning.core.step.forward import Forward
 from grail_lightning.credit import CreditContext, TokenCredit, Uniform
-from grail_lightning.credit.base import token_advantages
-from grail_lightning.objective import DrGRPO
-from grail_lightning.policy import Policy
-from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.assign import compute_advantages
-from grail_lightning.step.forward import Forward
 
 DRAWS = 2000  # Of the bootstrap over batches.
 OPTIMISERS = ("SGD", "Adam")

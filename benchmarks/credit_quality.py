@@ -52,17 +52,16 @@ from credit_truth import Credit, Table, World
 from credit_values import GROUP_SIZE, PROMPTS, Lab, WorldName, open_lab, read_values, setting
 from torch import Tensor
 
-from grail_lightning.batch import RolloutBatch
+from grail_lightning import Policy, RolloutBatch
+from grail_lightning.core.credit.base import TokenWeights, token_advantages
+from grail_lightning.core.credit.oar import scoped_tokens
+from grail_lightning.core.runtime.clock import PhaseClock
+from grail_lightning.core.runtime.seeds import derive_seed
+from grail_lightning.core.step.sampler import Sampler
 from grail_lightning.credit import RLSD, CreditContext, SampledContinuations, TokenCredit
-from grail_lightning.credit.base import TokenWeights, token_advantages
-from grail_lightning.credit.distillation import SENTENCE, with_shown_answers
-from grail_lightning.credit.oar import scoped_tokens
 from grail_lightning.functional import group_advantages
 from grail_lightning.gallery.continuations import Prefix
-from grail_lightning.policy import Policy
-from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.sampler import Sampler
+from grail_lightning.gallery.distillation import SENTENCE, with_shown_answers
 
 TOKEN_BUDGET = 4096  # Padded tokens of a forward pass.
 DRAWS = 2000  # Of the bootstrap over prompts.

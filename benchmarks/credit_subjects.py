@@ -17,9 +17,13 @@ from credit_values import Lab, WorldName
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
-from grail_lightning import credit
-from grail_lightning.advantages import AdvantageEstimator, GroupMean
-from grail_lightning.batch import RolloutBatch
+from grail_lightning import AdvantageEstimator, GroupMean, Policy, Prompt, RolloutBatch
+from grail_lightning.core import credit
+from grail_lightning.core.credit.base import TokenWeights
+from grail_lightning.core.credit.measure import entropies, logprobs
+from grail_lightning.core.policy.layout import group_nodes
+from grail_lightning.core.rollout.grading import align_rows, answer_masks
+from grail_lightning.core.runtime.seeds import derive_seed
 from grail_lightning.credit import (
     CreditContext,
     CreditControl,
@@ -29,14 +33,7 @@ from grail_lightning.credit import (
     TrainedModel,
     TreeAdvantage,
 )
-from grail_lightning.credit.base import TokenWeights
-from grail_lightning.credit.measure import entropies, logprobs
 from grail_lightning.functional import group_advantages
-from grail_lightning.grading import align_rows, answer_masks
-from grail_lightning.policy import Policy
-from grail_lightning.policy.layout import group_nodes
-from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.tasks.base import Prompt
 
 PROMPTS_PER_BATCH = 32
 PRIME_BATCHES = 16

@@ -17,13 +17,12 @@ from credit_values import Lab, turns_before
 from scipy.stats import rankdata
 from torch import Tensor
 
-from grail_lightning.batch import GradedBatch, RolloutBatch
-from grail_lightning.credit.oar import scoped_tokens
-from grail_lightning.credit.turns import turn_scores, turn_table
-from grail_lightning.functional.advantages import spread_turns, sum_by_turn, turn_starts
-from grail_lightning.grading import align_rows, step_masks
-from grail_lightning.policy import Policy
-from grail_lightning.runtime.seeds import derive_seed
+from grail_lightning import GradedBatch, Policy, RolloutBatch
+from grail_lightning.core.credit.oar import scoped_tokens
+from grail_lightning.core.credit.turns import turn_scores, turn_table
+from grail_lightning.core.functional.advantages import spread_turns, sum_by_turn, turn_starts
+from grail_lightning.core.rollout.grading import align_rows, step_masks
+from grail_lightning.core.runtime.seeds import derive_seed
 
 ERRORS = ("slip", "misconception")
 KINDS = ("sound", *ERRORS, "inherited")

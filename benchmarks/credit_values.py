@@ -35,25 +35,42 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from grail_lightning import (
+    ArithmeticData,
+    ChartsData,
+    CodeData,
+    EnvironmentTask,
+    GradedBatch,
+    HFEngine,
+    Policy,
+    Prompt,
+    PromptData,
+    SampledBatch,
+    Sampling,
+    SearchData,
+    WordProblemData,
+    WordProblemTask,
+    build_batch,
+    grade_answers,
+)
 from grail_lightning.answers import Verifier
-from grail_lightning.batch import GradedBatch, SampledBatch, Sampling
-from grail_lightning.credit.base import CreditContext
-from grail_lightning.credit.measure import gradient_energies, measure_logits
-from grail_lightning.credit.tree import prefix_path
-from grail_lightning.credit.turns import turn_table
-from grail_lightning.data import ArithmeticData, ChartsData, CodeData, PromptData, SearchData, WordProblemData
-from grail_lightning.engines import HFEngine
-from grail_lightning.engines.base import SampledTurn, TurnRequest, TurnSampler, build_batch, decode
-from grail_lightning.engines.hf import ContinuedTurns
-from grail_lightning.functional.advantages import sum_by_turn, turn_numbers, turn_starts
-from grail_lightning.functional.certainty import repeat_probability
-from grail_lightning.grading import grade_and_locate, grade_answers
-from grail_lightning.picture import FIRST_PICTURE_ID
-from grail_lightning.policy import Policy, load_policy
-from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.episodes import play
-from grail_lightning.tasks import EnvironmentTask, ProblemSpace, SearchSpace, WordProblemSpace, WordProblemTask
-from grail_lightning.tasks.base import Prompt, TokenText
+from grail_lightning.core.credit.base import CreditContext
+from grail_lightning.core.credit.measure import gradient_energies, measure_logits
+from grail_lightning.core.credit.tree import prefix_path
+from grail_lightning.core.credit.turns import turn_table
+from grail_lightning.core.engines.base import SampledTurn, TurnRequest, TurnSampler, decode
+from grail_lightning.core.engines.hf.engine import ContinuedTurns
+from grail_lightning.core.functional.advantages import sum_by_turn, turn_numbers, turn_starts
+from grail_lightning.core.functional.certainty import repeat_probability
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.records.picture import FIRST_PICTURE_ID
+from grail_lightning.core.records.task import TokenText
+from grail_lightning.core.rollout.grading import grade_and_locate
+from grail_lightning.core.runtime.seeds import derive_seed
+from grail_lightning.core.step.episodes import play
+from grail_lightning.worlds.search.task import SearchSpace
+from grail_lightning.worlds.sums.task import ProblemSpace
+from grail_lightning.worlds.words.task import WordProblemSpace
 
 WorldName = Literal["chains", "words", "search", "code", "charts"]
 GROUP_SIZE = 8  # Unless it is given.

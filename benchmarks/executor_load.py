@@ -18,9 +18,9 @@ import time
 
 import psutil
 
-from grail_lightning.programs.executor import Executor
-from grail_lightning.programs.outcome import Job, Limits, TestCall, Tests
-from grail_lightning.programs.probe import LOCAL, refusal
+from grail_lightning.worlds.programs.executor import Executor
+from grail_lightning.worlds.programs.outcome import Job, Limits, TestCall, Tests
+from grail_lightning.worlds.programs.probe import LOCAL, refusal
 
 PROGRAM = "def f(n, m):\n    s = 0\n    for i in range(n):\n        if i {} m:\n            s += i\n    return s  # {}"
 CALLS = tuple(TestCall((n, 3), sum(i for i in range(n) if i <= 3)) for n in range(5))

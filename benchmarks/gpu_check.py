@@ -98,8 +98,7 @@ def sampling(model: str, device: str) -> None:
     import torch
     from credit_cost import StandInTask, stand_in_policy
 
-    from grail_lightning.batch import Sampling
-    from grail_lightning.engines import HFEngine
+    from grail_lightning import HFEngine, Sampling
 
     policy, engine, cuda = stand_in_policy(model, device).eval(), HFEngine(), device == "cuda"
     policy.end_token_ids = ()  # Every response has the full length.

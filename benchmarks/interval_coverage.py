@@ -30,8 +30,8 @@ import torch
 from scipy.special import ndtr
 from scipy.stats import beta
 
+from grail_lightning.app.results.statistics import Estimate, difference, estimate, ratio_interval
 from grail_lightning.functional import pass_at_k, pass_at_k_variance
-from grail_lightning.results.statistics import Estimate, difference, estimate, ratio_interval
 
 CONCENTRATION = {"same": math.inf, "mild": 20.0, "wide": 1.0, "all or nothing": 0.0}
 # Problems and rates of AIME24, AMC23, CollegeMath, MATH500, Minerva and OlympiadBench.

@@ -43,8 +43,8 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from grail_lightning.cli import main as command_line
-from grail_lightning.policy import load_policy
+from grail_lightning.app.cli.app import main as command_line
+from grail_lightning.core.policy.load import load_policy
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 BATCHES = 4

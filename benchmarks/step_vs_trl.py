@@ -48,15 +48,21 @@ import lightning.pytorch as pl
 import torch
 from credit_cost import SHAPES, StandInEngine, StandInTask, random_qwen3, stand_in_responses
 
-from grail_lightning.batch import Sampling
+from grail_lightning import (
+    ArithmeticData,
+    DrGRPO,
+    Execution,
+    FewShot,
+    GrailModule,
+    Loading,
+    Policy,
+    Prompt,
+    Sampling,
+    WordProblemData,
+)
+from grail_lightning.core.policy.load import load_policy
 from grail_lightning.credit import Uniform
-from grail_lightning.data import ArithmeticData, FewShot, WordProblemData
-from grail_lightning.module import GrailModule
-from grail_lightning.objective import DrGRPO
-from grail_lightning.policy import Loading, Policy, load_policy
-from grail_lightning.step.execution import Execution
-from grail_lightning.tasks import WordProblemSpace
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.worlds.words.task import WordProblemSpace
 
 TRL = "TRL"
 Laps = dict["Side", list[dict[str, float]]]

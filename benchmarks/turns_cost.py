@@ -33,17 +33,14 @@ import torch
 from credit_values import setting
 from transformers import AutoModelForCausalLM
 
-from grail_lightning.batch import SampledBatch, Sampling
-from grail_lightning.data import ChartsData
-from grail_lightning.engines import HFEngine
-from grail_lightning.engines.base import TurnRequest, build_batch, resend_turns
-from grail_lightning.policy import Loading, Policy, load_policy
-from grail_lightning.policy.micro_batch import cut_rows
-from grail_lightning.policy.source import LoadedPolicy
-from grail_lightning.step.episodes import play
-from grail_lightning.tasks import ArithmeticTask
-from grail_lightning.tasks.arithmetic import ProblemSpace
-from grail_lightning.tasks.base import TokenText
+from grail_lightning import ArithmeticTask, ChartsData, HFEngine, Loading, Policy, SampledBatch, Sampling, build_batch
+from grail_lightning.core.engines.base import TurnRequest, resend_turns
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.policy.micro_batch import cut_rows
+from grail_lightning.core.policy.source import LoadedPolicy
+from grail_lightning.core.records.task import TokenText
+from grail_lightning.core.step.episodes import play
+from grail_lightning.worlds.sums.task import ProblemSpace
 
 GROUP = 8
 

@@ -2,13 +2,13 @@
 
 import sys
 
-from grail_lightning.cli.help import answer
+from grail_lightning.app.cli.help import answer
 
 
 def main() -> None:
     """Entry point. What can be answered without torch, which takes seconds to import, is answered at once."""
     answer(sys.argv[1:])
-    from grail_lightning.cli import main as run
+    from grail_lightning.app.cli.app import main as run
 
     run()
 

@@ -21,8 +21,8 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from grail_lightning.cli import classes as choices_of_options
-from grail_lightning.cli.app import ALWAYS_ON, GrailCLI, run
+from grail_lightning.app.cli import classes as choices_of_options
+from grail_lightning.app.cli.app import ALWAYS_ON, GrailCLI, run
 
 PLACE = "<!-- options -->"
 OURS = "grail_lightning."

@@ -4,7 +4,7 @@
 
 A fenced block names its file, ```` ```yaml title="my_reward.yaml" ````, and everything between the fences is replaced.
 Everything between ``<!-- columns -->`` and ``<!-- end of columns -->`` is replaced by the table of
-`grail_lightning.columns`.
+`grail_lightning.core.records.columns`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from grail_lightning.columns import COLUMNS, PREDICTION, SAMPLE, TRAINING
+from grail_lightning.core.records.columns import COLUMNS, PREDICTION, SAMPLE, TRAINING
 
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r'^(```\w+ title="([^"]+)")\n.*?^```$', re.MULTILINE | re.DOTALL)

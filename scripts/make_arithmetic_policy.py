@@ -1,4 +1,4 @@
-r"""Make the packaged policy `grail_lightning/assets/arithmetic`: a tiny language model that errs on purpose.
+r"""Make the packaged policy `grail_lightning/worlds/assets/arithmetic`: a tiny language model that errs on purpose.
 
 A Qwen3 of 0.8 M parameters learns from demonstrations that hold two kinds of mistakes: slips (rare and random, so the
 flawed token is unlikely) and misconceptions (the carry is forgotten in about half of the cases, so the flawed token is
@@ -9,9 +9,10 @@ something. A model made on clean demonstrations errs deterministically and learn
 
 The same seed, thread count and library versions give the same weights. Longer chains, which begin with its weights:
 
-    python scripts/make_arithmetic_policy.py --terms 5 10 --start arithmetic --output grail_lightning/assets/chains …
+    python scripts/make_arithmetic_policy.py --terms 5 10 --start arithmetic \
+        --output grail_lightning/worlds/assets/chains …
 
-The READMEs of `grail_lightning/assets/chains` and `long_chains` have all options.
+The READMEs of `grail_lightning/worlds/assets/chains` and `long_chains` have all options.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import torch
 from policy_making import ASSETS, Recipe, World, make, make_tokenizer, parse_arguments
 from policy_measures import Page, write_card
 
-from grail_lightning.policy.source import resolve_policy
-from grail_lightning.tasks.arithmetic import FILLERS, ArithmeticTask, Problem, ProblemSpace, demonstration
+from grail_lightning import ArithmeticTask, resolve_policy
+from grail_lightning.worlds.sums.task import FILLERS, Problem, ProblemSpace, demonstration
 
 EXAMPLE = "7+5-3+8-9"
 # Tokens of a response of `n` terms: the quickstart's limit for five, with room for totals of more digits.

@@ -1,4 +1,4 @@
-r"""Make the packaged policy `grail_lightning/assets/charts`: a tiny model that sees, draws and errs on purpose.
+r"""Make the packaged policy `grail_lightning/worlds/assets/charts`: a tiny model that sees, draws and errs on purpose.
 
 An Idefics3 of 1.3 M parameters first learns to mark the elements of charts, then imitates demonstrations in which
 drawings are sometimes wrong. See make_arithmetic_policy.py for why.
@@ -34,11 +34,10 @@ from transformers import (
 )
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-from grail_lightning.data import ChartsData
-from grail_lightning.environments.charts import COLOURS, PIXELS, UNITS
-from grail_lightning.picture import with_pictures
-from grail_lightning.tasks.base import Prompt, Task
-from grail_lightning.tasks.charts import ChartProblem, ChartSpace, chart_demonstration
+from grail_lightning import ChartsData, Prompt, Task
+from grail_lightning.core.records.picture import with_pictures
+from grail_lightning.worlds.charts.environment import COLOURS, PIXELS, UNITS
+from grail_lightning.worlds.charts.task import ChartProblem, ChartSpace, chart_demonstration
 
 # A tag is one token, and so is a number; both numbers and words own the blank in front of them.
 PIECES = r"</?[\p{L}-]+>| ?\p{N}+| ?\p{L}+|\s|[^\s\p{L}\p{N}<]|<"

@@ -1,4 +1,4 @@
-"""Make the packaged policy `grail_lightning/assets/code`: a tiny language model that errs when it writes programs.
+"""Make the packaged policy `grail_lightning/worlds/assets/code`: a tiny model that errs when it writes programs.
 
 A Qwen3 of 0.9 M parameters learns from demonstrations whose statements hold slips (another operator, a number that is
 off by one, another name) and misconceptions, which the words suggest: `<` for "at most", a product that starts at 0.
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from policy_making import ASSETS, Training, World, make, make_tokenizer, parse_arguments
 from policy_measures import Page, write_card
 
-from grail_lightning.tasks.code import CodeTask
-from grail_lightning.tasks.functions import FunctionProblem, FunctionSpace, function_demonstration
+from grail_lightning import CodeTask
+from grail_lightning.worlds.code.functions import FunctionProblem, FunctionSpace, function_demonstration
 
 SPACE = FunctionSpace()
 # A word, an operator or a digit owns the blank before it, an operator also the one behind, and a line break the

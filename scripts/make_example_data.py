@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from grail_lightning.data import ArithmeticData, WordProblemData
-from grail_lightning.data.modules import Split
-from grail_lightning.tasks.arithmetic import Problem
-from grail_lightning.tasks.words import WordProblemSpace
+from grail_lightning import ArithmeticData, Split, WordProblemData
+from grail_lightning.worlds.sums.task import Problem
+from grail_lightning.worlds.words.task import WordProblemSpace
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 SIZES = {"num_train": 256, "num_val": 128}

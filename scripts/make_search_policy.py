@@ -1,4 +1,4 @@
-"""Make the packaged policy `grail_lightning/assets/search`: a tiny language model that errs when it searches.
+"""Make the packaged policy `grail_lightning/worlds/assets/search`: a tiny language model that errs when it searches.
 
 A Qwen3 of 0.9 M parameters learns from demonstrations in which facts are looked up in the real environment, with bad
 queries, wrong readings of results, and answers that come too early. See make_arithmetic_policy.py for why.
@@ -18,13 +18,9 @@ from itertools import cycle
 from policy_making import ASSETS, Training, World, make, make_tokenizer, parse_arguments
 from policy_measures import Page, write_card
 
-from grail_lightning.data import SearchData
-from grail_lightning.environments.search import RELATIONS, fact_graph
-from grail_lightning.tasks.search import (
-    SearchProblem,
-    SearchSpace,
-    search_demonstration,
-)
+from grail_lightning import SearchData
+from grail_lightning.worlds.search.environment import RELATIONS, fact_graph
+from grail_lightning.worlds.search.task import SearchProblem, SearchSpace, search_demonstration
 
 # A tag is one token. A word owns the blank in front of it: names stand behind one everywhere, so that they are the same
 # tokens in questions, queries, results and answers.

@@ -1,4 +1,4 @@
-"""Make the packaged policy `grail_lightning/assets/words`: a tiny language model that errs on word problems.
+"""Make the packaged policy `grail_lightning/worlds/assets/words`: a tiny language model that errs on word problems.
 
 A Qwen3 of 0.9 M parameters learns from demonstrations that hold slips (random wrong results) and misconceptions: the
 carry is forgotten, and the operation is taken that the words suggest ("Then Anna has 4 fewer coins than Ben") although
@@ -17,8 +17,9 @@ import torch
 from policy_making import ASSETS, Recipe, World, make, make_tokenizer, parse_arguments
 from policy_measures import Page, write_card
 
-from grail_lightning.tasks.arithmetic import FILLERS
-from grail_lightning.tasks.words import WordProblem, WordProblemSpace, WordProblemTask, word_demonstration
+from grail_lightning import WordProblemTask
+from grail_lightning.worlds.sums.task import FILLERS
+from grail_lightning.worlds.words.task import WordProblem, WordProblemSpace, word_demonstration
 
 SPACE = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
 VOCAB_SIZE = 640

@@ -16,10 +16,9 @@ from pathlib import Path
 import pandas
 from PIL import Image
 
-from grail_lightning.cli import main
-from grail_lightning.tasks import ArithmeticTask
-from grail_lightning.tasks.base import Step
-from grail_lightning.views.heatmap import HEIGHT, ShownRollout, heatmap
+from grail_lightning import ArithmeticTask, Step
+from grail_lightning.app.cli.app import main
+from grail_lightning.app.views.heatmap import HEIGHT, ShownRollout, heatmap
 
 METHODS = {
     "Uniform (Dr. GRPO)": ["--model.credit=Uniform"],

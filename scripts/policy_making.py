@@ -26,10 +26,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from grail_lightning.policy.source import encode_prompt
-from grail_lightning.tasks.base import Prompt
+from grail_lightning import Prompt
+from grail_lightning.core.policy.source import encode_prompt
 
-ASSETS = Path(__file__).parents[1] / "grail_lightning" / "assets"
+ASSETS = Path(__file__).parents[1] / "grail_lightning" / "worlds" / "assets"
 PAD, END = "<pad>", "<end>"
 R = TypeVar("R", bound="Training")
 

@@ -15,12 +15,10 @@ import torch
 import transformers
 from policy_making import Training
 
-from grail_lightning.batch import SampledBatch, Sampling
-from grail_lightning.engines import HFEngine
-from grail_lightning.grading import TaskVerifiers, grade_answers
-from grail_lightning.policy import Policy, load_policy
-from grail_lightning.step.episodes import play
-from grail_lightning.tasks.base import Prompt
+from grail_lightning import HFEngine, Policy, Prompt, SampledBatch, Sampling, grade_answers
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.rollout.grading import TaskVerifiers
+from grail_lightning.core.step.episodes import play
 
 PASS_AT = 8
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from grail_lightning.results.differences import CURVE, curve, read_results, read_scalars
-from grail_lightning.results.statistics import holm
+from grail_lightning.app.results.differences import CURVE, curve, read_results, read_scalars
+from grail_lightning.app.results.statistics import holm
 
 BASELINE = "Dr. GRPO"
 

@@ -11,7 +11,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from grail_lightning.policy import Loading, Policy, load_policy, load_tokenizer
+from grail_lightning import Loading, Policy
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.policy.source import load_tokenizer
 
 CAPS = {"final_logit_softcapping": 3.0, "sliding_window": 8, "query_pre_attn_scalar": 8}
 ARCHITECTURES = {

@@ -4,12 +4,12 @@ import dataclasses
 
 import torch
 
+from grail_lightning import GradedBatch, SampledBatch, build_batch
 from grail_lightning.answers import Verdict
-from grail_lightning.batch import AnswerMasks, GradedBatch, SampledBatch, lengths_to_mask, pad_left
-from grail_lightning.engines import build_batch
-from grail_lightning.environments.episode import Episode, ToolCall, Turn
+from grail_lightning.core.records.episode import Episode, ToolCall, Turn
+from grail_lightning.core.rollout.batch import AnswerMasks, lengths_to_mask, pad_left
+from grail_lightning.core.rollout.grading import align_rows, answer_masks
 from grail_lightning.functional import group_advantages
-from grail_lightning.grading import align_rows, answer_masks
 
 
 def of_ids(prompts, responses, /, **more):

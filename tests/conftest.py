@@ -15,12 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grail_lightning.batch import AnswerMasks, SampledBatch
-from grail_lightning.cli import GrailCLI
-from grail_lightning.policy import load_policy
-from grail_lightning.programs.executor import Executor
-from grail_lightning.tasks import ArithmeticTask
-from grail_lightning.tasks.base import Prompt
+from grail_lightning import ArithmeticTask, Prompt, SampledBatch
+from grail_lightning.app.cli.app import GrailCLI
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.rollout.batch import AnswerMasks
+from grail_lightning.worlds.programs.executor import Executor
 from tests.batches import rollouts
 from tests.shell import make_parser_once
 

@@ -1,6 +1,6 @@
 """An engine that answers with the question instead of its value."""
 
-from grail_lightning.engines.base import RolloutEngine, build_batch
+from grail_lightning import RolloutEngine, build_batch
 
 
 class Copying(RolloutEngine):

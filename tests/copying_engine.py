@@ -2,9 +2,9 @@
 
 import torch
 
-from grail_lightning.engines import HFEngine, RolloutEngine
-from grail_lightning.policy import load_policy
-from grail_lightning.runtime.collectives import whole_tensor
+from grail_lightning import HFEngine, RolloutEngine
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.runtime.collectives import whole_tensor
 
 
 class _Alone(HFEngine):

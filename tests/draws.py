@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from grail_lightning.engines import decoding
+from grail_lightning.core.engines.hf import decoding
 from tests.tolerance import roundings
 
 TIE = roundings(100, torch.float32)  # Most models take their norms in float32, also those held in float64.

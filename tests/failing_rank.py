@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch import Callback
 
-from grail_lightning.engines import HFEngine
+from grail_lightning import HFEngine
 
 
 class Failing(HFEngine):

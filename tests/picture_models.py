@@ -23,8 +23,9 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from grail_lightning.picture import Picture
-from grail_lightning.policy import Loading, load_policy, resolve_policy
+from grail_lightning import Loading, resolve_policy
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.records.picture import Picture
 
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] + ':' }}{% for p in m['content'] %}{% if p['type'] == 'image' %}<image>"

@@ -25,7 +25,12 @@ from tests.vllm_servers import free_port
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
     [
-        *("grail_lightning.cli.app", "transformers.models.qwen3.modeling_qwen3", "pandas", "torch.utils.tensorboard"),
+        *(
+            "grail_lightning.app.cli.app",
+            "transformers.models.qwen3.modeling_qwen3",
+            "pandas",
+            "torch.utils.tensorboard",
+        ),
         "tests.runs",
     ]
 )

@@ -4,14 +4,11 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from grail_lightning.batch import Sampling
+from grail_lightning import ArithmeticTask, GrailModule, HFEngine, Sampling
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.step.fused import SaliencyForward
 from grail_lightning.credit import GRAIL, SaliencyOptions, TrainedModel
-from grail_lightning.engines import HFEngine
-from grail_lightning.module import GrailModule
-from grail_lightning.policy import load_policy
-from grail_lightning.step.fused import SaliencyForward
-from grail_lightning.tasks import ArithmeticTask
-from grail_lightning.tasks.arithmetic import ProblemSpace
+from grail_lightning.worlds.sums.task import ProblemSpace
 from tests.batches import rollouts
 from tests.steps import backward, configured, update_of
 

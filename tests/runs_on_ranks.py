@@ -3,10 +3,8 @@
 import torch
 
 import grail_lightning.credit
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import ExportPolicy, LastCheckpoint
-from grail_lightning.data import ArithmeticData
-from grail_lightning.runtime.collectives import whole_tensor
+from grail_lightning import ArithmeticData, ExportPolicy, LastCheckpoint, Sampling
+from grail_lightning.core.runtime.collectives import whole_tensor
 from tests.copying_engine import Elsewhere
 from tests.draws import without_ties
 from tests.runs import Watch, batches, module, strategy_of, trained_model, trainer

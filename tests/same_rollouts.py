@@ -14,12 +14,9 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import grail_lightning.credit
+from grail_lightning import EnergyBaseline, Loading, RolloutEngine, build_batch
+from grail_lightning.core.runtime.collectives import whole_tensor
 from grail_lightning.credit import SaliencyOptions
-from grail_lightning.engines import RolloutEngine
-from grail_lightning.engines.base import build_batch
-from grail_lightning.gallery.energy import EnergyBaseline
-from grail_lightning.policy import Loading
-from grail_lightning.runtime.collectives import whole_tensor
 from tests.runs import Watch, module, problems, strategy_of, trained_model, trainer
 
 PROMPTS, STEPS = 4, 3

@@ -2,11 +2,9 @@
 
 import torch
 
-from grail_lightning.batch import Sampling
-from grail_lightning.data import ArithmeticData
-from grail_lightning.distributed.sharding import gathered
-from grail_lightning.engines import HFEngine, VLLMServer
-from grail_lightning.engines.vllm.client import all_of
+from grail_lightning import ArithmeticData, HFEngine, Sampling, VLLMServer
+from grail_lightning.core.distributed.sharding import gathered
+from grail_lightning.core.engines.vllm.client import all_of
 from tests.processes import on_ranks
 from tests.runs import Watch, module, problems, strategy_of, trainer
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.cli import LightningCLI
 
-from grail_lightning.cli import GrailCLI
-from grail_lightning.cli import main as entry_point
+from grail_lightning.app.cli.app import GrailCLI
+from grail_lightning.app.cli.app import main as entry_point
 
 SHORT = [
     "--config=configs/quickstart.yaml",
@@ -58,7 +58,7 @@ def fails(capsys, *args):
 def fails_early(capsys, *args):
     """The one line that a user sees before a model is loaded."""
     with pytest.MonkeyPatch.context() as patch:
-        loaded = "grail_lightning.distributed.sharding.load_policy"
+        loaded = "grail_lightning.core.distributed.sharding.load_policy"
         patch.setattr(loaded, lambda *_, **__: pytest.fail("a model was loaded"))
         return fails(capsys, *args)
 
@@ -83,6 +83,6 @@ def built(*args, subcommand="fit"):
             made.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("grail_lightning.cli.app.GrailCLI", Built)
+        patch.setattr("grail_lightning.app.cli.app.GrailCLI", Built)
         main([subcommand, *args])
     return made[0]

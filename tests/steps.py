@@ -4,15 +4,15 @@ import dataclasses
 
 import torch
 
+from grail_lightning import DrGRPO, Execution
+from grail_lightning.core.credit.base import TokenWeights
+from grail_lightning.core.runtime.clock import PhaseClock
+from grail_lightning.core.runtime.collectives import whole_tensor
+from grail_lightning.core.step.assign import assign_credit
+from grail_lightning.core.step.execution import resolve_cap
+from grail_lightning.core.step.forward import Forward
+from grail_lightning.core.step.update import Update
 from grail_lightning.credit import CreditContext, FrozenReference, SampledContinuations, TrainedModel
-from grail_lightning.credit.base import TokenWeights
-from grail_lightning.objective import DrGRPO
-from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.runtime.collectives import whole_tensor
-from grail_lightning.step.assign import assign_credit
-from grail_lightning.step.execution import Execution, resolve_cap
-from grail_lightning.step.forward import Forward
-from grail_lightning.step.update import Update
 
 FEWER = {"shared_tokens": 0.0}  # What is meant to differ.
 USUAL = {"clip_high": 0.28, "mask_truncated": True}  # As in the configs of this repository.

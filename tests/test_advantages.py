@@ -5,17 +5,17 @@ import math
 import pytest
 import torch
 
-from grail_lightning.advantages import (
+from grail_lightning import (
     BNPO,
     GDPO,
     AdvantageContext,
     AdvantageEstimator,
     BatchNormalised,
+    DrGRPO,
     GroupMean,
     LeaveOneOut,
 )
-from grail_lightning.objective import DrGRPO
-from grail_lightning.step.assign import compute_advantages
+from grail_lightning.core.step.assign import compute_advantages
 from tests.batches import graded
 from tests.credit.rollouts import context
 from tests.runs import batches, module, trainer

@@ -16,13 +16,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import pytest
 import torch
 
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import LastCheckpoint
-from grail_lightning.data import ArithmeticData
-from grail_lightning.engines import HFEngine
-from grail_lightning.policy import load_policy
-from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.figures import tag
+from grail_lightning import ArithmeticData, HFEngine, LastCheckpoint, Sampling
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.runtime.seeds import derive_seed
+from grail_lightning.core.step.figures import tag
 from tests.copying_engine import Elsewhere
 from tests.processes import on_ranks
 from tests.runs import Watch, module, trainer, weights

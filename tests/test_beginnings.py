@@ -7,14 +7,14 @@ import pytest
 from PIL import Image
 from tokenizers import AddedToken, normalizers, processors
 
-from grail_lightning.callbacks import Preflight
-from grail_lightning.data import FewShot, MathData
-from grail_lightning.engines import HFEngine, requests
-from grail_lightning.engines.base import given_batch
-from grail_lightning.picture import with_pictures
-from grail_lightning.policy import encode_prompt, load_policy, load_tokenizer
-from grail_lightning.tasks import EnvironmentTask, MathTask
-from grail_lightning.tasks.base import Prompt, TokenText
+from grail_lightning import EnvironmentTask, FewShot, HFEngine, MathData, MathTask, Preflight, Prompt
+from grail_lightning.core.engines import requests
+from grail_lightning.core.engines.base import given_batch
+from grail_lightning.core.policy.encode import encode_prompt
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.policy.source import load_tokenizer
+from grail_lightning.core.records.picture import with_pictures
+from grail_lightning.core.records.task import TokenText
 from tests import runs
 from tests.picture_models import checkpoint
 from tests.runs import SAMPLING, TASK

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from grail_lightning.policy import load_policy
+from grail_lightning.core.policy.load import load_policy
 from tests.shell import fails, fails_early, main
 from tests.tool_calling_policy import calling_policy
 

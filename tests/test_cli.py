@@ -12,10 +12,11 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from grail_lightning.cli import GrailCLI
-from grail_lightning.cli.config_files import expand_configs
-from grail_lightning.policy import load_policy, load_tokenizer
-from grail_lightning.step.figures import GROUPS
+from grail_lightning.app.cli.app import GrailCLI
+from grail_lightning.app.cli.config_files import expand_configs
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.policy.source import load_tokenizer
+from grail_lightning.core.step.figures import GROUPS
 from tests.callbacks.scripted import scalars
 from tests.shell import EVALUATED, RUN, SHORT, built, fails, main
 
@@ -111,7 +112,7 @@ def test_what_the_command_line_says_wins_over_the_checkpoint(in_finished_run, tm
             seen["sampling"], seen["policy"] = self.model.sampling, self.model.policy_name
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("grail_lightning.cli.app.GrailCLI", Watched)
+        patch.setattr("grail_lightning.app.cli.app.GrailCLI", Watched)
         checkpoint = f"--ckpt_path={tmp_path / 'meddling.ckpt'}"
         main(["validate", *EVALUATED, checkpoint, "--model.sampling.max_response_length=41"])
     assert seen["sampling"].max_response_length == 41

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from grail_lightning.runtime.clock import PhaseClock
+from grail_lightning.core.runtime.clock import PhaseClock
 
 
 def test_the_time_of_an_inner_phase_is_its_own(monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from grail_lightning.cli.app import FitOptions
+from grail_lightning.app.cli.app import FitOptions
 from tests.shell import SHORT, built, fails_early
 from tests.test_published import SMALL
 
@@ -55,7 +55,7 @@ def test_a_run_on_several_machines_that_no_launcher_has_started_does_not_wait_fo
 
 
 def test_a_published_run_takes_the_files_of_several_machines():
-    pytest.importorskip("grail_lightning.engines.vllm")
+    pytest.importorskip("grail_lightning.core.engines.vllm")
     options = FitOptions().parse(_files("qwen3_4b", "grail", "clusters/nodes", "clusters/servers"))
     assert (options.trainer.num_nodes, options.trainer.devices, options.last_checkpoint.every_n_batches) == (2, 8, 1)
     assert options.data.init_args.train is not None, "the data are still those of the run"
@@ -103,14 +103,14 @@ def test_a_script_runs_a_command_that_is_accepted_and_goes_on_from_the_last_chec
     if "configs/clusters/servers.yaml" in given:
         assert "--model.engine.urls=[http://node3:8000,http://node4:8000]" in given
         assert said == "cancelled 17\n", "the servers end with the run"
-        pytest.importorskip("grail_lightning.engines.vllm")
+        pytest.importorskip("grail_lightning.core.engines.vllm")
     assert FitOptions().parse(given).trainer.num_nodes == 2
 
 
 def test_servers_are_started_as_the_engine_asks_for_it():
     (text, *_), _ = _run("servers.sbatch")
     assert text == "serve"
-    client = pytest.importorskip("grail_lightning.engines.vllm.client")
+    client = pytest.importorskip("grail_lightning.core.engines.vllm.client")
     printed = (EXAMPLES / "servers.sbatch").read_text().replace("\\\n", " ")
     (command,) = [shlex.split(line) for line in printed.splitlines() if "vllm serve" in line]
     wanted = shlex.split(client.ServerClient("http://node3:8000", 1.0, 1.0).command)

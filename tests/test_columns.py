@@ -7,7 +7,7 @@ import sys
 import pyarrow.parquet as pq
 import pytest
 
-from grail_lightning.columns import (
+from grail_lightning.core.records.columns import (
     COLUMNS,
     OPTIONAL,
     PREDICTION,
@@ -17,7 +17,7 @@ from grail_lightning.columns import (
     read_rows,
     write_parquet,
 )
-from grail_lightning.rows import rows_of
+from grail_lightning.core.rollout.rows import rows_of
 from tests.callbacks.scripted import box, prompts
 from tests.callbacks.test_turns import Talks
 
@@ -86,5 +86,5 @@ def test_a_batch_has_the_values_of_every_column_but_those_of_its_place_and_its_c
 
 
 def test_the_list_of_columns_needs_no_torch():
-    code = "import sys, grail_lightning.columns; sys.exit('torch' in sys.modules)"
+    code = "import sys, grail_lightning.core.records.columns; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,11 +5,17 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 
+from grail_lightning import (
+    ArithmeticTask,
+    FewShot,
+    MathData,
+    MathTask,
+    WordProblemData,
+    WordProblemTask,
+    grade_answers,
+    read_samples,
+)
 from grail_lightning.answers import Boxed, Marker, Pattern, Verifier
-from grail_lightning.data import FewShot, MathData, WordProblemData
-from grail_lightning.grading import grade_answers
-from grail_lightning.results import read_samples
-from grail_lightning.tasks import ArithmeticTask, MathTask, WordProblemTask
 from tests.callbacks.scripted import scalars
 from tests.shell import EVALUATED, RUN, SHORT, main
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grail_lightning.credit import RLSD
-from grail_lightning.environments.search import Search
+from grail_lightning.worlds.search.environment import Search
 from tests.benchmark_modules import benchmark
 from tests.credit.groups import LATE, SOUND, groups
 from tests.runs import TASK

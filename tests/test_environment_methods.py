@@ -9,16 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from grail_lightning import EnvironmentTask, EpisodeLimits, RewardSpec
 from grail_lightning.answers import Verifier
-from grail_lightning.engines.base import given_batch
-from grail_lightning.environments.calls import ParsedCall
-from grail_lightning.environments.tools import ToolSet
-from grail_lightning.grading import grade_and_locate
-from grail_lightning.step import episodes
-from grail_lightning.step.collect import _record
-from grail_lightning.tasks import EnvironmentTask, EpisodeLimits
-from grail_lightning.tasks.base import problem_id
-from grail_lightning.tasks.rewards import RewardSpec
+from grail_lightning.core.engines.base import given_batch
+from grail_lightning.core.environments.calls import ParsedCall
+from grail_lightning.core.environments.tools import ToolSet
+from grail_lightning.core.records.task import problem_id
+from grail_lightning.core.rollout.grading import grade_and_locate
+from grail_lightning.core.step import episodes
+from grail_lightning.core.step.collect import _record
 from tests.environments.test_dialogue import _model
 from tests.environments.test_tools import run
 from tests.test_episodes import POLICY, played, task_of

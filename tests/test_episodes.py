@@ -11,18 +11,15 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from grail_lightning import EnvironmentTask, EpisodeLimits, MathTask, Policy, RewardSpec, Sampling
 from grail_lightning.answers import LastNumber, Marker, Verifier
-from grail_lightning.batch import Sampling
-from grail_lightning.engines.base import SampledTurn
-from grail_lightning.environments.calculator import Calculator
-from grail_lightning.environments.dialogue import describe
-from grail_lightning.environments.episode import transcript
-from grail_lightning.grading import grade_and_locate
-from grail_lightning.policy import Policy
-from grail_lightning.step.episodes import play
-from grail_lightning.step.figures import Tally, add_episodes, add_rollouts, warn_of_limits
-from grail_lightning.tasks import EnvironmentTask, EpisodeLimits, MathTask
-from grail_lightning.tasks.rewards import RewardSpec
+from grail_lightning.core.engines.base import SampledTurn
+from grail_lightning.core.environments.dialogue import describe
+from grail_lightning.core.records.episode import transcript
+from grail_lightning.core.rollout.grading import grade_and_locate
+from grail_lightning.core.step.episodes import play
+from grail_lightning.core.step.figures import Tally, add_episodes, add_rollouts, warn_of_limits
+from grail_lightning.worlds.sums.calculator import Calculator
 from tests.tool_calling_policy import END, calling_policy
 from tests.written_turns import WritingEngine
 

@@ -10,14 +10,21 @@ import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grail_lightning import GrailModule, MathData
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import ExportPolicy
+from grail_lightning import (
+    ArithmeticTask,
+    DrGRPO,
+    ExportPolicy,
+    GrailModule,
+    Loading,
+    LoRA,
+    MathData,
+    RewardSpec,
+    Sampling,
+    correctness,
+    resolve_policy,
+)
+from grail_lightning.core.tasks.rewards import Reward, overlong
 from grail_lightning.credit import GRAIL, FrozenReference
-from grail_lightning.objective import DrGRPO
-from grail_lightning.policy import Loading, LoRA, resolve_policy
-from grail_lightning.tasks import ArithmeticTask
-from grail_lightning.tasks.rewards import Reward, RewardSpec, correctness, overlong
 from tests.processes import on_ranks
 from tests.runs import batches, module, strategy_of, trainer, weights
 

@@ -9,12 +9,11 @@ import os
 import pytest
 import torch
 
-from grail_lightning.batch import Sampling
+from grail_lightning import HFEngine, Loading, Sampling
+from grail_lightning.core.functional.tokens import HeadGradient, token_logprobs
+from grail_lightning.core.policy.layout import packed_layout, padded_layout
+from grail_lightning.core.policy.load import load_policy
 from grail_lightning.credit import GRAIL, input_saliency
-from grail_lightning.engines import HFEngine
-from grail_lightning.functional.tokens import HeadGradient, token_logprobs
-from grail_lightning.policy import Loading, load_policy
-from grail_lightning.policy.layout import packed_layout, padded_layout
 from tests import runs
 from tests.steps import gap, steps
 

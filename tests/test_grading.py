@@ -8,13 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from grail_lightning import ArithmeticTask, MathTask, RewardSpec, Step, build_batch, grade_answers
 from grail_lightning.answers import AnswerSpan, Conventions, LastNumber, Marker, Pattern, Verdict, Verifier
-from grail_lightning.engines.base import build_batch
-from grail_lightning.grading import TaskVerifiers, align_rows, answer_masks, grade_and_locate, grade_answers, step_masks
-from grail_lightning.step.figures import Tally, add_rollouts
-from grail_lightning.tasks import ArithmeticTask, MathTask
-from grail_lightning.tasks.base import Step
-from grail_lightning.tasks.rewards import RewardSpec
+from grail_lightning.core.rollout.grading import TaskVerifiers, align_rows, answer_masks, grade_and_locate, step_masks
+from grail_lightning.core.step.figures import Tally, add_rollouts
 from tests.tolerance import assert_near
 
 TEXTS = [

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from grail_lightning._version import __version__
-from grail_lightning.cli.help import SCREEN, SUBCOMMANDS
+from grail_lightning.app.cli.help import SCREEN, SUBCOMMANDS
 from tests.shell import MADE, fails, main
 
 OPTION = re.compile(r"^  (--[\w.]+)(?!\.help)[ ,\n]", re.MULTILINE)
@@ -45,7 +45,7 @@ def test_the_first_screen_the_version_and_a_mistyped_subcommand_need_no_torch():
 def test_help_loads_nothing_heavy_that_lightning_and_transformers_do_not_load_themselves():
     code = (
         "import lightning.pytorch.cli, transformers\n"
-        "import sys, contextlib, io\nbase = set(sys.modules)\nfrom grail_lightning.cli import main\n"
+        "import sys, contextlib, io\nbase = set(sys.modules)\nfrom grail_lightning.app.cli.app import main\n"
         "for args in (['--help'], ['fit', '--help']):\n"
         "    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): main(args)\n"
         "ours = {m.partition('.')[0] for m in sys.modules.keys() - base} - {m.partition('.')[0] for m in base}\n"

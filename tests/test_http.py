@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from grail_lightning.runtime.http import (
+from grail_lightning.core.runtime.http import (
     Answer,
     LongAnswer,
     NoAnswer,

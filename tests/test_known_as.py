@@ -9,14 +9,10 @@ import pytest
 import torch
 import yaml
 
-from grail_lightning.advantages import GroupMean
-from grail_lightning.cli.app import FitOptions
-from grail_lightning.cli.classes import BASES
-from grail_lightning.cli.known_as import KNOWN_AS, known_as
-from grail_lightning.data import MathData
-from grail_lightning.objective import Objective
-from grail_lightning.policy.source import LoRA
-from grail_lightning.tasks import CodeTask, EnvironmentTask, MathTask
+from grail_lightning import CodeTask, EnvironmentTask, GroupMean, LoRA, MathData, MathTask, Objective
+from grail_lightning.app.cli.app import FitOptions
+from grail_lightning.app.cli.classes import BASES
+from grail_lightning.app.cli.known_as import KNOWN_AS, known_as
 
 BASE = ["--config=quickstart.yaml"]
 
@@ -55,7 +51,7 @@ def optional(cls):
 TASKS = {
     MathTask: {},
     CodeTask: {},
-    EnvironmentTask: {"environment": "grail_lightning.environments.calculator.Calculator"},
+    EnvironmentTask: {"environment": "grail_lightning.worlds.sums.calculator.Calculator"},
 }
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grail_lightning.cli.app import FitOptions
-from grail_lightning.cli.config_files import DEFAULTS, NO_VALUE, as_arguments, merged, with_arguments
+from grail_lightning.app.cli.app import FitOptions
+from grail_lightning.app.cli.config_files import DEFAULTS, NO_VALUE, as_arguments, merged, with_arguments
 
 OAR = {"class_path": "OARGradient", "init_args": {"bilevel": {"boost": 7.0}}}
 # The default as it is given to jsonargparse: classes have their import paths.
-WITH_PATHS = {"model": {"objective": {"class_path": "grail_lightning.objective.DrGRPO"}}}
+WITH_PATHS = {"model": {"objective": {"class_path": "grail_lightning.DrGRPO"}}}
 QUICKSTART = "--config=quickstart.yaml"
 
 
@@ -135,14 +135,14 @@ def test_classes_are_handed_to_the_parser_by_their_import_paths(written):
     options = yaml.safe_load(config.removeprefix("--config="))
     of_task = options["data"]["init_args"]["task"]
     assert (options["model"]["credit"], options["data"]["class_path"]) == (credit, "grail_lightning.MathData")
-    assert of_task["class_path"] == "grail_lightning.tasks.MathTask"
+    assert of_task["class_path"] == "grail_lightning.MathTask"
     assert of_task["init_args"] == {"answer": "grail_lightning.answers.Marker", "instruction": "GRAIL"}
     values = dict(argument.split("=", 1) for argument in rest)
     assert (values["--model.credit.class_path"], values["--model.credit.help"]) == (credit, credit)
     assert values["--model.policy"] == "GRAIL"
     assert yaml.safe_load(values["--model.control"]) == {"class_path": "grail_lightning.credit.Random"}
     assert yaml.safe_load(values["--trainer.callbacks"]) == [
-        {"class_path": "grail_lightning.callbacks.KeepRollouts"},
+        {"class_path": "grail_lightning.KeepRollouts"},
         *("lightning.pytorch.callbacks.EarlyStopping", "mine.Own", "Unknown"),
     ]
 

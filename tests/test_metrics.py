@@ -4,7 +4,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from grail_lightning.metrics import AnswerAccuracy, MajAtK, PassAtK, problem_metrics
+from grail_lightning.core.metrics import AnswerAccuracy, MajAtK, PassAtK, problem_metrics
 from tests.tolerance import near
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from grail_lightning.cli.app import FitOptions
+from grail_lightning.app.cli.app import FitOptions
 from tests.shell import SHORT, fails_early, main
 
 OVERLONG = "--data.task.init_args.rewards=[{function: overlong, arguments: "
@@ -15,7 +15,7 @@ UNWRITABLE = "must be a folder that can be written, but got"
 REWARD = "--data.task.rewards=[{function: mine.%s}]"
 MINE = """
 import functools
-from grail_lightning.tasks import ArithmeticTask
+from grail_lightning import ArithmeticTask
 class Thing: pass
 class Other(ArithmeticTask): pass
 def level(responses, references, *, difficulty, correct, weight=1): return [1.0] * len(responses)
@@ -80,8 +80,11 @@ NO_OPTION = "There is no option `%s`.*Did you mean `?%s`?\\?"
         ),
         ("--model.objective=RLOO", "`LeaveOneOut` is an estimator of the advantage: --model.advantage=LeaveOneOut.$"),
         ("--model.credit=oar", "but got 'oar'. Did you mean OARGradient or OARPerturbation"),
-        ("--model.credit=grail_lightning.credit.GRIAL", "'grail_lightning.credit.GRIAL': .* Did you mean GRAIL"),
-        ("--model.credit=grail_lightning.data.MathData", "it is no subclass of TokenCredit"),
+        (
+            "--model.credit=grail_lightning.core.credit.GRIAL",
+            "'grail_lightning.core.credit.GRIAL': .* Did you mean GRAIL",
+        ),
+        ("--model.credit=grail_lightning.MathData", "it is no subclass of TokenCredit"),
         ("--model.engine=vllm", "but got 'vllm'. Did you mean VLLMEngine or VLLMServer"),
         ("--model.engine.urls=[a]", "`model.engine` must name a class .* `urls` is an option of VLLMServer"),
         (
@@ -330,6 +333,6 @@ def test_an_error_of_ours_inside_a_run_keeps_its_traceback(monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr("grail_lightning.step.assign.assign_credit", broken)
+    monkeypatch.setattr("grail_lightning.core.step.assign.assign_credit", broken)
     with pytest.raises(RuntimeError, match="a fault"):
         main(["fit", *SHORT, "--evaluation.at_start=false"])

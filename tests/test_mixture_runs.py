@@ -6,14 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import Preflight
+from grail_lightning import ArithmeticTask, EnvironmentTask, GrailModule, Preflight, PromptData, RewardSpec, Sampling
+from grail_lightning.core.data.loaders import PromptSet
 from grail_lightning.credit import EGCA, CriticSearch, ExecutedMask, GiGPO, Resampled, SpanScores, TurnRewards
-from grail_lightning.data.loaders import PromptSet
-from grail_lightning.data.modules import PromptData
-from grail_lightning.module import GrailModule
-from grail_lightning.tasks import ArithmeticTask, EnvironmentTask
-from grail_lightning.tasks.rewards import RewardSpec
 from tests.credit.test_contract import REFERENCE
 from tests.programs.traced import Trusted
 from tests.runs import Watch, trainer

@@ -8,18 +8,14 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import Evaluation
+from grail_lightning import ArithmeticTask, Evaluation, HFEngine, Loading, RewardSpec, Sampling
+from grail_lightning.core.credit.base import TokenWeights
+from grail_lightning.core.distributed.gradients import Gradients
+from grail_lightning.core.policy.layout import padded_layout
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.runtime.seeds import derive_seed
+from grail_lightning.core.step.figures import GROUP_OF, GROUPS, tag
 from grail_lightning.credit import GRAIL, PRIME, FrozenReference, Shuffled, TokenCredit, TrainedModel
-from grail_lightning.credit.base import TokenWeights
-from grail_lightning.distributed.gradients import Gradients
-from grail_lightning.engines import HFEngine
-from grail_lightning.policy import Loading, load_policy
-from grail_lightning.policy.layout import padded_layout
-from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.figures import GROUP_OF, GROUPS, tag
-from grail_lightning.tasks import ArithmeticTask
-from grail_lightning.tasks.rewards import RewardSpec
 from tests.runs import SAMPLING, Watch, batches, module, problems, trainer, weights
 from tests.tolerance import near
 

@@ -7,15 +7,12 @@ import pytest
 import torch
 import yaml
 
-from grail_lightning.advantages import BNPO, GroupMean
-from grail_lightning.cli import main
-from grail_lightning.cli.app import FitOptions
+from grail_lightning import BNPO, CISPO, DAPO, GRPO, SDPG, DrGRPO, GrailModule, GroupMean, GSPOToken, Objective
+from grail_lightning.app.cli.app import FitOptions, main
+from grail_lightning.core.functional.tokens import TokenStats
+from grail_lightning.core.objective import described
+from grail_lightning.core.step.loss import LossInputs, micro_batch_loss
 from grail_lightning.credit import GRAIL
-from grail_lightning.functional.tokens import TokenStats
-from grail_lightning.module import GrailModule
-from grail_lightning.objective import CISPO, DAPO, GRPO, DrGRPO, GSPOToken, Objective, described
-from grail_lightning.sdpg import SDPG
-from grail_lightning.step.loss import LossInputs, micro_batch_loss
 from tests.runs import SAMPLING
 
 # Section by section as the papers have it: advantage, aggregation, clips, truncated rollouts left out, what else.
@@ -95,11 +92,11 @@ def test_each_algorithm_has_the_values_of_its_paper_from_python_the_command_line
 
 def test_a_field_alone_changes_the_class_that_is_configured_or_the_default_one(options):
     parsed = options.parse(["--config=configs/quickstart.yaml", "--model.objective.clip_high=0.3"]).model.objective
-    assert (parsed.class_path, parsed.init_args.clip_high) == ("grail_lightning.objective.DrGRPO", 0.3)
+    assert (parsed.class_path, parsed.init_args.clip_high) == ("grail_lightning.DrGRPO", 0.3)
     assert parsed.init_args.mask_truncated
     bare = ["--model.policy=arithmetic", "--model.sampling.max_response_length=8", "--data=ArithmeticData"]
     parsed = options.parse([*bare, "--model.objective.clip_high=0.3"]).model.objective
-    assert (parsed.class_path, parsed.init_args.clip_high) == ("grail_lightning.objective.DrGRPO", 0.3)
+    assert (parsed.class_path, parsed.init_args.clip_high) == ("grail_lightning.DrGRPO", 0.3)
     assert not parsed.init_args.mask_truncated
 
 
@@ -213,7 +210,7 @@ def test_the_first_lines_of_a_run_and_its_config_name_the_algorithm(tmp_path, ca
     said = [record.getMessage() for record in caplog.records]
     assert "Objective: GRPO, with kl_coefficient=0.04 in place of its defaults." in said
     saved = yaml.safe_load((tmp_path / "quickstart" / "config.yaml").read_text())["model"]["objective"]
-    assert saved["class_path"] == "grail_lightning.objective.GRPO"
+    assert saved["class_path"] == "grail_lightning.GRPO"
     assert saved["init_args"] == published(GRPO) | {"kl_coefficient": 0.04}
 
 

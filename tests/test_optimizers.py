@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from grail_lightning.policy import Loading, load_policy
-from grail_lightning.step.optimizer import ConfiguredOptions
+from grail_lightning import Loading
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.step.optimizer import ConfiguredOptions
 from tests.runs import batches, module, trainer, weights
 from tests.shell import SHORT, main
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grail_lightning.cli.app import FitOptions
+from grail_lightning.app.cli.app import FitOptions
 from tests.shell import main
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"

@@ -15,12 +15,12 @@ from transformers import (
     Qwen3Config,
 )
 
-from grail_lightning.batch import Sampling
+from grail_lightning import Loading, LoRA, Policy, Sampling
+from grail_lightning.core.distributed.sharding import gathered, shard
+from grail_lightning.core.policy.capabilities import check_packing
+from grail_lightning.core.policy.layout import packed_layout
+from grail_lightning.core.policy.load import load_policy
 from grail_lightning.credit import input_saliency
-from grail_lightning.distributed.sharding import gathered, shard
-from grail_lightning.policy import Loading, LoRA, Policy, load_policy
-from grail_lightning.policy.capabilities import check_packing
-from grail_lightning.policy.layout import packed_layout
 from tests.architectures import SIZES, live
 from tests.runs import beside_the_update, one_in_four
 from tests.tolerance import assert_near

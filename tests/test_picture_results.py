@@ -17,25 +17,29 @@ import torch
 from lightning.pytorch import Callback
 from PIL import Image, ImageDraw
 
-from grail_lightning import MathData
+from grail_lightning import (
+    DatasetSpec,
+    DrGRPO,
+    EnvironmentTask,
+    EpisodeLimits,
+    GrailModule,
+    HFEngine,
+    KeepRollouts,
+    Kept,
+    MathData,
+    PredictionWriter,
+    Sampling,
+    VLLMServer,
+)
 from grail_lightning.answers import LastNumber
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import KeepRollouts, PredictionWriter
+from grail_lightning.core.engines.base import TurnRequest
+from grail_lightning.core.environments.calls import ParsedCall
+from grail_lightning.core.environments.tools import ToolSet, run_calls
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.records.episode import episode_json, read_episode, transcript
+from grail_lightning.core.records.picture import FIRST_PICTURE_ID, pictures_in
+from grail_lightning.core.step.episodes import play
 from grail_lightning.credit import GRAIL
-from grail_lightning.data import DatasetSpec
-from grail_lightning.data.tables import Kept
-from grail_lightning.engines.base import TurnRequest
-from grail_lightning.engines.hf import HFEngine
-from grail_lightning.engines.vllm.server import VLLMServer
-from grail_lightning.environments.calls import ParsedCall
-from grail_lightning.environments.episode import episode_json, read_episode, transcript
-from grail_lightning.environments.tools import ToolSet, run_calls
-from grail_lightning.module import GrailModule
-from grail_lightning.objective import DrGRPO
-from grail_lightning.picture import FIRST_PICTURE_ID, pictures_in
-from grail_lightning.policy import load_policy
-from grail_lightning.step.episodes import play
-from grail_lightning.tasks import EnvironmentTask, EpisodeLimits
 from tests.picture_models import MAKERS, checkpoint, cut_off, image, letters, pictures, question, seeing
 from tests.runs import Watch, trainer, weights
 from tests.test_picture_runs import module_of

@@ -12,19 +12,27 @@ import pytest
 import torch
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from grail_lightning import GrailModule, MathData
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import Preflight
+from grail_lightning import (
+    SDPG,
+    DatasetSpec,
+    DrGRPO,
+    Execution,
+    FewShot,
+    GrailModule,
+    Loading,
+    LoRA,
+    MathData,
+    MathTask,
+    Preflight,
+    RolloutEngine,
+    Sampling,
+    VLLMServer,
+    build_batch,
+)
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.policy.source import LoadedPolicy
+from grail_lightning.core.records.picture import pictures_in
 from grail_lightning.credit import GRAIL, PRIME, OARPerturbation
-from grail_lightning.data import DatasetSpec, FewShot
-from grail_lightning.engines import RolloutEngine, VLLMServer, build_batch
-from grail_lightning.objective import DrGRPO
-from grail_lightning.picture import pictures_in
-from grail_lightning.policy import Loading, LoRA, load_policy
-from grail_lightning.policy.source import LoadedPolicy
-from grail_lightning.sdpg import SDPG
-from grail_lightning.step.execution import Execution
-from grail_lightning.tasks.answered import MathTask
 from tests.picture_models import TEXT, checkpoint, cut_off, image, letters, pictures, question
 from tests.processes import on_ranks
 from tests.runs import Watch, strategy_of, trainer, weights

@@ -9,14 +9,11 @@ import PIL.Image
 import pytest
 import torch
 
-from grail_lightning.batch import Sampling
-from grail_lightning.engines.base import build_batch
-from grail_lightning.engines.hf import HFEngine
-from grail_lightning.picture import FIRST_PICTURE_ID, Picture
-from grail_lightning.policy import load_policy
-from grail_lightning.policy.source import LoadedPolicy, as_source
-from grail_lightning.policy.vision import vision_parameters
-from grail_lightning.tasks.base import Prompt
+from grail_lightning import HFEngine, Prompt, Sampling, build_batch
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.policy.source import LoadedPolicy, as_source
+from grail_lightning.core.policy.vision import vision_parameters
+from grail_lightning.core.records.picture import FIRST_PICTURE_ID, Picture
 from tests.picture_models import MAKERS, TILES, image, pictures, plain, question, seeing
 from tests.runs import TASK
 from tests.tolerance import assert_near

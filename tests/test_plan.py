@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from grail_lightning.plan import main
+from grail_lightning.app.plan import main
 from tests.shell import refusal
 
 QUICK = ["--config=configs/quickstart.yaml", "--prompt_tokens=11"]

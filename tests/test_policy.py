@@ -16,20 +16,11 @@ from transformers import (
     TrOCRConfig,
 )
 
-from grail_lightning.batch import Sampling
-from grail_lightning.engines import HFEngine
-from grail_lightning.policy import (
-    Loading,
-    LoRA,
-    Policy,
-    check_policy,
-    encode_prompt,
-    load_policy,
-    load_tokenizer,
-    resolve_policy,
-)
-from grail_lightning.policy.layout import padded_layout
-from grail_lightning.policy.source import LoadedPolicy, check_dtype, check_precision
+from grail_lightning import HFEngine, Loading, LoRA, Policy, Sampling, resolve_policy
+from grail_lightning.core.policy.encode import encode_prompt
+from grail_lightning.core.policy.layout import padded_layout
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.policy.source import LoadedPolicy, check_dtype, check_policy, check_precision, load_tokenizer
 from tests.architectures import SELECTING, SIZES, live, per_layer
 from tests.runs import TASK
 from tests.tolerance import assert_near

@@ -5,8 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from grail_lightning.data.tables import Kept, kept_rollouts
-from grail_lightning.tasks import ArithmeticTask
+from grail_lightning import ArithmeticTask, Kept
+from grail_lightning.core.data.tables import kept_rollouts
 from tests.shell import EVALUATED, RUN, SHORT, fails, main
 from tests.views.test_page import data_of
 

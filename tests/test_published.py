@@ -7,10 +7,10 @@ import pytest
 import torch
 import yaml
 
-from grail_lightning.cli.app import FitOptions
-from grail_lightning.cli.config_files import expand_configs
+from grail_lightning.app.cli.app import FitOptions
+from grail_lightning.app.cli.config_files import expand_configs
+from grail_lightning.core.runtime.run_folder import RunFolder
 from grail_lightning.credit import OARGradient
-from grail_lightning.runtime.run_folder import RunFolder
 from tests.shell import built, fails
 
 pytestmark = pytest.mark.usefixtures("empty_folder")

@@ -8,12 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from grail_lightning.advantages import BNPO, GDPO, BatchNormalised, GroupMean, LeaveOneOut
-from grail_lightning.batch import Sampling
-from grail_lightning.gallery.energy import EnergyBaseline
-from grail_lightning.objective import DrGRPO
-from grail_lightning.policy import load_policy
-from grail_lightning.step.assign import compute_advantages
+from grail_lightning import BNPO, GDPO, BatchNormalised, DrGRPO, EnergyBaseline, GroupMean, LeaveOneOut, Sampling
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.step.assign import compute_advantages
 from tests.batches import graded
 from tests.processes import group, on_ranks
 from tests.runs import problems, sampled

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from grail_lightning.policy import load_policy
+from grail_lightning.core.policy.load import load_policy
 from tests.shell import main
 
 ROWS = [
@@ -24,7 +24,7 @@ data:
       - {path: b.jsonl, problem: question, answer: final_answer, weight: 2.0}
     val: {path: a.jsonl, limit: 2}
     test: [{path: a.jsonl}, {path: b.jsonl, problem: question, answer: final_answer, name: sums}]
-    task: {class_path: grail_lightning.tasks.MathTask, init_args: {system_prompt: Be brief.}}
+    task: {class_path: grail_lightning.MathTask, init_args: {system_prompt: Be brief.}}
     prompts_per_batch: 16
 """
 

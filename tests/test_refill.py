@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from grail_lightning.advantages import same_verdict_groups
+from grail_lightning import ArithmeticData, HFEngine, Sampling
 from grail_lightning.answers import Verifier
-from grail_lightning.batch import Sampling
-from grail_lightning.data import ArithmeticData
-from grail_lightning.engines import HFEngine
-from grail_lightning.grading import grade_and_locate
-from grail_lightning.policy import load_policy
-from grail_lightning.step.collect import refill
+from grail_lightning.core.advantages import same_verdict_groups
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.rollout.grading import grade_and_locate
+from grail_lightning.core.step.collect import refill
 from tests.copying_engine import Elsewhere
 from tests.runs import Watch, batches, module, problems, trainer
 

@@ -7,10 +7,24 @@ import numpy as np
 import pytest
 import torch
 
-from grail_lightning.advantages import BNPO, BatchNormalised, GroupMean, LeaveOneOut
-from grail_lightning.batch import Sampling
-from grail_lightning.engines import VLLMEngine, VLLMServer
-from grail_lightning.engines.requests import sampling_parameters
+from grail_lightning import (
+    BNPO,
+    GRPO,
+    SDPG,
+    BatchNormalised,
+    CodeTask,
+    EnergyBaseline,
+    EpisodeLimits,
+    GroupMean,
+    LeaveOneOut,
+    Sampling,
+    VLLMEngine,
+    VLLMServer,
+)
+from grail_lightning.core.engines.requests import sampling_parameters
+from grail_lightning.core.functional.advantages import beta_scale
+from grail_lightning.core.functional.policy_gradient import sampler_correction
+from grail_lightning.core.metrics import PassAtK
 from grail_lightning.functional import (
     aggregate,
     clipped_surrogate,
@@ -19,13 +33,7 @@ from grail_lightning.functional import (
     pass_at_k,
     token_logprobs,
 )
-from grail_lightning.functional.advantages import beta_scale
-from grail_lightning.functional.policy_gradient import sampler_correction
-from grail_lightning.gallery.energy import EnergyBaseline
-from grail_lightning.metrics import PassAtK
-from grail_lightning.objective import GRPO
-from grail_lightning.sdpg import SDPG
-from grail_lightning.tasks import ChartSpace, CodeTask, EpisodeLimits
+from grail_lightning.worlds.charts.task import ChartSpace
 from tests.steps import configured
 
 ONE = torch.ones(1, 1)

@@ -7,12 +7,10 @@ import torch
 from lightning.pytorch import Callback
 from torch.optim import SGD, AdamW, lr_scheduler
 
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import KeepRollouts, LastCheckpoint
+from grail_lightning import ArithmeticData, KeepRollouts, LastCheckpoint, Sampling
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.step.optimizer import ConfiguredOptions
 from grail_lightning.credit import PRIME, RLSD
-from grail_lightning.data import ArithmeticData
-from grail_lightning.policy import load_policy
-from grail_lightning.step.optimizer import ConfiguredOptions
 from tests.runs import Drawing, Watch, module, trained_model, trainer, weights
 
 HALF = 2

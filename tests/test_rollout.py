@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from grail_lightning.batch import lengths_to_mask, micro_batches, pad_left
+from grail_lightning.core.rollout.batch import lengths_to_mask, micro_batches, pad_left
 
 
 @pytest.mark.parametrize("budget", [7, 40])

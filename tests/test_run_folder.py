@@ -15,10 +15,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger, Logger
 
-from grail_lightning.callbacks import LastCheckpoint
-from grail_lightning.cli.trainer_options import StageCSVLogger, log_beside_training
-from grail_lightning.runtime.files import LOCK, held
-from grail_lightning.runtime.run_folder import MARKER, RunFolder
+from grail_lightning import LastCheckpoint
+from grail_lightning.app.cli.trainer_options import StageCSVLogger, log_beside_training
+from grail_lightning.core.runtime.files import LOCK, held
+from grail_lightning.core.runtime.run_folder import MARKER, RunFolder
 from tests.runs import trainer
 from tests.shell import RUN, SHORT, fails, main
 
@@ -254,7 +254,7 @@ def test_two_ranks_are_one_holder_and_move_a_run_aside_once():
 
 HOLDS = """
 import pathlib, sys, time
-from grail_lightning.runtime.files import held
+from grail_lightning.core.runtime.files import held
 with held(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as torchs
 
-from grail_lightning.callbacks import LastCheckpoint
-from grail_lightning.step.schedule import check_schedule
+from grail_lightning import LastCheckpoint
+from grail_lightning.core.step.schedule import check_schedule
 from tests.runs import Watch, batches, module, trainer
 from tests.shell import SHORT, fails_early
 

@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from grail_lightning.batch import AnswerMasks, Sampling
+from grail_lightning import SDPG, ArithmeticTask, Loading, Prompt, Sampling
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.policy.micro_batch import MIN_COMMON_TOKENS
+from grail_lightning.core.rollout.batch import AnswerMasks
 from grail_lightning.credit import GRAIL, RLSD, Uniform
-from grail_lightning.credit.distillation import SENTENCE, with_shown_answers
-from grail_lightning.policy import Loading, load_policy
-from grail_lightning.policy.micro_batch import MIN_COMMON_TOKENS
-from grail_lightning.sdpg import SDPG
-from grail_lightning.tasks import ArithmeticTask
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.gallery.distillation import SENTENCE, with_shown_answers
 from tests import batches as ready
 from tests.architectures import tiny
 from tests.runs import sampled, uneven

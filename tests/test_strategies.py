@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from grail_lightning.distributed.sharding import check_strategy, load_on_ranks
-from grail_lightning.policy import Loading
+from grail_lightning import Loading
+from grail_lightning.core.distributed.sharding import check_strategy, load_on_ranks
 from tests.shell import RUN, SHORT, built, fails, main
 
 pytestmark = pytest.mark.usefixtures("empty_folder")

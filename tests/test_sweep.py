@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 import yaml
 
-from grail_lightning.results.differences import curve, read_results, read_scalars
-from grail_lightning.runtime.files import held
-from grail_lightning.sweep import main, read_sweep
+from grail_lightning.app.results.differences import curve, read_results, read_scalars
+from grail_lightning.app.sweep import main, read_sweep
+from grail_lightning.core.runtime.files import held
 from tests.processes import Forked
 from tests.shell import refusal
 
@@ -59,7 +59,9 @@ def call(file, *arguments):
 @pytest.fixture
 def _forked_runs(monkeypatch):
     """Runs need not import torch again; those of the sweep that is terminated below do."""
-    monkeypatch.setattr("grail_lightning.sweep.subprocess", SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr(
+        "grail_lightning.app.sweep.subprocess", SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL)
+    )
 
 
 def records(file, folder="study"):
@@ -163,7 +165,9 @@ def test_a_run_that_cannot_be_started_stops_no_other(tmp_path, capsys, monkeypat
     def popen(command, **how):
         raise OSError("no memory")
 
-    monkeypatch.setattr("grail_lightning.sweep.subprocess", SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr(
+        "grail_lightning.app.sweep.subprocess", SimpleNamespace(Popen=popen, DEVNULL=subprocess.DEVNULL)
+    )
     assert call(write(tmp_path), "--jobs=1") == 1
     said = capsys.readouterr().out
     assert "left alone: GRPO__sums__0: no memory" in said

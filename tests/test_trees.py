@@ -21,14 +21,17 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from grail_lightning.batch import AnswerMasks
+from grail_lightning import Loading, LoRA
+from grail_lightning.core.policy import micro_batch
+from grail_lightning.core.policy.capabilities import within_attention_window
+from grail_lightning.core.policy.layout import gather_rows
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.policy.micro_batch import cut_into_trees, cut_rows
+from grail_lightning.core.policy.source import load_tokenizer
+from grail_lightning.core.policy.trees import tree_layout
+from grail_lightning.core.rollout.batch import AnswerMasks
+from grail_lightning.core.step.fused import SaliencyForward
 from grail_lightning.credit import GRAIL
-from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer, micro_batch
-from grail_lightning.policy.capabilities import within_attention_window
-from grail_lightning.policy.layout import gather_rows
-from grail_lightning.policy.micro_batch import cut_into_trees, cut_rows
-from grail_lightning.policy.trees import tree_layout
-from grail_lightning.step.fused import SaliencyForward
 from tests import batches
 from tests.architectures import ARCHITECTURES, SELECTING, SIZES, tiny
 from tests.steps import FEWER, gap, steps, update_of
@@ -124,7 +127,7 @@ def attend_by(monkeypatch):
 
     def take(policy, kernel):
         if kernel == "varlen":
-            monkeypatch.setattr("grail_lightning.policy.trees.varlen_attn", by_definition)
+            monkeypatch.setattr("grail_lightning.core.policy.trees.varlen_attn", by_definition)
         policy.tree_kernel = kernel
         return calls
 

@@ -21,13 +21,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from grail_lightning.batch import RolloutBatch, Sampling
+from grail_lightning import CISPO, DAPO, GRPO, DrGRPO, GSPOToken, RolloutBatch, Sampling
+from grail_lightning.core.functional.tokens import TokenStats
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.policy.micro_batch import MicroBatch
+from grail_lightning.core.step.loss import loss_mask
 from grail_lightning.functional import group_advantages
-from grail_lightning.functional.tokens import TokenStats
-from grail_lightning.objective import CISPO, DAPO, GRPO, DrGRPO, GSPOToken
-from grail_lightning.policy import load_policy
-from grail_lightning.policy.micro_batch import MicroBatch
-from grail_lightning.step.loss import loss_mask
 from tests.batches import rollouts
 from tests.runs import problems, sampled
 from tests.steps import backward, update_of

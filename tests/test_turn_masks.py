@@ -5,18 +5,19 @@ import dataclasses
 import pytest
 import torch
 
-from grail_lightning.batch import Sampling, cut_responses, join
-from grail_lightning.engines.checks import check_rollouts
-from grail_lightning.environments.episode import Episode, Turn
-from grail_lightning.functional.advantages import discounted_returns, process_advantages
-from grail_lightning.grading import align_rows, labelled_steps, located_steps, step_masks
-from grail_lightning.policy import Loading, load_policy
-from grail_lightning.policy.layout import group_nodes, packed_layout, padded_layout, right_padded_layout
-from grail_lightning.policy.micro_batch import cut_rows
-from grail_lightning.step.collect import _options, _record, _restore
-from grail_lightning.step.figures import Tally, add_rollouts
-from grail_lightning.step.sampler import Sampler
-from grail_lightning.tasks.base import REWARD
+from grail_lightning import Loading, Sampling
+from grail_lightning.core.engines.checks import check_rollouts
+from grail_lightning.core.functional.advantages import discounted_returns, process_advantages
+from grail_lightning.core.policy.layout import group_nodes, packed_layout, padded_layout, right_padded_layout
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.policy.micro_batch import cut_rows
+from grail_lightning.core.records.episode import Episode, Turn
+from grail_lightning.core.records.task import REWARD
+from grail_lightning.core.rollout.batch import cut_responses, join
+from grail_lightning.core.rollout.grading import align_rows, labelled_steps, located_steps, step_masks
+from grail_lightning.core.step.collect import _options, _record, _restore
+from grail_lightning.core.step.figures import Tally, add_rollouts
+from grail_lightning.core.step.sampler import Sampler
 from tests.batches import graded
 from tests.engines.test_base import Canned
 from tests.runs import TASK

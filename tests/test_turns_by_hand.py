@@ -6,14 +6,11 @@ import re
 import pytest
 import torch
 
+from grail_lightning import GrailModule, HFEngine, MathTask, Sampling
 from grail_lightning.answers import Marker
-from grail_lightning.batch import Sampling
-from grail_lightning.engines import HFEngine
-from grail_lightning.environments.calculator import Calculator
-from grail_lightning.module import GrailModule
-from grail_lightning.runtime.seeds import derive_seed
-from grail_lightning.step.episodes import play
-from grail_lightning.tasks import MathTask
+from grail_lightning.core.runtime.seeds import derive_seed
+from grail_lightning.core.step.episodes import play
+from grail_lightning.worlds.sums.calculator import Calculator
 from tests.draws import without_ties
 from tests.processes import on_ranks
 from tests.runs import Watch, trainer

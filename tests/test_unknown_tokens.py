@@ -7,17 +7,13 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from grail_lightning import ArithmeticTask, Evaluation, GrailModule, MathTask, RewardSpec, Sampling, build_batch
 from grail_lightning.answers import Verifier
 from grail_lightning.answers.spans import unknown_ids
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import Evaluation
-from grail_lightning.engines import requests
-from grail_lightning.engines.base import build_batch
-from grail_lightning.grading import grade_and_locate
-from grail_lightning.module import GrailModule
-from grail_lightning.policy import load_policy, load_tokenizer
-from grail_lightning.tasks import ArithmeticTask, MathTask
-from grail_lightning.tasks.rewards import RewardSpec
+from grail_lightning.core.engines import requests
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.policy.source import load_tokenizer
+from grail_lightning.core.rollout.grading import grade_and_locate
 from tests import runs
 
 KNOWN, ROWS = 448, 512  # Entries of the packaged tokenizer, and rows of a head that is padded to a multiple of 64.

@@ -9,22 +9,31 @@ import torch
 from lightning.pytorch import Callback
 
 import grail_lightning.credit as credits
-from grail_lightning.advantages import BNPO, GroupMean, same_verdict_groups
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import Evaluation, KeepRollouts, PredictionWriter, Preflight
-from grail_lightning.callbacks.credit_plots import CreditPictures, _text
-from grail_lightning.callbacks.samples import sample_rows
+from grail_lightning import (
+    BNPO,
+    ArithmeticData,
+    ArithmeticTask,
+    CreditPictures,
+    DrGRPO,
+    EnergyBaseline,
+    Evaluation,
+    GroupMean,
+    KeepRollouts,
+    PredictionWriter,
+    Preflight,
+    Sampling,
+    StepOutput,
+)
+from grail_lightning.app.callbacks.credit_plots import _text
+from grail_lightning.app.callbacks.samples import sample_rows
+from grail_lightning.core.advantages import same_verdict_groups
+from grail_lightning.core.credit.base import token_advantages
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.rollout.grading import grade_and_locate
+from grail_lightning.core.rollout.rows import rows_of
+from grail_lightning.core.step.assign import compute_advantages, of_whole_batch, run_credit, trained_rows
+from grail_lightning.core.step.figures import Tally, add_rollouts
 from grail_lightning.credit import Resampled
-from grail_lightning.credit.base import token_advantages
-from grail_lightning.data import ArithmeticData
-from grail_lightning.gallery.energy import EnergyBaseline
-from grail_lightning.grading import grade_and_locate
-from grail_lightning.objective import DrGRPO
-from grail_lightning.policy import load_policy
-from grail_lightning.rows import rows_of
-from grail_lightning.step.assign import compute_advantages, of_whole_batch, run_credit, trained_rows
-from grail_lightning.step.figures import StepOutput, Tally, add_rollouts
-from grail_lightning.tasks import ArithmeticTask
 from tests.batches import graded
 from tests.copying_engine import Elsewhere
 from tests.credit.rollouts import context

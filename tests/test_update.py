@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from grail_lightning.functional.tokens import TokenStats
-from grail_lightning.policy import Loading, LoRA, load_policy
-from grail_lightning.policy.layout import padded_layout
-from grail_lightning.policy.micro_batch import MicroBatch, stand_in
-from grail_lightning.step.execution import Execution
-from grail_lightning.step.forward import Forward
-from grail_lightning.step.update import deal_rows
+from grail_lightning import Execution, Loading, LoRA
+from grail_lightning.core.functional.tokens import TokenStats
+from grail_lightning.core.policy.layout import padded_layout
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.policy.micro_batch import MicroBatch, stand_in
+from grail_lightning.core.step.forward import Forward
+from grail_lightning.core.step.update import deal_rows
 from tests.architectures import live
 from tests.runs import uneven
 from tests.steps import backward, context_for, largest_gap, token_weights, update_of, whole_logs

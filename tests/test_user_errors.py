@@ -9,15 +9,12 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from grail_lightning import default_callbacks
+from grail_lightning import ArithmeticTask, EnvironmentTask, HFEngine, PromptData, default_callbacks
 from grail_lightning.answers import Verdict
+from grail_lightning.core.data.loaders import PromptSet
+from grail_lightning.core.runtime.guard import explained
+from grail_lightning.core.runtime.hooks import GuardedHooks
 from grail_lightning.credit import CreditControl, Uniform
-from grail_lightning.data.loaders import PromptSet
-from grail_lightning.data.modules import PromptData
-from grail_lightning.engines import HFEngine
-from grail_lightning.guard import explained
-from grail_lightning.runtime.hooks import GuardedHooks
-from grail_lightning.tasks import ArithmeticTask, EnvironmentTask
 from tests.runs import batches, module, trainer
 from tests.shell import SHORT, fails
 

@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from grail_lightning import WordProblemTask, build_batch
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.step.figures import batch_figures
 from grail_lightning.credit import TreeAdvantage, Uniform
-from grail_lightning.engines import build_batch
 from grail_lightning.functional import group_advantages
-from grail_lightning.policy import load_policy
-from grail_lightning.step.figures import batch_figures
-from grail_lightning.tasks import WordProblemTask
 from tests.batches import rollouts
 from tests.steps import context_for
 

@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from grail_lightning.policy import Policy
+from grail_lightning import Policy
 
 END = "<|end|>"
 # A closing tag is two tokens, and "12" one that the policy often writes as two.

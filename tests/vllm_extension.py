@@ -2,7 +2,7 @@
 
 import torch
 
-from grail_lightning.vllm_worker import WeightReceiver
+from grail_lightning.core.engines.vllm.worker import WeightReceiver
 
 
 class Changeable(WeightReceiver):

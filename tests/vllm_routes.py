@@ -17,11 +17,11 @@ import uuid
 
 import torch
 
-from grail_lightning.batch import Sampling
-from grail_lightning.engines.draw import draw, warpers
-from grail_lightning.policy import load_policy
-from grail_lightning.policy.capabilities import cache_argument
-from grail_lightning.vllm_worker import WeightReceiver
+from grail_lightning import Sampling
+from grail_lightning.core.engines.hf.draw import draw, warpers
+from grail_lightning.core.engines.vllm.worker import WeightReceiver
+from grail_lightning.core.policy.capabilities import cache_argument
+from grail_lightning.core.policy.load import load_policy
 
 _packaged = functools.cache(functools.partial(load_policy, "arithmetic", trainable=False))
 

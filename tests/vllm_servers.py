@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-EXTENSION = "grail_lightning.vllm_worker.WeightReceiver"
+EXTENSION = "grail_lightning.core.engines.vllm.worker.WeightReceiver"
 # On CPUs. One thread a process: more of them stall the client on two cores.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

@@ -2,8 +2,8 @@
 
 from contextlib import contextmanager
 
-from grail_lightning.engines import HFEngine
-from grail_lightning.engines.base import SampledTurn
+from grail_lightning import HFEngine
+from grail_lightning.core.engines.base import SampledTurn
 
 
 class WrittenTurns:

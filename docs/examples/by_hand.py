@@ -1,9 +1,7 @@
 """A task and its rewards by hand, as a run calls them: to see what they give, and to debug them."""
 
+from grail_lightning import MathTask, RewardSpec, grade_answers
 from grail_lightning.answers import Verifier
-from grail_lightning.grading import grade_answers
-from grail_lightning.tasks import MathTask
-from grail_lightning.tasks.rewards import RewardSpec
 
 task = MathTask(rewards=[RewardSpec(function="correctness"), RewardSpec(function="my_reward.brevity", weight=0.1)])
 prompt = task.prompt({"problem": "What is 1+1?", "answer": "2"})

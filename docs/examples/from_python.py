@@ -8,12 +8,17 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.optim import AdamW
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grail_lightning import GrailModule, MathData, default_callbacks
-from grail_lightning.batch import Sampling
+from grail_lightning import (
+    ArithmeticTask,
+    GrailModule,
+    MathData,
+    RewardSpec,
+    Sampling,
+    correctness,
+    default_callbacks,
+    resolve_policy,
+)
 from grail_lightning.credit import GRAIL
-from grail_lightning.policy import resolve_policy
-from grail_lightning.tasks import ArithmeticTask
-from grail_lightning.tasks.rewards import RewardSpec, correctness
 
 seed_everything(0)
 

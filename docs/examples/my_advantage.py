@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from grail_lightning.advantages import AdvantageContext, AdvantageEstimator
-from grail_lightning.batch import GradedBatch
+from grail_lightning import AdvantageContext, AdvantageEstimator, GradedBatch
 
 
 class GroupMedian(AdvantageEstimator):

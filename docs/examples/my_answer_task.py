@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from grail_lightning import AnswerTask, Prompt, RewardSpec
 from grail_lightning.answers import LastNumber
-from grail_lightning.tasks.answered import AnswerTask
-from grail_lightning.tasks.base import Prompt
-from grail_lightning.tasks.rewards import RewardSpec
 
 
 class SumOfTerms(AnswerTask):

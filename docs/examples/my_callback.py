@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from grail_lightning.step.figures import StepOutput
+from grail_lightning import StepOutput
 
 
 class AccuracyBy(Callback):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from grail_lightning.batch import RolloutBatch
+from grail_lightning import Policy, RolloutBatch
+from grail_lightning.core.credit.measure import logprobs
 from grail_lightning.credit import CreditContext, TokenCredit, TokenWeights
-from grail_lightning.credit.measure import logprobs
-from grail_lightning.policy import Policy
 
 
 class Surprise(TokenCredit):

@@ -5,11 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from grail_lightning.data import DatasetSpec, TableData
-from grail_lightning.data.modules import Split
-from grail_lightning.data.sources import Table
-from grail_lightning.tasks import MathTask
-from grail_lightning.tasks.base import Task
+from grail_lightning import DatasetSpec, MathTask, Split, Table, TableData, Task
 
 
 class CSVData(TableData):

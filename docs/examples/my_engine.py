@@ -6,11 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from grail_lightning.batch import SampledBatch, Sampling
-from grail_lightning.engines import RolloutEngine
-from grail_lightning.engines.base import build_batch
-from grail_lightning.policy import Policy
-from grail_lightning.tasks.base import Prompt
+from grail_lightning import Policy, Prompt, RolloutEngine, SampledBatch, Sampling, build_batch
 
 
 class PlainEngine(RolloutEngine):

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from grail_lightning.programs.isolation import Bubblewrap, Isolation
-from grail_lightning.programs.outcome import Limits
-from grail_lightning.programs.process import ProcessSandbox
-from grail_lightning.programs.sandbox import Sandbox
+from grail_lightning.worlds.programs.isolation import Bubblewrap, Isolation
+from grail_lightning.worlds.programs.outcome import Limits
+from grail_lightning.worlds.programs.process import ProcessSandbox
+from grail_lightning.worlds.programs.sandbox import Sandbox
 
 
 @dataclass(frozen=True)

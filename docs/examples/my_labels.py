@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from grail_lightning.tasks import MathTask
-from grail_lightning.tasks.base import Prompt, Step
+from grail_lightning import MathTask, Prompt, Step
 
 EQUATION = re.compile(r"(-?\d+)([+-])(\d+)=(-?\d+)")
 

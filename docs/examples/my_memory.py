@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from grail_lightning.batch import RolloutBatch
+from grail_lightning import Policy, RolloutBatch, all_gather_objects
 from grail_lightning.credit import CreditContext, TokenCredit, TokenWeights
-from grail_lightning.policy import Policy
-from grail_lightning.runtime.collectives import all_gather_objects
 
 
 class RememberedValues(TokenCredit):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grail_lightning.objective import DAPO
+from grail_lightning import DAPO
 
 
 @dataclass(frozen=True, kw_only=True)

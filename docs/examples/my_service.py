@@ -9,11 +9,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from grail_lightning.batch import RolloutBatch
+from grail_lightning import Policy, Prompt, RolloutBatch
+from grail_lightning.core.credit.service import RolloutSampler
 from grail_lightning.credit import CreditContext, RunParts, Service, TokenCredit, TokenWeights
-from grail_lightning.credit.service import RolloutSampler
-from grail_lightning.policy import Policy
-from grail_lightning.tasks.base import Prompt
 
 
 class GreedyResponses(Service):

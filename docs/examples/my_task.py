@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+from grail_lightning import GradedAnswer, Prompt, Task
 from grail_lightning.answers import AnswerSpan, Boxed
-from grail_lightning.tasks.base import GradedAnswer, Prompt, Task
 
 
 class RunningTotals(Task):

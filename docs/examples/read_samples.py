@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas
 
-from grail_lightning.results import read_evaluation, read_samples
+from grail_lightning import read_evaluation, read_samples
 
 folder = Path("runs/quickstart/test/samples")
 print(read_evaluation(folder)["model"]["digest"])

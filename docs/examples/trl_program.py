@@ -6,12 +6,16 @@ from lightning.pytorch import Trainer
 from torch.optim import AdamW
 from trl_environment import House, arrived, few_calls, multiply
 
-from grail_lightning import GrailModule, MathData, default_callbacks
-from grail_lightning.batch import Sampling
-from grail_lightning.objective import DAPO
-from grail_lightning.step.execution import Execution
-from grail_lightning.tasks import EnvironmentTask
-from grail_lightning.tasks.rewards import RewardSpec
+from grail_lightning import (
+    DAPO,
+    EnvironmentTask,
+    Execution,
+    GrailModule,
+    MathData,
+    RewardSpec,
+    Sampling,
+    default_callbacks,
+)
 
 SYSTEM = {"role": "system", "content": "Use the tools."}
 rows = [{"prompt": [SYSTEM, {"role": "user", "content": "Help me."}], "target": target} for target in range(1, 17)]

@@ -1,1 +1,1 @@
-"""Credit methods beyond those of the core, with the services that they use. None is loaded unless it is named."""
+"""Credit methods and estimators of the advantage, each in a file of its own, loaded only where it is named."""

@@ -15,16 +15,23 @@ import torch
 from torch import Tensor
 
 from grail_lightning.answers.spans import Alignment
-from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, rows_by_group, uniform_weights
-from grail_lightning.credit.oracle import Places, Right, concentrate, counted_places
-from grail_lightning.grading import align_rows
-from grail_lightning.policy import Policy
-from grail_lightning.programs.divergence import align_programs, first_divergence, program_lines, read_program
-from grail_lightning.programs.outcome import Job, ProgramOutcome, Visit
-from grail_lightning.runtime.checks import check_options
-from grail_lightning.tasks.base import Prompt
-from grail_lightning.tasks.code import CodeTask
+from grail_lightning.core.credit.base import (
+    CreditContext,
+    Mean,
+    TokenCredit,
+    TokenWeights,
+    rows_by_group,
+    uniform_weights,
+)
+from grail_lightning.core.credit.oracle import Places, Right, concentrate, counted_places
+from grail_lightning.core.policy.model import Policy
+from grail_lightning.core.records.task import Prompt
+from grail_lightning.core.rollout.batch import RolloutBatch
+from grail_lightning.core.rollout.grading import align_rows
+from grail_lightning.core.runtime.checks import check_options
+from grail_lightning.worlds.code.task import CodeTask
+from grail_lightning.worlds.programs.divergence import align_programs, first_divergence, program_lines, read_program
+from grail_lightning.worlds.programs.outcome import Job, ProgramOutcome, Visit
 
 _Mode = Literal["syntax", "constraint", "correct", "logic"]
 _Blamed = Literal["divergent", "random", "last", "permuted"]

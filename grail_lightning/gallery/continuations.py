@@ -9,13 +9,13 @@ from typing import NamedTuple, Self
 
 import torch
 
-from grail_lightning.batch import GradedBatch, RolloutBatch
-from grail_lightning.credit.base import check_one_turn
-from grail_lightning.credit.service import RolloutSampler, RunParts, Service
-from grail_lightning.engines.base import build_batch
-from grail_lightning.runtime.collectives import all_reduce
-from grail_lightning.runtime.seeds import derive_seed, run_seed
-from grail_lightning.tasks.base import TokenText
+from grail_lightning.core.credit.base import check_one_turn
+from grail_lightning.core.credit.service import RolloutSampler, RunParts, Service
+from grail_lightning.core.engines.base import build_batch
+from grail_lightning.core.records.task import TokenText
+from grail_lightning.core.rollout.batch import GradedBatch, RolloutBatch
+from grail_lightning.core.runtime.collectives import all_reduce
+from grail_lightning.core.runtime.seeds import derive_seed, run_seed
 
 
 class Prefix(NamedTuple):

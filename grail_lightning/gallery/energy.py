@@ -9,16 +9,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from grail_lightning.advantages import AdvantageContext, AdvantageEstimator, Scale, scaled_group_advantages
-from grail_lightning.batch import GradedBatch
-from grail_lightning.distributed.sharding import gathered
-from grail_lightning.functional.advantages import (
-    EQUAL_REWARDS,
-    energy_baselines,
-    reward_ranges,
-)
-from grail_lightning.runtime.checks import check_options
-from grail_lightning.runtime.collectives import all_gather_rows
+from grail_lightning.core.advantages import AdvantageContext, AdvantageEstimator, Scale, scaled_group_advantages
+from grail_lightning.core.distributed.sharding import gathered
+from grail_lightning.core.functional.advantages import EQUAL_REWARDS, energy_baselines, reward_ranges
+from grail_lightning.core.rollout.batch import GradedBatch
+from grail_lightning.core.runtime.checks import check_options
+from grail_lightning.core.runtime.collectives import all_gather_rows
 
 
 @dataclass(eq=False)
@@ -45,7 +41,7 @@ class EnergyBaseline(AdvantageEstimator):
 
     def _baselines(self, batch: GradedBatch, group_size: int, context: AdvantageContext) -> Tensor:
         """``[M]``: `energy_baselines`, with the energies of tokens in the loss, in groups with different rewards."""
-        from grail_lightning.credit.measure import gradient_energies
+        from grail_lightning.core.credit.measure import gradient_energies
 
         groups, mask = batch.rewards.reshape(-1, group_size), context.mask
         mixed = (reward_ranges(groups) > EQUAL_REWARDS).repeat_interleave(group_size) & mask.any(1)

@@ -12,22 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from grail_lightning.batch import RolloutBatch, lengths_to_mask, pad_left
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
-from grail_lightning.credit.measure import logprobs
-from grail_lightning.credit.turns import (
-    TurnTable,
-    turn_beginnings,
-    turn_table,
-)
-from grail_lightning.functional import masked_mean
-from grail_lightning.functional.advantages import (
-    discounted_returns,
-    relative,
-    spread_turns,
-)
-from grail_lightning.policy import Policy
-from grail_lightning.runtime.checks import check_options
+from grail_lightning.core.credit.base import CreditContext, Mean, TokenCredit, TokenWeights
+from grail_lightning.core.credit.measure import logprobs
+from grail_lightning.core.credit.turns import TurnTable, turn_beginnings, turn_table
+from grail_lightning.core.functional.advantages import discounted_returns, relative, spread_turns
+from grail_lightning.core.functional.tokens import masked_mean
+from grail_lightning.core.policy.model import Policy
+from grail_lightning.core.rollout.batch import RolloutBatch, lengths_to_mask, pad_left
+from grail_lightning.core.runtime.checks import check_options
 
 _Normalise = Literal["joint", "separate"]
 

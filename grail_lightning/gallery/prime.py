@@ -12,17 +12,17 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, toward_outcome
-from grail_lightning.credit.measure import logprobs
-from grail_lightning.credit.service import FrozenReference
-from grail_lightning.functional import TokenStats
-from grail_lightning.functional.advantages import discounted_returns, group_sums, process_advantages, ranked_pairs
+from grail_lightning.core.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, toward_outcome
+from grail_lightning.core.credit.measure import logprobs
+from grail_lightning.core.credit.service import FrozenReference
+from grail_lightning.core.functional.advantages import discounted_returns, group_sums, process_advantages, ranked_pairs
+from grail_lightning.core.functional.tokens import TokenStats
+from grail_lightning.core.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
+from grail_lightning.core.policy.model import Policy
+from grail_lightning.core.rollout.batch import RolloutBatch
+from grail_lightning.core.runtime.checks import check_options
+from grail_lightning.core.runtime.collectives import all_reduce, pad_to_longest_rank
 from grail_lightning.gallery.second_model import ModelTraining, TrainedModel
-from grail_lightning.policy import Policy
-from grail_lightning.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
-from grail_lightning.runtime.checks import check_options
-from grail_lightning.runtime.collectives import all_reduce, pad_to_longest_rank
 
 
 class PRIME(TokenCredit):

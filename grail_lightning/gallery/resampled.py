@@ -12,8 +12,7 @@ from typing import Literal
 
 import torch
 
-from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.base import (
+from grail_lightning.core.credit.base import (
     CreditContext,
     Mean,
     TokenCredit,
@@ -22,13 +21,14 @@ from grail_lightning.credit.base import (
     check_one_turn_sets,
     toward_outcome,
 )
-from grail_lightning.credit.grail import Gate, in_gate
+from grail_lightning.core.credit.grail import Gate, in_gate
+from grail_lightning.core.policy.model import Policy
+from grail_lightning.core.records.task import Prompt
+from grail_lightning.core.rollout.batch import RolloutBatch
+from grail_lightning.core.rollout.grading import align_rows, labelled_steps
+from grail_lightning.core.runtime.checks import check_options
+from grail_lightning.core.runtime.collectives import all_reduce
 from grail_lightning.gallery.continuations import Prefix, SampledContinuations
-from grail_lightning.grading import align_rows, labelled_steps
-from grail_lightning.policy import Policy
-from grail_lightning.runtime.checks import check_options
-from grail_lightning.runtime.collectives import all_reduce
-from grail_lightning.tasks.base import Prompt
 
 _Search = Literal["bisection", "everywhere"]
 

@@ -13,15 +13,15 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from grail_lightning.credit.service import RunParts, Service
-from grail_lightning.distributed.gradients import Gradients
-from grail_lightning.policy import Loading, Policy
-from grail_lightning.policy.micro_batch import MicroBatch
-from grail_lightning.policy.source import PolicySource, load_tokenizer, read_config
-from grail_lightning.policy.vision import takes_pictures
-from grail_lightning.runtime.collectives import rank, whole_tensor, world_size
-from grail_lightning.runtime.seeds import derive_seed, run_seed, seeded
-from grail_lightning.step.optimizer import ConfiguredOptions, check_optimizer, take_step
+from grail_lightning.core.credit.service import RunParts, Service
+from grail_lightning.core.distributed.gradients import Gradients
+from grail_lightning.core.policy.micro_batch import MicroBatch
+from grail_lightning.core.policy.model import Policy
+from grail_lightning.core.policy.source import Loading, PolicySource, load_tokenizer, read_config
+from grail_lightning.core.policy.vision import takes_pictures
+from grail_lightning.core.runtime.collectives import rank, whole_tensor, world_size
+from grail_lightning.core.runtime.seeds import derive_seed, run_seed, seeded
+from grail_lightning.core.step.optimizer import ConfiguredOptions, check_optimizer, take_step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,19 +5,22 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from grail_lightning.advantages import GroupMean
+from grail_lightning import (
+    ArithmeticTask,
+    DrGRPO,
+    Execution,
+    GroupMean,
+    Loading,
+    Prompt,
+    Sampling,
+    StepOutput,
+    build_batch,
+)
 from grail_lightning.answers import Verdict
-from grail_lightning.batch import Sampling
-from grail_lightning.credit.base import CreditContext, TokenWeights, Uniform
-from grail_lightning.credit.service import Services
-from grail_lightning.distributed.gradients import Gradients
-from grail_lightning.engines import build_batch
-from grail_lightning.objective import DrGRPO
-from grail_lightning.policy import Loading, load_policy
-from grail_lightning.step.execution import Execution
-from grail_lightning.step.figures import StepOutput
-from grail_lightning.tasks import ArithmeticTask
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.core.credit.base import CreditContext, TokenWeights, Uniform
+from grail_lightning.core.credit.service import Services
+from grail_lightning.core.distributed.gradients import Gradients
+from grail_lightning.core.policy.load import load_policy
 from tests.batches import rollouts
 from tests.runs import trainer
 

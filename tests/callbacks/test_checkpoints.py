@@ -6,9 +6,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 
-from grail_lightning.callbacks import Evaluation, LastCheckpoint, default_callbacks
-from grail_lightning.callbacks.checkpoints import DefaultCheckpoints
-from grail_lightning.data import ArithmeticData
+from grail_lightning import ArithmeticData, Evaluation, LastCheckpoint, default_callbacks
+from grail_lightning.app.callbacks.checkpoints import DefaultCheckpoints
 from tests import runs
 from tests.callbacks.scripted import Scripted, box, run
 

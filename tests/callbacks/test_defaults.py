@@ -7,17 +7,17 @@ import pyarrow.parquet as pq
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import (
+from grail_lightning import (
+    ArithmeticData,
     CreditPictures,
     Evaluation,
     ExportPolicy,
     LastCheckpoint,
     PredictionWriter,
+    Sampling,
     default_callbacks,
 )
-from grail_lightning.data import ArithmeticData
-from grail_lightning.policy import load_tokenizer
+from grail_lightning.core.policy.source import load_tokenizer
 from tests.callbacks.scripted import scalars
 from tests.processes import run_script
 from tests.runs import module
@@ -28,7 +28,7 @@ BRIEF = Sampling(max_response_length=6)
 _TWO_RANKS = '''
 import sys
 import torch
-from grail_lightning.callbacks import default_callbacks
+from grail_lightning import default_callbacks
 from tests.callbacks.scripted import Scripted, board, box, loader, prompts, run
 
 torch.set_num_threads(1)

@@ -6,12 +6,16 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from grail_lightning import default_callbacks
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import Evaluation, LastCheckpoint
-from grail_lightning.data.loaders import PromptSet, TrainingLoader
-from grail_lightning.tasks import ArithmeticTask, EnvironmentTask
-from grail_lightning.tasks.rewards import RewardSpec
+from grail_lightning import (
+    ArithmeticTask,
+    EnvironmentTask,
+    Evaluation,
+    LastCheckpoint,
+    RewardSpec,
+    Sampling,
+    default_callbacks,
+)
+from grail_lightning.core.data.loaders import PromptSet, TrainingLoader
 from tests.callbacks.scripted import LIMIT, Scripted, board, box, loader, prompts, run, scalars
 from tests.runs import module, trainer
 

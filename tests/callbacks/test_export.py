@@ -3,9 +3,9 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM
 
-from grail_lightning.callbacks import Evaluation, ExportPolicy
-from grail_lightning.callbacks.export import _gathered, _is_sharded, _unsharded
-from grail_lightning.policy import Loading, LoRA, load_policy
+from grail_lightning import Evaluation, ExportPolicy, Loading, LoRA
+from grail_lightning.app.callbacks.export import _gathered, _is_sharded, _unsharded
+from grail_lightning.core.policy.load import load_policy
 from tests.architectures import tiny
 from tests.callbacks.scripted import Scripted, box, loader, prompts, run
 from tests.tolerance import assert_near

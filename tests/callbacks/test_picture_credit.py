@@ -4,15 +4,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from grail_lightning import MathTask, Prompt, RolloutBatch, build_batch
 from grail_lightning.answers import Verifier
-from grail_lightning.batch import RolloutBatch
-from grail_lightning.credit.saliency import picture_saliency
-from grail_lightning.engines.base import build_batch
-from grail_lightning.grading import grade_and_locate
-from grail_lightning.picture import FIRST_PICTURE_ID, Picture
-from grail_lightning.policy.vision import _Expansion
-from grail_lightning.tasks.answered import MathTask
-from grail_lightning.tasks.base import Prompt
+from grail_lightning.core.credit.saliency import picture_saliency
+from grail_lightning.core.policy.vision import _Expansion
+from grail_lightning.core.records.picture import FIRST_PICTURE_ID, Picture
+from grail_lightning.core.rollout.grading import grade_and_locate
 from tests.picture_models import MAKERS, image, pictures, question, seeing
 from tests.tolerance import assert_near
 

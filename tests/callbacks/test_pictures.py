@@ -8,18 +8,14 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from grail_lightning import ArithmeticTask, CreditPictures, Step, StepOutput, build_batch
 from grail_lightning.answers import Verifier
-from grail_lightning.callbacks import CreditPictures
-from grail_lightning.callbacks.credit_plots import _shown
+from grail_lightning.app.callbacks.credit_plots import _shown
+from grail_lightning.app.views.heatmap import heatmap
+from grail_lightning.core.credit.base import TokenWeights
+from grail_lightning.core.records.episode import Episode, ToolCall, Turn
+from grail_lightning.core.rollout.grading import align_rows, answer_masks, grade_and_locate
 from grail_lightning.credit import GRAIL
-from grail_lightning.credit.base import TokenWeights
-from grail_lightning.engines import build_batch
-from grail_lightning.environments.episode import Episode, ToolCall, Turn
-from grail_lightning.grading import align_rows, answer_masks, grade_and_locate
-from grail_lightning.step.figures import StepOutput
-from grail_lightning.tasks import ArithmeticTask
-from grail_lightning.tasks.base import Step
-from grail_lightning.views.heatmap import heatmap
 from tests.callbacks.scripted import board
 from tests.runs import Watch, batches, module, trainer, weights
 
@@ -48,7 +44,7 @@ def _state(policy):
 def test_loggers_get_pictures_when_they_are_due_and_training_is_the_same_bit_for_bit(tmp_path, monkeypatch):
     watch, groups, logger, ends = Watch(), [], Board(tmp_path / "theirs"), []
     monkeypatch.setattr(
-        "grail_lightning.callbacks.credit_plots.heatmap", lambda *shown: groups.append(shown) or heatmap(*shown)
+        "grail_lightning.app.callbacks.credit_plots.heatmap", lambda *shown: groups.append(shown) or heatmap(*shown)
     )
     for callbacks in ([], [CreditPictures(every_n_batches=2), watch]):
         torch.manual_seed(5)

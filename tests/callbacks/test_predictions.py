@@ -3,8 +3,8 @@
 import pyarrow.parquet as pq
 import pytest
 
-from grail_lightning.callbacks import PredictionWriter
-from grail_lightning.columns import OPTIONAL, PREDICTION
+from grail_lightning import PredictionWriter
+from grail_lightning.core.records.columns import OPTIONAL, PREDICTION
 from grail_lightning.credit import HighEntropy, Uniform
 from tests.callbacks.scripted import Scripted, box, loader, prompts, run
 

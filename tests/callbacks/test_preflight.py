@@ -6,19 +6,26 @@ import pytest
 import torch
 from transformers import MiniMaxConfig
 
-from grail_lightning.advantages import BNPO
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import Preflight
-from grail_lightning.callbacks.preflight import stuck_share
-from grail_lightning.callbacks.prompt_checks import unequal_mini_batches
-from grail_lightning.data import ArithmeticData, MathData
-from grail_lightning.engines import HFEngine
-from grail_lightning.module import GrailModule
-from grail_lightning.objective import DrGRPO
-from grail_lightning.policy import Loading, LoRA, load_policy, load_tokenizer
-from grail_lightning.step.execution import Execution, resolve_cap
-from grail_lightning.tasks import ArithmeticTask
-from grail_lightning.tasks.rewards import RewardSpec
+from grail_lightning import (
+    BNPO,
+    ArithmeticData,
+    ArithmeticTask,
+    DrGRPO,
+    Execution,
+    GrailModule,
+    HFEngine,
+    Loading,
+    LoRA,
+    MathData,
+    Preflight,
+    RewardSpec,
+    Sampling,
+)
+from grail_lightning.app.callbacks.preflight import stuck_share
+from grail_lightning.app.callbacks.prompt_checks import unequal_mini_batches
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.policy.source import load_tokenizer
+from grail_lightning.core.step.execution import resolve_cap
 from tests import runs
 from tests.architectures import SIZES
 from tests.callbacks.scripted import LIMIT, Scripted, box, loader, prompts, run
@@ -219,7 +226,7 @@ def test_validation_problems_that_are_training_problems_are_counted(val, said):
 
 
 def test_large_sets_are_not_compared_and_that_is_said(monkeypatch, caplog):
-    monkeypatch.setattr("grail_lightning.callbacks.prompt_checks._MOST_COMPARED", 7)
+    monkeypatch.setattr("grail_lightning.app.callbacks.prompt_checks._MOST_COMPARED", 7)
     assert not [t for t in _fits(MathData(train=ROWS, val=ROWS[:2], prompts_per_batch=2)) if "training problems" in t]
     assert "The 2 validation problems were not compared with 6 training problems" in caplog.text
 

@@ -8,7 +8,7 @@ import warnings
 import pytest
 from lightning.pytorch import LightningModule, Trainer
 
-from grail_lightning.callbacks.progress import BatchProgressBar
+from grail_lightning.app.callbacks.progress import BatchProgressBar
 from tests.shell import SHORT
 
 NOTES = """

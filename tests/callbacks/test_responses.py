@@ -8,13 +8,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import RichProgressBar
 
-from grail_lightning.callbacks import Evaluation, ShowResponses
-from grail_lightning.callbacks.progress import BatchProgressBar
-from grail_lightning.callbacks.responses import first_rows, remark_on, response_lines
-from grail_lightning.picture import with_pictures
-from grail_lightning.policy import load_policy
-from grail_lightning.tasks import CodeTask, EnvironmentTask
-from grail_lightning.tasks.base import Prompt
+from grail_lightning import CodeTask, EnvironmentTask, Evaluation, Prompt, ShowResponses
+from grail_lightning.app.callbacks.progress import BatchProgressBar
+from grail_lightning.app.callbacks.responses import first_rows, remark_on, response_lines
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.records.picture import with_pictures
 from tests import runs
 from tests.batches import graded, in_turns
 from tests.callbacks.scripted import TASK, Scripted, box, loader, prompts, run

@@ -11,11 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 
-from grail_lightning.callbacks import CreditPictures, KeepRollouts
-from grail_lightning.callbacks.credit_plots import code_block
-from grail_lightning.columns import OPTIONAL, TRAINING, encodable
-from grail_lightning.rows import prompt_text
-from grail_lightning.tasks.base import Prompt, problem_id
+from grail_lightning import CreditPictures, KeepRollouts, Prompt
+from grail_lightning.app.callbacks.credit_plots import code_block
+from grail_lightning.core.records.columns import OPTIONAL, TRAINING, encodable
+from grail_lightning.core.records.task import problem_id
+from grail_lightning.core.rollout.rows import prompt_text
 from tests.batches import graded
 from tests.callbacks.scripted import TASK, Scripted, board, box, loader, panels, prompts, run
 from tests.runs import module
@@ -127,7 +127,7 @@ def test_a_run_that_goes_back_to_an_earlier_checkpoint_keeps_no_rollouts_of_the_
     for step, rank in ((2, 0), (4, 0), (4, 1), (8, 0)):
         (folder / f"step_{step:08d}_rank_{rank:05d}.parquet").touch()
     resumed = SimpleNamespace(ckpt_path="best.ckpt", is_global_zero=True, global_step=2, fast_dev_run=trial)
-    monkeypatch.setattr("grail_lightning.callbacks.rollouts.RunFolder", lambda _: SimpleNamespace(path=tmp_path))
+    monkeypatch.setattr("grail_lightning.app.callbacks.rollouts.RunFolder", lambda _: SimpleNamespace(path=tmp_path))
     batches_of_four_steps = module({"mini_batches": 4})
     KeepRollouts(folder=str(folder) if given else None).on_train_start(resumed, batches_of_four_steps)
     assert sorted({int(file.name.split("_")[1]) for file in folder.iterdir()}) == left

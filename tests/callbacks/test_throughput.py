@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from grail_lightning.callbacks import LastCheckpoint, Throughput
-from grail_lightning.callbacks.progress import BatchProgressBar
-from grail_lightning.data import ArithmeticData
+from grail_lightning import ArithmeticData, LastCheckpoint, Throughput
+from grail_lightning.app.callbacks.progress import BatchProgressBar
 from tests.callbacks.scripted import Scripted, board, box, run, scalars
 
 pytestmark = pytest.mark.filterwarnings("ignore:You have overridden `transfer_batch_to_device`")

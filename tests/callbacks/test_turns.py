@@ -7,16 +7,15 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from grail_lightning.callbacks import KeepRollouts, PredictionWriter
-from grail_lightning.callbacks.credit_plots import _shown, _text
-from grail_lightning.callbacks.responses import response_lines
-from grail_lightning.callbacks.samples import sample_rows
-from grail_lightning.columns import OPTIONAL, SAMPLE, TRAINING
-from grail_lightning.data.tables import Kept, kept_rollouts
-from grail_lightning.engines.base import given_batch
-from grail_lightning.environments.episode import transcript
-from grail_lightning.results.records import append_samples, read_samples
-from grail_lightning.step.figures import StepOutput
+from grail_lightning import KeepRollouts, Kept, PredictionWriter, StepOutput, read_samples
+from grail_lightning.app.callbacks.credit_plots import _shown, _text
+from grail_lightning.app.callbacks.responses import response_lines
+from grail_lightning.app.callbacks.samples import sample_rows
+from grail_lightning.app.results.records import append_samples
+from grail_lightning.core.data.tables import kept_rollouts
+from grail_lightning.core.engines.base import given_batch
+from grail_lightning.core.records.columns import OPTIONAL, SAMPLE, TRAINING
+from grail_lightning.core.records.episode import transcript
 from tests.batches import in_turns
 from tests.callbacks.scripted import TASK, Scripted, box, loader, prompts, run
 from tests.views.test_page import data_of

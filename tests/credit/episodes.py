@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import torch
 
-from grail_lightning.environments.episode import Episode, ToolCall, Turn
-from grail_lightning.tasks.base import Prompt
+from grail_lightning import Prompt
+from grail_lightning.core.records.episode import Episode, ToolCall, Turn
 from tests.batches import of_ids, rollouts
 from tests.credit.rollouts import Labelled
 

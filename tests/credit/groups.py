@@ -2,7 +2,7 @@
 
 import torch
 
-from grail_lightning.engines import build_batch
+from grail_lightning import build_batch
 from tests.batches import rollouts
 from tests.runs import TASK
 

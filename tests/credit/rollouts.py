@@ -8,9 +8,8 @@ from contextlib import contextmanager
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from grail_lightning import ArithmeticTask, Prompt, Step
 from grail_lightning.credit import CreditContext, ModelTraining, SampledContinuations, TrainedModel
-from grail_lightning.tasks import ArithmeticTask
-from grail_lightning.tasks.base import Prompt, Step
 from tests.conftest import GOLDEN
 from tests.steps import opened
 from tests.tolerance import roundings

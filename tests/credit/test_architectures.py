@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 
-from grail_lightning.batch import AnswerMasks
+from grail_lightning import LoRA
+from grail_lightning.core.credit.saliency import SaliencyTarget, forward_with_saliency
+from grail_lightning.core.rollout.batch import AnswerMasks
 from grail_lightning.credit import GRAIL, OARGradient, OARPerturbation
-from grail_lightning.credit.saliency import SaliencyTarget, forward_with_saliency
-from grail_lightning.policy import LoRA
 from tests.architectures import ARCHITECTURES, per_layer, tiny
 from tests.batches import of_ids, rollouts
 from tests.credit.rollouts import context, golden_error, logits_and_leaf, row_ids, row_perturbation, row_saliency

@@ -9,6 +9,9 @@ import pytest
 import torch
 
 import grail_lightning.credit as credits
+from grail_lightning.core.credit.base import uniform_weights, weigh
+from grail_lightning.core.credit.oar import BilevelOptions
+from grail_lightning.core.credit.saliency import SaliencyCredit, SaliencyTarget
 from grail_lightning.credit import (
     DGPO,
     EGCA,
@@ -27,9 +30,6 @@ from grail_lightning.credit import (
     TokenCredit,
     Uniform,
 )
-from grail_lightning.credit.base import uniform_weights, weigh
-from grail_lightning.credit.oar import BilevelOptions
-from grail_lightning.credit.saliency import SaliencyCredit, SaliencyTarget
 from tests.credit.rollouts import context, in_groups
 from tests.runs import batches, module, trainer
 

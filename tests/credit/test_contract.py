@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import grail_lightning.credit as credits
-from grail_lightning.batch import cut_responses
+from grail_lightning.core.credit.base import check_weights, token_advantages
+from grail_lightning.core.records.episode import Episode, Turn
+from grail_lightning.core.rollout.batch import cut_responses
+from grail_lightning.core.step.assign import run_credit
+from grail_lightning.core.step.figures import Tally, add_credit
 from grail_lightning.credit import CreditControl, TokenCredit, TokenWeights
-from grail_lightning.credit.base import check_weights, token_advantages
-from grail_lightning.environments.episode import Episode, Turn
-from grail_lightning.step.assign import run_credit
-from grail_lightning.step.figures import Tally, add_credit
 from tests.credit.rollouts import ByText, context, elsewhere, no_pass, second_model
 from tests.programs.traced import Trusted
 from tests.tolerance import assert_near, roundings

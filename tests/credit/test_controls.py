@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from grail_lightning.core.credit.service import listed
 from grail_lightning.credit import (
     GRAIL,
     PRIME,
@@ -24,7 +25,6 @@ from grail_lightning.credit import (
     TurnRewards,
     Uniform,
 )
-from grail_lightning.credit.service import listed
 from grail_lightning.functional import mean_one
 from tests.credit.episodes import Row, played
 from tests.credit.rollouts import context

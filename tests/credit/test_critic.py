@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from grail_lightning.core.credit.base import token_advantages
 from grail_lightning.credit import CriticSearch, Judge
-from grail_lightning.credit.base import token_advantages
-from grail_lightning.credit.critic import read_labels
+from grail_lightning.gallery.critic import read_labels
 from tests.credit.episodes import Row, by_turn, flat, played
 from tests.credit.rollouts import context
 from tests.http_server import server

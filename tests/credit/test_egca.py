@@ -5,11 +5,10 @@ import textwrap
 import pytest
 import torch
 
+from grail_lightning import CodeTask, build_batch
+from grail_lightning.core.credit.base import check_weights, token_advantages
 from grail_lightning.credit import EGCA, ExecutedMask
-from grail_lightning.credit.base import check_weights, token_advantages
-from grail_lightning.engines import build_batch
-from grail_lightning.programs.outcome import Limits
-from grail_lightning.tasks import CodeTask
+from grail_lightning.worlds.programs.outcome import Limits
 from tests.batches import in_turns, rollouts
 from tests.credit.rollouts import context
 from tests.programs.traced import REFERENCE, Trusted, changed

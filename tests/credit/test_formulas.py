@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from grail_lightning.core.credit.base import token_advantages
 from grail_lightning.credit import DGPO, RLSD, UCAS, AdvantageReweighting, HighEntropy, OptimalBaseline
-from grail_lightning.credit.base import token_advantages
-from grail_lightning.credit.distillation import with_sentence
+from grail_lightning.gallery.distillation import with_sentence
 from tests.credit.rollouts import context, no_pass, row_logits
 from tests.tolerance import near
 

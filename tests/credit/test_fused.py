@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from grail_lightning.batch import Sampling
+from grail_lightning import SDPG, Loading, Sampling
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.runtime.clock import PhaseClock
+from grail_lightning.core.step.assign import assign_credit
+from grail_lightning.core.step.fused import SaliencyForward
 from grail_lightning.credit import (
     GRAIL,
     CreditContext,
@@ -13,11 +17,6 @@ from grail_lightning.credit import (
     TokenCredit,
     Uniform,
 )
-from grail_lightning.policy import Loading, load_policy
-from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.sdpg import SDPG
-from grail_lightning.step.assign import assign_credit
-from grail_lightning.step.fused import SaliencyForward
 from tests.batches import rollouts
 from tests.runs import Watch, batches, module, problems, sampled, trainer
 from tests.steps import backward, configured, largest_gap, update_of

@@ -3,6 +3,11 @@
 import pytest
 import torch
 
+from grail_lightning.core.credit.base import check_weights, token_advantages
+from grail_lightning.core.credit.controls import Random, Shuffled
+from grail_lightning.core.credit.measure import gradient_energies
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.step.fused import SaliencyForward
 from grail_lightning.credit import (
     GRAIL,
     RLSD,
@@ -15,12 +20,7 @@ from grail_lightning.credit import (
     TreeAdvantage,
     input_saliency,
 )
-from grail_lightning.credit.base import check_weights, token_advantages
-from grail_lightning.credit.controls import Random, Shuffled
-from grail_lightning.credit.measure import gradient_energies
 from grail_lightning.gallery.continuations import Prefix
-from grail_lightning.policy import load_policy
-from grail_lightning.step.fused import SaliencyForward
 from tests.credit.rollouts import elsewhere, row_perturbation, row_saliency
 from tests.credit.test_contract import METHODS, given_by, tensors
 from tests.steps import FEWER, gap, steps, update_of

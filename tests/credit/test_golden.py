@@ -7,10 +7,10 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from grail_lightning.batch import AnswerMasks
+from grail_lightning import Policy
+from grail_lightning.core.credit.saliency import block_number
+from grail_lightning.core.rollout.batch import AnswerMasks
 from grail_lightning.credit import GRAIL, BilevelOptions, OARGradient, OARPerturbation, SaliencyOptions, input_saliency
-from grail_lightning.credit.saliency import block_number
-from grail_lightning.policy import Policy
 from tests.conftest import GOLDEN
 from tests.credit.rollouts import assert_golden, context, row_perturbation
 from tests.tolerance import near

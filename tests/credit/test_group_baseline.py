@@ -7,15 +7,13 @@ import pytest
 import torch
 
 import grail_lightning.credit as credits
-from grail_lightning.advantages import GroupMean
+from grail_lightning import DrGRPO, EnergyBaseline, GroupMean
+from grail_lightning.core.credit.base import check_weights, token_advantages
+from grail_lightning.core.functional.advantages import energy_baselines
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.step.assign import compute_advantages
 from grail_lightning.credit import Balanced, OptimalBaseline, RandomSubset, TokenWeights, Uniform
-from grail_lightning.credit.base import check_weights, token_advantages
 from grail_lightning.functional import group_advantages
-from grail_lightning.functional.advantages import energy_baselines
-from grail_lightning.gallery.energy import EnergyBaseline
-from grail_lightning.objective import DrGRPO
-from grail_lightning.policy import load_policy
-from grail_lightning.step.assign import compute_advantages
 from tests.batches import graded
 from tests.credit.rollouts import context, row_logits
 from tests.runs import SAMPLING, one_in_four

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
+from grail_lightning.core.functional.weighting import segment_weights
 from grail_lightning.credit import LESS
-from grail_lightning.functional.weighting import segment_weights
 from tests.credit.rollouts import context, in_groups
 
 

@@ -7,14 +7,13 @@ import pytest
 import torch
 
 import grail_lightning.credit as credits
-from grail_lightning.batch import join
+from grail_lightning import EnvironmentTask, MathTask, build_batch
+from grail_lightning.core.credit.base import check_weights
+from grail_lightning.core.rollout.batch import join
+from grail_lightning.core.step.figures import Tally, add_episodes
 from grail_lightning.credit import EGCA, GRAIL, CriticSearch, ExecutedMask, GiGPO, Judge, SpanScores, TurnRewards
-from grail_lightning.credit.base import check_weights
-from grail_lightning.engines import build_batch
-from grail_lightning.environments.python import Python
-from grail_lightning.environments.search import Search
-from grail_lightning.step.figures import Tally, add_episodes
-from grail_lightning.tasks import EnvironmentTask, MathTask
+from grail_lightning.worlds.code.python import Python
+from grail_lightning.worlds.search.environment import Search
 from tests.batches import rollouts
 from tests.credit.groups import FLAWED, GROUP, LATE, OTHER, SOUND, groups
 from tests.credit.rollouts import elsewhere

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 import torch
 
-from grail_lightning.batch import Sampling
+from grail_lightning import Loading, LoRA, Sampling
+from grail_lightning.core.functional.advantages import ranked_pairs
+from grail_lightning.core.policy.load import load_policy
 from grail_lightning.credit import PRIME
-from grail_lightning.functional.advantages import ranked_pairs
-from grail_lightning.policy import Loading, LoRA, load_policy
 from tests.credit.rollouts import context, row_logits, second_model
 from tests.runs import Drawing, Watch, batches, module, trained_model, trainer
 from tests.shell import SHORT, fails_early

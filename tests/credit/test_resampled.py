@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
+from grail_lightning import HFEngine
 from grail_lightning.answers import Verifier
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.runtime.clock import PhaseClock
+from grail_lightning.core.step.sampler import Sampler
 from grail_lightning.credit import Resampled, SampledContinuations
-from grail_lightning.engines import HFEngine
 from grail_lightning.gallery.continuations import Prefix
 from grail_lightning.gallery.resampled import find_borders
-from grail_lightning.policy import load_policy
-from grail_lightning.runtime.clock import PhaseClock
-from grail_lightning.step.sampler import Sampler
 from tests.batches import rollouts
 from tests.credit.rollouts import context
 from tests.runs import SAMPLING, Watch, batches, module, problems, sampled, trainer

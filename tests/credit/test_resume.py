@@ -8,9 +8,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
+from grail_lightning import ArithmeticData, Loading
 from grail_lightning.credit import PRIME, RLSD, PermutedRewards, Resampled
-from grail_lightning.data import ArithmeticData
-from grail_lightning.policy import Loading
 from tests.credit.groups import GROUP, LATE, OTHER, SOUND, groups
 from tests.credit.rollouts import context
 from tests.runs import module, trainer, weights

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grail_lightning.credit import AttentionOptions, AttentionRhythm
-from grail_lightning.credit.rhythm import middle_blocks
+from grail_lightning.gallery.rhythm import middle_blocks
 from tests.credit.rollouts import context
 from tests.tolerance import near
 

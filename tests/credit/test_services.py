@@ -8,13 +8,10 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
 import grail_lightning.credit as credits
-from grail_lightning.advantages import GroupMean
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import PredictionWriter
+from grail_lightning import ArithmeticData, GroupMean, PredictionWriter, Sampling
+from grail_lightning.core.policy.load import load_policy
 from grail_lightning.credit import DGPO, PRIME, FrozenReference, OptimalBaseline, PermutedRewards, Service, TokenCredit
 from grail_lightning.credit import TokenWeights as Weights
-from grail_lightning.data import ArithmeticData
-from grail_lightning.policy import load_policy
 from tests.runs import TASK, Watch, batches, module, problems, trainer
 
 ReMax = runpy.run_path(str(Path(__file__).parents[2] / "docs/examples/my_service.py"))["ReMax"]

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
+from grail_lightning import EnvironmentTask, MathTask
+from grail_lightning.core.credit.base import token_advantages
 from grail_lightning.credit import CriticSearch, GiGPO, Judge, PermutedRewards, ScoredSpan, SpanScores, TurnRewards
-from grail_lightning.credit.base import token_advantages
-from grail_lightning.credit.spans import _Span
-from grail_lightning.environments.python import Python
-from grail_lightning.environments.search import Search
-from grail_lightning.tasks import EnvironmentTask, MathTask
+from grail_lightning.gallery.spans import _Span
+from grail_lightning.worlds.code.python import Python
+from grail_lightning.worlds.search.environment import Search
 from tests.credit.episodes import Row, by_turn, played
 from tests.credit.groups import FLAWED, SOUND, groups
 from tests.credit.rollouts import context

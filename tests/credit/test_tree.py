@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
+from grail_lightning.core.credit.base import token_advantages
+from grail_lightning.core.credit.tree import numbers
 from grail_lightning.credit import PrefixWeights, TreeAdvantage
-from grail_lightning.credit.base import token_advantages
-from grail_lightning.credit.tree import numbers
 from tests.credit.groups import GROUP, LATE, OTHER, SOUND, groups, sharing, tokens_of
 from tests.credit.rollouts import context
 from tests.steps import update_of

@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 
+from grail_lightning.core.credit.base import token_advantages
 from grail_lightning.credit import IGPO, GiGPO, OptimalBaseline, TreeAdvantage, TurnRewards
-from grail_lightning.credit.base import token_advantages
 from tests.credit.episodes import Row, by_turn, flat, played
 from tests.credit.rollouts import context, no_pass, row_logits
 from tests.tolerance import near

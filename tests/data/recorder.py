@@ -7,9 +7,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from grail_lightning.data import ArithmeticData
-from grail_lightning.tasks.answered import MathTask
-from grail_lightning.tasks.base import Prompt
+from grail_lightning import ArithmeticData, MathTask, Prompt
 
 TASK = MathTask()
 

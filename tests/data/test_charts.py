@@ -4,11 +4,9 @@ import json
 
 import pytest
 
-from grail_lightning import MathData
+from grail_lightning import DatasetSpec, MathData, MathTask
 from grail_lightning.answers.records import Verdict
-from grail_lightning.data import DatasetSpec
-from grail_lightning.picture import pictures_in
-from grail_lightning.tasks import MathTask
+from grail_lightning.core.records.picture import pictures_in
 from tests.picture_models import image
 
 ROWS = [("a.png", "How many bars?", "4"), ("b.png", "Which one is largest?", "Peru")]

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from grail_lightning.data import MathData
-from grail_lightning.data.loaders import Curriculum
+from grail_lightning import Curriculum, MathData
 from tests.data.recorder import write
 from tests.data.test_sources import ROWS, load, parquet
 

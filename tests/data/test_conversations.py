@@ -3,10 +3,8 @@
 import datasets
 import pytest
 
+from grail_lightning import ArithmeticTask, DatasetSpec, EnvironmentTask, FewShot, MathData, MathTask, Prompt
 from grail_lightning.answers import Boxed
-from grail_lightning.data import DatasetSpec, FewShot, MathData
-from grail_lightning.tasks import ArithmeticTask, EnvironmentTask, MathTask
-from grail_lightning.tasks.base import Prompt
 from tests.data.recorder import write
 from tests.environments.test_tools import Desk
 

@@ -2,12 +2,11 @@
 
 import pytest
 
-from grail_lightning.data import Curriculum, FewShot, MathData
-from grail_lightning.data.loaders import PromptSet
-from grail_lightning.data.modules import PromptLimit, check_held_out, long_prompts
-from grail_lightning.policy import encode_prompt, load_tokenizer
-from grail_lightning.tasks.answered import MathTask
-from grail_lightning.tasks.base import Prompt
+from grail_lightning import Curriculum, FewShot, MathData, MathTask, Prompt
+from grail_lightning.core.data.loaders import PromptSet
+from grail_lightning.core.data.modules import PromptLimit, check_held_out, long_prompts
+from grail_lightning.core.policy.encode import encode_prompt
+from grail_lightning.core.policy.source import load_tokenizer
 from tests.data.recorder import TASK, Recorder, fit, problems, rows, write
 
 PLAIN = MathTask(instruction="")

@@ -4,10 +4,9 @@ from collections import Counter
 
 import pytest
 
-from grail_lightning.data import EvaluationLoader, PromptSet, TrainingLoader, draws_per_epoch
-from grail_lightning.data.loaders import GivenLoader
-from grail_lightning.engines.base import given_batch
-from grail_lightning.tasks.base import Prompt
+from grail_lightning import Prompt
+from grail_lightning.core.data.loaders import EvaluationLoader, GivenLoader, PromptSet, TrainingLoader, draws_per_epoch
+from grail_lightning.core.engines.base import given_batch
 from tests.data.recorder import flat, names, prompts
 from tests.runs import TASK
 

@@ -5,9 +5,12 @@ from jsonargparse import ActionConfigFile
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 
-from grail_lightning.data import ArithmeticData, CodeData, DatasetSpec, MathData, SearchData
-from grail_lightning.environments.search import Search
-from grail_lightning.tasks import FunctionSpace, ProblemSpace, SearchSpace, split_of
+from grail_lightning import ArithmeticData, CodeData, DatasetSpec, MathData, SearchData
+from grail_lightning.worlds.code.functions import FunctionSpace
+from grail_lightning.worlds.search.environment import Search
+from grail_lightning.worlds.search.task import SearchSpace
+from grail_lightning.worlds.splits import split_of
+from grail_lightning.worlds.sums.task import ProblemSpace
 from tests.data.recorder import problems, ten
 
 

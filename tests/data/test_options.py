@@ -5,21 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from grail_lightning import ArithmeticData, Curriculum, DatasetSpec, FewShot, MathData, MathTask, WordProblemData
 from grail_lightning.answers import LastNumber, Marker
-from grail_lightning.data import (
-    ArithmeticData,
-    Curriculum,
-    DatasetSpec,
-    FewShot,
-    MathData,
-    PromptSet,
-    TrainingLoader,
-    WordProblemData,
-)
-from grail_lightning.data.loaders import easy_first
-from grail_lightning.data.modules import _overfitted
-from grail_lightning.data.rows import Example, with_examples
-from grail_lightning.tasks import MathTask
+from grail_lightning.core.data.loaders import PromptSet, TrainingLoader, easy_first
+from grail_lightning.core.data.modules import _overfitted
+from grail_lightning.core.data.rows import Example, with_examples
 from tests.data.recorder import write
 
 # ---- worked examples

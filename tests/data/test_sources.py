@@ -9,11 +9,19 @@ import datasets
 import pandas
 import pytest
 
+from grail_lightning import (
+    ArithmeticData,
+    ArithmeticTask,
+    DatasetSpec,
+    EnvironmentTask,
+    FewShot,
+    MathData,
+    MathTask,
+    grade_answers,
+)
 from grail_lightning.answers import Boxed, Marker
-from grail_lightning.data import ArithmeticData, DatasetSpec, FewShot, MathData
-from grail_lightning.data.sources import check_path
-from grail_lightning.grading import TaskVerifiers, grade_answers
-from grail_lightning.tasks import ArithmeticTask, EnvironmentTask, MathTask
+from grail_lightning.core.data.sources import check_path
+from grail_lightning.core.rollout.grading import TaskVerifiers
 from tests.data.recorder import rows, write
 from tests.environments.test_tools import Desk
 

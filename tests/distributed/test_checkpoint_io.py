@@ -14,8 +14,8 @@ import pytest
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
-from grail_lightning.distributed.checkpoint_io import DurableCheckpointIO, read_state, remove_parts
-from grail_lightning.runtime.files import UNFINISHED
+from grail_lightning.core.distributed.checkpoint_io import DurableCheckpointIO, read_state, remove_parts
+from grail_lightning.core.runtime.files import UNFINISHED
 
 LARGE = 1 << 21  # Numbers of a checkpoint of 8 MiB.
 STATE = {"state_dict": {"a": torch.zeros(3000)}, "global_step": 3, "pytorch-lightning_version": "2.6.0"}

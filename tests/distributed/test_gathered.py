@@ -4,12 +4,12 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 
+from grail_lightning import build_batch
+from grail_lightning.core.distributed.sharding import gathered, shard
+from grail_lightning.core.policy.layout import padded_layout
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.step.assign import run_credit
 from grail_lightning.credit import AnswerOnly, OARGradient, Uniform
-from grail_lightning.distributed.sharding import gathered, shard
-from grail_lightning.engines import build_batch
-from grail_lightning.policy import load_policy
-from grail_lightning.policy.layout import padded_layout
-from grail_lightning.step.assign import run_credit
 from tests.batches import rollouts
 from tests.credit.rollouts import context
 from tests.processes import group, on_ranks

@@ -2,10 +2,11 @@ import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
+from grail_lightning import Loading, LoRA
+from grail_lightning.core.distributed.gradients import Gradients
+from grail_lightning.core.policy.layout import padded_layout
+from grail_lightning.core.policy.load import load_policy
 from grail_lightning.credit import GRAIL
-from grail_lightning.distributed.gradients import Gradients
-from grail_lightning.policy import Loading, LoRA, load_policy
-from grail_lightning.policy.layout import padded_layout
 from tests.architectures import tiny
 from tests.runs import Watch, batches, module, trainer
 from tests.tolerance import assert_near

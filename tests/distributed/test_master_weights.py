@@ -4,10 +4,10 @@ import pytest
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from grail_lightning.batch import Sampling
-from grail_lightning.distributed.gradients import Gradients, MasterWeights
-from grail_lightning.policy import Loading, load_policy
-from grail_lightning.policy.layout import padded_layout
+from grail_lightning import Loading, Sampling
+from grail_lightning.core.distributed.gradients import Gradients, MasterWeights
+from grail_lightning.core.policy.layout import padded_layout
+from grail_lightning.core.policy.load import load_policy
 from tests.runs import Watch, batches, module, trainer, weights
 
 ALONE = SingleDeviceStrategy("cpu")

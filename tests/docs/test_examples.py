@@ -15,14 +15,13 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from grail_lightning import GrailModule, MathTask, grade_answers
 from grail_lightning.answers import Verifier
-from grail_lightning.grading import grade_answers, labelled_steps
-from grail_lightning.module import GrailModule
-from grail_lightning.policy import load_policy
-from grail_lightning.programs.executor import Executor
-from grail_lightning.programs.isolation import Bubblewrap
-from grail_lightning.programs.probe import refusal
-from grail_lightning.tasks import MathTask
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.rollout.grading import labelled_steps
+from grail_lightning.worlds.programs.executor import Executor
+from grail_lightning.worlds.programs.isolation import Bubblewrap
+from grail_lightning.worlds.programs.probe import refusal
 from tests.runs import SAMPLING, problems
 from tests.shell import fails, main
 

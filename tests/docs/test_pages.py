@@ -15,10 +15,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from grail_lightning.answers.records import STATUSES
-from grail_lightning.cli.classes import choices
-from grail_lightning.cli.config_files import as_arguments, merged
-from grail_lightning.cli.help import SUBCOMMANDS
-from grail_lightning.columns import COLUMNS, PREDICTION, SAMPLE, TRAINING
+from grail_lightning.app.cli.classes import choices
+from grail_lightning.app.cli.config_files import as_arguments, merged
+from grail_lightning.app.cli.help import SUBCOMMANDS
+from grail_lightning.core.records.columns import COLUMNS, PREDICTION, SAMPLE, TRAINING
 from tests.shell import SHORT, main
 
 ROOT = Path(__file__).parents[2]

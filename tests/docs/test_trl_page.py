@@ -11,14 +11,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from grail_lightning.advantages import GroupMean
-from grail_lightning.batch import Sampling
-from grail_lightning.data import MathData
-from grail_lightning.objective import DAPO, DrGRPO
-from grail_lightning.policy.source import Loading
-from grail_lightning.step.execution import Execution
-from grail_lightning.tasks import EnvironmentTask
-from grail_lightning.tasks.rewards import RewardSpec
+from grail_lightning import DAPO, DrGRPO, EnvironmentTask, Execution, GroupMean, Loading, MathData, RewardSpec, Sampling
 from tests.shell import main
 from tests.test_episodes import played
 from tests.tool_calling_policy import END

@@ -3,15 +3,10 @@
 import pytest
 import torch
 
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import Evaluation
-from grail_lightning.data import ArithmeticData
-from grail_lightning.engines import RolloutEngine
-from grail_lightning.engines.base import build_batch
-from grail_lightning.engines.checks import check_reported
-from grail_lightning.step.execution import Execution, resolve_cap
-from grail_lightning.step.sampler import sample_rollouts
-from grail_lightning.tasks import ArithmeticTask
+from grail_lightning import ArithmeticData, ArithmeticTask, Evaluation, Execution, RolloutEngine, Sampling, build_batch
+from grail_lightning.core.engines.checks import check_reported
+from grail_lightning.core.step.execution import resolve_cap
+from grail_lightning.core.step.sampler import sample_rollouts
 from tests.copying_engine import Elsewhere
 from tests.runs import TASK, module, trainer
 
@@ -131,7 +126,7 @@ def test_log_probabilities_that_a_sampler_did_not_report_are_few_or_an_error_wit
 
 
 def test_every_engine_of_the_package_but_hfengine_samples_with_a_copy_and_so_corrects_by_default():
-    import grail_lightning.engines as engines
+    import grail_lightning.core.engines as engines
 
     copies = {name for name in engines.__all__ if getattr(getattr(engines, name), "copies_weights", False)}
     assert copies == {"VLLMEngine", "VLLMServer"}  # The policy's weights must be whole for others, a user's too.

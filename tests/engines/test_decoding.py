@@ -5,13 +5,11 @@ import torch
 from transformers import AutoModelForCausalLM as Auto
 from transformers import Gemma2Config, GenerationConfig, LlamaConfig, MistralConfig, Phi3Config, Qwen3Config
 
-from grail_lightning.batch import Sampling, pad_left
-from grail_lightning.engines import HFEngine
-from grail_lightning.engines.decoding import Decoding
-from grail_lightning.engines.draw import draw
-from grail_lightning.policy import Policy, load_tokenizer
-from grail_lightning.tasks import ArithmeticTask
-from grail_lightning.tasks.base import Prompt
+from grail_lightning import ArithmeticTask, HFEngine, Policy, Prompt, Sampling
+from grail_lightning.core.engines.hf.decoding import Decoding
+from grail_lightning.core.engines.hf.draw import draw
+from grail_lightning.core.policy.source import load_tokenizer
+from grail_lightning.core.rollout.batch import pad_left
 from tests import architectures
 from tests.draws import without_ties
 from tests.tolerance import assert_near

@@ -4,12 +4,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grail_lightning.batch import Sampling
-from grail_lightning.engines import HFEngine
-from grail_lightning.policy import Loading, LoRA, Policy, load_policy
-from grail_lightning.policy.layout import padded_layout
-from grail_lightning.tasks import ArithmeticTask
-from grail_lightning.tasks.base import Prompt
+from grail_lightning import ArithmeticTask, HFEngine, Loading, LoRA, Policy, Prompt, Sampling
+from grail_lightning.core.policy.layout import padded_layout
+from grail_lightning.core.policy.load import load_policy
 from tests.draws import without_ties
 from tests.processes import group, on_ranks
 from tests.runs import problems

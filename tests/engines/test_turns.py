@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import MistralConfig, Qwen3Config
 
-from grail_lightning.batch import Sampling
-from grail_lightning.engines.base import SampledTurn, TurnRequest
-from grail_lightning.policy import load_policy
+from grail_lightning import Sampling
+from grail_lightning.core.engines.base import SampledTurn, TurnRequest
+from grail_lightning.core.policy.load import load_policy
 from tests.draws import without_ties
 from tests.engines.test_decoding import MODELS, SIZES, engine_of, policy_of
 from tests.processes import group, on_ranks
@@ -105,7 +105,9 @@ def test_turns_are_those_of_a_loop_that_reads_all_tokens_again(policy, temperatu
 
 
 def test_every_token_is_run_once_and_only_kept_rows_are_continued(monkeypatch):
-    monkeypatch.setattr("grail_lightning.engines.decoding._MIN_FINISHED_SHARE", 1e-9)  # Finished rows leave at once.
+    monkeypatch.setattr(
+        "grail_lightning.core.engines.hf.decoding._MIN_FINISHED_SHARE", 1e-9
+    )  # Finished rows leave at once.
     policy = policy_of(MODELS["llama"](), end_bias=8.0)
     run = []
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from grail_lightning.engines import VLLMEngine
-from grail_lightning.engines.vllm.colocated import _completion
-from grail_lightning.vllm_worker import report_whole_vocabulary
+from grail_lightning import VLLMEngine
+from grail_lightning.core.engines.vllm.colocated import _completion
+from grail_lightning.core.engines.vllm.worker import report_whole_vocabulary
 from tests.runs import problems
 from tests.shell import SHORT, fails
 

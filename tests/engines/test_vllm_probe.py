@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from grail_lightning.engines.vllm.probe import Bound, check_probe, probe_requests
+from grail_lightning.core.engines.vllm.probe import Bound, check_probe, probe_requests
 from tests.engines.test_vllm_requests import Sampler
 
 
 @pytest.fixture(scope="module")
 def requests(arithmetic):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("grail_lightning.engines.vllm.probe._GROUP", 1)
+        patch.setattr("grail_lightning.core.engines.vllm.probe._GROUP", 1)
         return probe_requests(arithmetic)
 
 
@@ -33,7 +33,7 @@ def test_a_sampler_with_the_same_weights_is_well_within_the_exact_bound(arithmet
 
 def test_its_prompts_are_the_same_where_half_precision_is_the_default(arithmetic, requests, monkeypatch):
     """As in the steps of a module under ``bf16-true``: 447, the last id, rounds to 448 there."""
-    monkeypatch.setattr("grail_lightning.engines.vllm.probe._GROUP", 1)
+    monkeypatch.setattr("grail_lightning.core.engines.vllm.probe._GROUP", 1)
     torch.set_default_dtype(torch.bfloat16)
     try:
         assert probe_requests(arithmetic) == requests

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from grail_lightning.batch import Sampling
-from grail_lightning.engines.base import TurnRequest
-from grail_lightning.engines.requests import Completion, row_seeds, sample, sample_turns
-from grail_lightning.engines.vllm.client import _completion
-from grail_lightning.tasks.base import TokenText
+from grail_lightning import Sampling
+from grail_lightning.core.engines.base import TurnRequest
+from grail_lightning.core.engines.requests import Completion, row_seeds, sample, sample_turns
+from grail_lightning.core.engines.vllm.client import _completion
+from grail_lightning.core.records.task import TokenText
 from tests.runs import problems
 from tests.vllm_routes import Worker
 

@@ -14,13 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from grail_lightning.batch import Sampling
-from grail_lightning.engines import HFEngine, VLLMServer
-from grail_lightning.engines.base import TurnRequest
-from grail_lightning.engines.requests import Request
-from grail_lightning.engines.vllm.client import ServerGone, _completion
-from grail_lightning.policy import Loading, load_policy
-from grail_lightning.step.sampler import sample_rollouts
+from grail_lightning import HFEngine, Loading, Sampling, VLLMServer
+from grail_lightning.core.engines.base import TurnRequest
+from grail_lightning.core.engines.requests import Request
+from grail_lightning.core.engines.vllm.client import ServerGone, _completion
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.step.sampler import sample_rollouts
 from tests.runs import problems
 from tests.shell import SHORT, fails_early
 from tests.vllm_routes import SmallServer, Worker, says
@@ -33,7 +32,7 @@ PROBES = 4
 
 @pytest.fixture(autouse=True)
 def _few_probes(monkeypatch):
-    monkeypatch.setattr("grail_lightning.engines.vllm.probe._GROUP", PROBES // 4)
+    monkeypatch.setattr("grail_lightning.core.engines.vllm.probe._GROUP", PROBES // 4)
 
 
 @pytest.fixture
@@ -109,7 +108,7 @@ def test_ranks_on_several_machines_cannot_mean_servers_of_their_own(policy, serv
     here = socket.gethostname()
     for other in (here, "another"):
         monkeypatch.setattr(
-            "grail_lightning.engines.vllm.server.all_gather_objects",
+            "grail_lightning.core.engines.vllm.server.all_gather_objects",
             lambda mine, other=other: [mine, other if mine == here else mine],
         )
         if other == here:
@@ -170,7 +169,7 @@ def test_responses_do_not_depend_on_the_number_of_servers(policy, engine_of, mon
         assert texts(shared, DRAWN, 5) == expected
         asked = [len(completions(server)) for server in (one, two)]
         assert asked == [10 + PROBES + 4 + PROBES, 6 + PROBES], "prompts are dealt in turn, a group to one server"
-        monkeypatch.setattr("grail_lightning.engines.vllm.server.rank", lambda: 1)
+        monkeypatch.setattr("grail_lightning.core.engines.vllm.server.rank", lambda: 1)
         texts(shared, DRAWN, 1)
         assert len(completions(one)) == asked[0] + 2, "ranks begin with different servers"
 
@@ -374,7 +373,7 @@ def test_a_server_that_restarts_right_after_a_push_is_given_the_weights_again(po
 
 
 def test_what_a_server_refuses_or_never_does_ends_the_run_with_one_line(policy, engine_of, monkeypatch):
-    monkeypatch.setattr("grail_lightning.engines.vllm.server._MOST_ROUNDS", 3)
+    monkeypatch.setattr("grail_lightning.core.engines.vllm.server._MOST_ROUNDS", 3)
     with SmallServer() as server:
         engine = engine_of(server, patience_seconds=0.3)
         engine.update_weights(policy)

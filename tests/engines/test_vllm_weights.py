@@ -10,14 +10,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from transformers import Qwen3MoeConfig
 
-from grail_lightning.distributed.sharding import shard
-from grail_lightning.engines.vllm.weights import (
-    WeightFile,
-    checkpoint_weights,
-    fingerprint,
-    same_on_all_ranks,
-)
-from grail_lightning.policy import Loading, LoRA, load_policy
+from grail_lightning import Loading, LoRA
+from grail_lightning.core.distributed.sharding import shard
+from grail_lightning.core.engines.vllm.weights import WeightFile, checkpoint_weights, fingerprint, same_on_all_ranks
+from grail_lightning.core.policy.load import load_policy
 from tests.architectures import ARCHITECTURES, SIZES, tiny
 
 

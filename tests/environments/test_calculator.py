@@ -2,8 +2,8 @@
 
 import pytest
 
-from grail_lightning.environments.calculator import Calculator
-from grail_lightning.tasks import WordProblemSpace
+from grail_lightning.worlds.sums.calculator import Calculator
+from grail_lightning.worlds.words.task import WordProblemSpace
 
 
 def begun(**row):

@@ -5,14 +5,7 @@ import time
 
 import pytest
 
-from grail_lightning.environments.calls import (
-    LIMITS,
-    ParsedCall,
-    calls_by,
-    hermes_calls,
-    llama3_calls,
-    tag_calls,
-)
+from grail_lightning.core.environments.calls import LIMITS, ParsedCall, calls_by, hermes_calls, llama3_calls, tag_calls
 
 ONE = {"name": "search", "arguments": {"query": "Ada"}}
 TAGS = {"search": ["query"], "move": ["x", "y"], "look": [], "list": ["folder"], "sort": ["by", "down"]}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from grail_lightning.environments.calls import ParsedCall
-from grail_lightning.environments.dialogue import Tags, describe, find_dialect
+from grail_lightning.core.environments.calls import ParsedCall
+from grail_lightning.core.environments.dialogue import Tags, describe, find_dialect
 
 QWEN = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>"]
 QWEN_PLAIN = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grail_lightning.environments.tools import call_number, call_reset, call_state, check_columns
+from grail_lightning.core.environments.tools import call_number, call_reset, call_state, check_columns
 from tests.environments.test_tools import Desk, Hostile
 
 

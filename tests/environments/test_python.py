@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from grail_lightning.environments.calls import ParsedCall
-from grail_lightning.environments.episode import EpisodeLimits
-from grail_lightning.environments.python import Python
-from grail_lightning.environments.tools import ToolSet, run_calls
-from grail_lightning.programs.outcome import Limits
-from grail_lightning.tasks import WordProblemSpace
+from grail_lightning import EpisodeLimits
+from grail_lightning.core.environments.calls import ParsedCall
+from grail_lightning.core.environments.tools import ToolSet, run_calls
+from grail_lightning.worlds.code.python import Python
+from grail_lightning.worlds.programs.outcome import Limits
+from grail_lightning.worlds.words.task import WordProblemSpace
 
 pytestmark = pytest.mark.usefixtures("programs_run")
 TRACEBACK = "Traceback (most recent call last):\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grail_lightning.environments.search import Search
+from grail_lightning.worlds.search.environment import Search
 from tests.http_server import server
 
 DOCUMENTS = ['"Mara Voss"\nlives in  Velden.', '"Velden"\nlies in Arland.', "third"]

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from grail_lightning.environments.retrieval import Corpus
-from grail_lightning.environments.search import Search, fact_graph
-from grail_lightning.tasks import SearchSpace
+from grail_lightning.worlds.search.environment import Search, fact_graph
+from grail_lightning.worlds.search.retrieval import Corpus
+from grail_lightning.worlds.search.task import SearchSpace
 
 ROWS = SearchSpace().sample(80, "train")
 ROW = next(row for row in ROWS if row["hops"] == 3)

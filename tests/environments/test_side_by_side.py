@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from grail_lightning.environments.calls import ParsedCall
-from grail_lightning.environments.side_by_side import side_by_side
+from grail_lightning.core.environments.calls import ParsedCall
+from grail_lightning.core.environments.side_by_side import side_by_side
 from tests.environments.test_tools import DESK, HOSTILE, Desk, Hostile, run
 
 
@@ -75,7 +75,7 @@ def test_a_tool_that_hangs_takes_its_limit_once_and_its_rollout_alone():
 
 PROGRAM = """
 import asyncio, sys, time
-from grail_lightning.environments.side_by_side import awaited, side_by_side
+from grail_lightning.core.environments.side_by_side import awaited, side_by_side
 
 async def block():
     time.sleep(1e6)

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import pytest
 from PIL import Image
 
-from grail_lightning.environments.calls import ParsedCall
-from grail_lightning.environments.episode import EpisodeLimits
-from grail_lightning.environments.tools import ToolSet, _result, run_calls
+from grail_lightning import EpisodeLimits
+from grail_lightning.core.environments.calls import ParsedCall
+from grail_lightning.core.environments.tools import ToolSet, _result, run_calls
 
 
 class Mood(Enum):

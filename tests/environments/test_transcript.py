@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grail_lightning.environments.episode import (
-    Episode,
-    ToolCall,
-    Turn,
-    episode_json,
-    read_episode,
-    transcript,
-)
+from grail_lightning.core.records.episode import Episode, ToolCall, Turn, episode_json, read_episode, transcript
 from tests.environments.test_tools import DEEP
 
 FOUND = ToolCall(name="find", arguments={"word": "sea"}, result="[turn 9]\nblue", seconds=0.5)

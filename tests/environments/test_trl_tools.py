@@ -16,12 +16,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from grail_lightning.batch import Sampling
-from grail_lightning.environments.tools import ToolSet
-from grail_lightning.module import GrailModule
-from grail_lightning.step.execution import Execution
-from grail_lightning.tasks import EnvironmentTask
-from grail_lightning.tasks.rewards import RewardSpec
+from grail_lightning import EnvironmentTask, Execution, GrailModule, RewardSpec, Sampling
+from grail_lightning.core.environments.tools import ToolSet
 from tests.environments.test_dialogue import _model
 from tests.environments.test_tools import Desk
 from tests.runs import Watch

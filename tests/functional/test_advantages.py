@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.stats import beta
 
+from grail_lightning.core.functional.advantages import beta_scale
 from grail_lightning.functional import group_advantages
-from grail_lightning.functional.advantages import beta_scale
 from tests.tolerance import near
 
 

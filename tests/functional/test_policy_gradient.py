@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from grail_lightning.core.functional.policy_gradient import sampler_correction
 from grail_lightning.functional import aggregate, clipped_surrogate, kl_estimate
-from grail_lightning.functional.policy_gradient import sampler_correction
 from tests.tolerance import assert_near, near
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from grail_lightning.functional.states import state_values, value_changes
+from grail_lightning.core.functional.states import state_values, value_changes
 
 
 def _random_paths(seed, merge):

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from grail_lightning.core.functional.tokens import HeadGradient
 from grail_lightning.functional import masked_mean, masked_zscore, token_logprobs
-from grail_lightning.functional.tokens import HeadGradient
 from tests.tolerance import assert_near
 
 
@@ -31,7 +31,7 @@ def _case(dtype=torch.float64, bias=True):
 def test_log_probabilities_and_gradients_equal_cross_entropy(form, chunk_tokens, temperature, cap, cached, monkeypatch):
     hidden, linear, ids = _case(bias=form != "one product")
     if cached is not None:
-        monkeypatch.setattr("grail_lightning.functional.tokens.CACHED", cached)
+        monkeypatch.setattr("grail_lightning.core.functional.tokens.CACHED", cached)
 
     def head(states):
         return linear(states) if cap is None else torch.tanh(linear(states) / cap) * cap

@@ -2,7 +2,7 @@
 
 import torch
 
-from grail_lightning.functional.advantages import (
+from grail_lightning.core.functional.advantages import (
     existing_turns,
     relative,
     spread_turns,

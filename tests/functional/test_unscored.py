@@ -6,7 +6,7 @@ import statistics
 import pytest
 import torch
 
-from grail_lightning.functional.advantages import beta_scale, energy_baselines, group_advantages
+from grail_lightning.core.functional.advantages import beta_scale, energy_baselines, group_advantages
 from tests.tolerance import assert_near
 
 NONE = math.nan

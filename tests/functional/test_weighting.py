@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from grail_lightning.batch import AnswerMasks
+from grail_lightning.core.rollout.batch import AnswerMasks
 from grail_lightning.functional import answer_overwrite, bilevel_map, grail_map, mean_one
 
 

@@ -1,8 +1,8 @@
 import pytest
 
-from grail_lightning.programs.executor import Executor
-from grail_lightning.programs.outcome import Limits
-from grail_lightning.programs.probe import LOCAL, refusal
+from grail_lightning.worlds.programs.executor import Executor
+from grail_lightning.worlds.programs.outcome import Limits
+from grail_lightning.worlds.programs.probe import LOCAL, refusal
 
 
 @pytest.fixture(scope="session", params=LOCAL, ids=lambda isolation: type(isolation).__name__)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from grail_lightning.programs.isolation import Bubblewrap, Isolation
-from grail_lightning.programs.process import ProcessSandbox, interpreter
-from grail_lightning.programs.sandbox import Sandbox
+from grail_lightning.worlds.programs.isolation import Bubblewrap, Isolation
+from grail_lightning.worlds.programs.process import ProcessSandbox, interpreter
+from grail_lightning.worlds.programs.sandbox import Sandbox
 
 
 class Bare(Isolation):

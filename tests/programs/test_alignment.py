@@ -4,14 +4,14 @@ import textwrap
 
 import pytest
 
-from grail_lightning.programs.divergence import (
+from grail_lightning.worlds.programs.divergence import (
     MAX_CHARACTERS,
     align_programs,
     first_divergence,
     program_lines,
     read_program,
 )
-from grail_lightning.programs.outcome import TestCall, Tests, Visit
+from grail_lightning.worlds.programs.outcome import TestCall, Tests, Visit
 from tests.programs.traced import REFERENCE, InProcess, changed
 
 

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grail_lightning.programs.executor import Executor
-from grail_lightning.programs.grade import line_of
-from grail_lightning.programs.guest import decode, encode
-from grail_lightning.programs.isolation import Bubblewrap, Sandlock
-from grail_lightning.programs.outcome import Job, Limits, TestCall, Tests, Visit
-from grail_lightning.programs.probe import probe, refusal
+from grail_lightning.worlds.programs.executor import Executor
+from grail_lightning.worlds.programs.grade import line_of
+from grail_lightning.worlds.programs.guest import decode, encode
+from grail_lightning.worlds.programs.isolation import Bubblewrap, Sandlock
+from grail_lightning.worlds.programs.outcome import Job, Limits, TestCall, Tests, Visit
+from grail_lightning.worlds.programs.probe import probe, refusal
 
 ADDS_ONE = "def f(x): return x + 1"
 TESTS = Tests(entry="f", calls=tuple(TestCall((n,), n + 1) for n in range(4)))
@@ -298,7 +298,7 @@ def test_outcomes_are_kept_in_order_and_reproducible(executor, monkeypatch):
     noisy = f"import os, random\ndef f(x): return {drawn}"
     texts = {executor.run(f"{noisy}  # {n}", Tests("f", (TestCall((1,), None),))).message for n in range(3)}
     assert len(texts) == 1, "hashes and `random` have the same seed in each run"
-    monkeypatch.setattr("grail_lightning.programs.executor._MOST_KEPT", 5)
+    monkeypatch.setattr("grail_lightning.worlds.programs.executor._MOST_KEPT", 5)
     jobs = [Job(f"def f(x): return x + {n % 9}", TESTS) for n in range(18)]
     outcomes = executor.run_many(jobs)
     assert [outcome.status for outcome in outcomes] == (["failed", "passed"] + ["failed"] * 7) * 2
@@ -358,7 +358,7 @@ def test_the_probe_finds_what_a_bare_process_can_do(tmp_path):
 
 
 def test_nothing_is_run_where_nothing_isolates(monkeypatch):
-    monkeypatch.setattr("grail_lightning.programs.probe.refusal", lambda isolation: f"no {isolation}")
+    monkeypatch.setattr("grail_lightning.worlds.programs.probe.refusal", lambda isolation: f"no {isolation}")
     with pytest.raises(RuntimeError, match=r"Nothing isolates programs here \(.*; Sandlock: no Sandlock\(\)\)"):
         Executor()
     with pytest.raises(RuntimeError, match=r"Nothing isolates programs here \(Sandlock: no Sandlock\(\)\)"):

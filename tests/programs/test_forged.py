@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grail_lightning.programs.executor import Executor
-from grail_lightning.programs.grade import canonical
-from grail_lightning.programs.guest import decode, encode
-from grail_lightning.programs.outcome import Job, Limits, TestCall, Tests
-from grail_lightning.programs.probe import LOCAL, refusal
+from grail_lightning.worlds.programs.executor import Executor
+from grail_lightning.worlds.programs.grade import canonical
+from grail_lightning.worlds.programs.guest import decode, encode
+from grail_lightning.worlds.programs.outcome import Job, Limits, TestCall, Tests
+from grail_lightning.worlds.programs.probe import LOCAL, refusal
 
 # A reply of a million bytes, which is as long as a reply may be here.
 LIMITS = Limits(seconds=3.0, memory_mb=512, output_kb=1024)

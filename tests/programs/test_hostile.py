@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import grail_lightning.programs.grade
-from grail_lightning.programs.executor import Executor
-from grail_lightning.programs.outcome import Job, Limits, TestCall, Tests
+import grail_lightning.worlds.programs.grade
+from grail_lightning.worlds.programs.executor import Executor
+from grail_lightning.worlds.programs.outcome import Job, Limits, TestCall, Tests
 from tests.programs.hostile import HOSTILE
 
 TESTS = Tests(entry="f", calls=(TestCall((3,), 4),))
@@ -46,7 +46,7 @@ def outcomes(attacked, canary):
     """All of them in one go, the seconds that they took, and the processes that were there before."""
     base_packages = Path(sysconfig.get_path("stdlib"), "site-packages")
     words = {
-        "{grader}": grail_lightning.programs.grade.__file__,
+        "{grader}": grail_lightning.worlds.programs.grade.__file__,
         "{canary}": str(canary),
         "{package}": pytest.__file__,
         "{base_package}": str(next(base_packages.glob("*/__init__.py"), pytest.__file__)),

@@ -5,12 +5,12 @@ import re
 
 import pytest
 
-from grail_lightning.cli.app import FitOptions
-from grail_lightning.environments.python import Python
-from grail_lightning.programs.executor import Executor
-from grail_lightning.programs.isolation import Bubblewrap, Sandlock, Server
-from grail_lightning.programs.outcome import TestCall, Tests
-from grail_lightning.programs.probe import refusal
+from grail_lightning.app.cli.app import FitOptions
+from grail_lightning.worlds.code.python import Python
+from grail_lightning.worlds.programs.executor import Executor
+from grail_lightning.worlds.programs.isolation import Bubblewrap, Sandlock, Server
+from grail_lightning.worlds.programs.outcome import TestCall, Tests
+from grail_lightning.worlds.programs.probe import refusal
 from tests.programs.isolations import Behind, Counted, Counting, Numbered
 from tests.shell import fails_early, main
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from grail_lightning.programs.executor import Executor
-from grail_lightning.programs.isolation import Server
-from grail_lightning.programs.outcome import Job, Limits, TestCall, Tests
+from grail_lightning.worlds.programs.executor import Executor
+from grail_lightning.worlds.programs.isolation import Server
+from grail_lightning.worlds.programs.outcome import Job, Limits, TestCall, Tests
 from tests.http_server import server
 from tests.shell import fails_early
 

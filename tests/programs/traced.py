@@ -3,11 +3,11 @@
 import json
 import types
 
+from grail_lightning import CodeTask, MathTask
 from grail_lightning.answers import Fenced
-from grail_lightning.programs import guest
-from grail_lightning.programs.grade import grade
-from grail_lightning.programs.outcome import Limits
-from grail_lightning.tasks import CodeTask, MathTask
+from grail_lightning.worlds.programs import guest
+from grail_lightning.worlds.programs.grade import grade
+from grail_lightning.worlds.programs.outcome import Limits
 
 REFERENCE = """
     def total(values, limit):

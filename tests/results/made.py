@@ -6,8 +6,8 @@ import numpy as np
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
-from grail_lightning.columns import SAMPLE
-from grail_lightning.results.records import FORMAT, append_samples, set_digest, write_evaluation
+from grail_lightning.app.results.records import FORMAT, append_samples, set_digest, write_evaluation
+from grail_lightning.core.records.columns import SAMPLE
 
 SAMPLING = {"max_response_length": 64, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "stop": []}
 DATASETS = "part 0", "part 1"

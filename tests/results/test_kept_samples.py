@@ -12,17 +12,15 @@ import torch
 from lightning.pytorch import Callback, seed_everything
 
 import grail_lightning
-from grail_lightning import callbacks
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks.samples import _grading
-from grail_lightning.columns import SAMPLE
-from grail_lightning.data import MathData
-from grail_lightning.environments.episode import EpisodeLimits
-from grail_lightning.environments.search import Search
-from grail_lightning.programs.outcome import Limits
-from grail_lightning.results import problem_id, read_evaluation, read_samples, sample_seed
-from grail_lightning.results.records import prune
-from grail_lightning.tasks import EnvironmentTask
+from grail_lightning import EnvironmentTask, EpisodeLimits, MathData, Sampling, read_evaluation, read_samples
+from grail_lightning.app import callbacks
+from grail_lightning.app.callbacks.samples import _grading
+from grail_lightning.app.results.records import prune
+from grail_lightning.core.records.columns import SAMPLE
+from grail_lightning.core.records.task import problem_id
+from grail_lightning.core.runtime.seeds import sample_seed
+from grail_lightning.worlds.programs.outcome import Limits
+from grail_lightning.worlds.search.environment import Search
 from tests.processes import run_script
 from tests.programs.traced import Trusted
 from tests.results.tested import rows_of, run_test
@@ -219,7 +217,7 @@ def test_environments_that_are_made_to_see_their_options_are_closed():
 
 def test_the_same_weights_and_problems_in_other_places_are_continued(undisturbed, interrupted):
     ours = module()
-    ours.policy_name = str(Path(grail_lightning.__file__).parent / "assets" / "arithmetic")
+    ours.policy_name = str(Path(grail_lightning.__file__).parent / "worlds" / "assets" / "arithmetic")
     sampled = Sampled()
     assert run_test(interrupted, sampled, ours=ours) == undisturbed[1]
     assert sampled.batches == 0

@@ -5,16 +5,21 @@ from pathlib import Path
 
 import pytest
 
+from grail_lightning import (
+    DatasetSpec,
+    EnvironmentTask,
+    Evaluation,
+    MathData,
+    MathTask,
+    Sampling,
+    read_evaluation,
+    read_samples,
+)
 from grail_lightning.answers import Boxed, Verdict, Verifier
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import Evaluation
-from grail_lightning.callbacks.samples import _grading
-from grail_lightning.data import DatasetSpec, MathData
-from grail_lightning.environments.calculator import Calculator
-from grail_lightning.regrade import main, regraded
-from grail_lightning.results import read_evaluation, read_samples
-from grail_lightning.results.records import FORMAT, append_samples, write_evaluation
-from grail_lightning.tasks import EnvironmentTask, MathTask
+from grail_lightning.app.callbacks.samples import _grading
+from grail_lightning.app.regrade import main, regraded
+from grail_lightning.app.results.records import FORMAT, append_samples, write_evaluation
+from grail_lightning.worlds.sums.calculator import Calculator
 from tests.data.recorder import write
 from tests.results.made import sample
 from tests.runs import module, trainer

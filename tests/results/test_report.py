@@ -12,11 +12,11 @@ import pytest
 import scipy.stats
 from torch.utils.tensorboard import SummaryWriter
 
-from grail_lightning.report import main as report
-from grail_lightning.results.differences import compare, compare_curves, other_validation, read_curves, read_scalars
-from grail_lightning.results.records import read_samples
-from grail_lightning.results.runs import find_runs, method_of, paired_seeds
-from grail_lightning.results.statistics import difference, holm, mean_interval
+from grail_lightning import read_samples
+from grail_lightning.app.report import main as report
+from grail_lightning.app.results.differences import compare, compare_curves, other_validation, read_curves, read_scalars
+from grail_lightning.app.results.runs import find_runs, method_of, paired_seeds
+from grail_lightning.app.results.statistics import difference, holm, mean_interval
 from tests.results.made import DATASETS, HOSTILE, SAMPLING, answers, chances, config, keep_samples, make_run, study
 from tests.shell import refusal
 

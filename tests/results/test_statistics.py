@@ -8,8 +8,7 @@ import pytest
 import scipy.stats
 import torch
 
-from grail_lightning.functional import pass_at_k, pass_at_k_variance
-from grail_lightning.results.statistics import (
+from grail_lightning.app.results.statistics import (
     average_interval,
     difference,
     difference_interval,
@@ -21,6 +20,7 @@ from grail_lightning.results.statistics import (
     seeds_difference,
     sign_flip_p,
 )
+from grail_lightning.functional import pass_at_k, pass_at_k_variance
 
 RNG = np.random.default_rng
 

@@ -5,8 +5,8 @@ import re
 import pandas as pd
 import pytest
 
-from grail_lightning.results.records import sample_frame, with_votes
-from grail_lightning.results.table import TableOptions, evaluation_table, parts_of
+from grail_lightning.app.results.records import sample_frame, with_votes
+from grail_lightning.app.results.table import TableOptions, evaluation_table, parts_of
 from tests.results.made import sample
 
 

@@ -12,10 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from grail_lightning.batch import Sampling
-from grail_lightning.callbacks import Evaluation
-from grail_lightning.data import ArithmeticData
-from grail_lightning.results import read_samples
+from grail_lightning import ArithmeticData, Evaluation, Sampling, read_samples
 from tests.draws import without_ties
 from tests.runs import module, strategy_of, trainer
 

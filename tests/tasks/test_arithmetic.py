@@ -4,7 +4,9 @@ import random
 
 import pytest
 
-from grail_lightning.tasks import ArithmeticTask, Problem, ProblemSpace, demonstration, misconception, split_of
+from grail_lightning import ArithmeticTask
+from grail_lightning.worlds.splits import split_of
+from grail_lightning.worlds.sums.task import Problem, ProblemSpace, demonstration, misconception
 
 TASK = ArithmeticTask()
 P = "7+5-3+8"  # The problem of most cases: 7+5 = 12, 12-3 = 9, 9+8 = 17.

@@ -13,28 +13,29 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import grail_lightning
-from grail_lightning.batch import Sampling
-from grail_lightning.data import ArithmeticData, ChartsData, CodeData, SearchData, WordProblemData
-from grail_lightning.engines import HFEngine
-from grail_lightning.environments.charts import Charts
-from grail_lightning.environments.search import Search
-from grail_lightning.grading import TaskVerifiers, grade_answers
-from grail_lightning.picture import Picture
-from grail_lightning.policy import load_policy, load_tokenizer
-from grail_lightning.step.episodes import play
-from grail_lightning.tasks import (
+from grail_lightning import (
+    ArithmeticData,
     ArithmeticTask,
-    ChartSpace,
-    FunctionSpace,
-    ProblemSpace,
-    SearchSpace,
-    WordProblemSpace,
-    chart_demonstration,
-    demonstration,
-    search_demonstration,
-    word_demonstration,
+    ChartsData,
+    CodeData,
+    HFEngine,
+    Sampling,
+    SearchData,
+    WordProblemData,
+    grade_answers,
 )
-from grail_lightning.tasks.functions import function_demonstration
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.policy.source import load_tokenizer
+from grail_lightning.core.records.picture import Picture
+from grail_lightning.core.rollout.grading import TaskVerifiers
+from grail_lightning.core.step.episodes import play
+from grail_lightning.worlds.charts.environment import Charts
+from grail_lightning.worlds.charts.task import ChartSpace, chart_demonstration
+from grail_lightning.worlds.code.functions import FunctionSpace, function_demonstration
+from grail_lightning.worlds.search.environment import Search
+from grail_lightning.worlds.search.task import SearchSpace, search_demonstration
+from grail_lightning.worlds.sums.task import ProblemSpace, demonstration
+from grail_lightning.worlds.words.task import WordProblemSpace, word_demonstration
 from tests.tasks import test_words
 
 # ---- draws
@@ -171,7 +172,7 @@ SIZES = {"arithmetic": 4 * 2**20, "words": 4 * 2**20, "code": 2 * 2**20, "search
 
 def small(world):
     """The policy of a world, whose files are small."""
-    folder = Path(grail_lightning.__file__).parent / "assets" / world
+    folder = Path(grail_lightning.__file__).parent / "worlds" / "assets" / world
     assert sum(file.stat().st_size for file in folder.iterdir()) <= SIZES[world]
     return load_policy(world).eval()
 

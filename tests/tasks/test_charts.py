@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from grail_lightning.environments.charts import COLOURS, MAX_DRAWINGS, Chart, Charts, Drawing
-from grail_lightning.tasks import ChartProblem, ChartSpace
-from grail_lightning.tasks.charts import label_drawing
+from grail_lightning.worlds.charts.environment import COLOURS, MAX_DRAWINGS, Chart, Charts, Drawing
+from grail_lightning.worlds.charts.task import ChartProblem, ChartSpace, label_drawing
 from tests.callbacks.scripted import scalars
 from tests.shell import main
 

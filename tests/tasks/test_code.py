@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from grail_lightning import ArithmeticTask, CodeTask, MathData, RewardSpec, grade_answers, read_samples
 from grail_lightning.answers import Marker
-from grail_lightning.data import MathData
-from grail_lightning.grading import TaskVerifiers, grade_answers, labelled_steps
-from grail_lightning.programs.outcome import Limits, TestCall, Tests
-from grail_lightning.regrade import main as regrade
-from grail_lightning.results import read_samples
-from grail_lightning.tasks import ArithmeticTask, CodeTask, FunctionSpace
-from grail_lightning.tasks.code import read_problem
-from grail_lightning.tasks.functions import slips
-from grail_lightning.tasks.rewards import RewardSpec
+from grail_lightning.app.regrade import main as regrade
+from grail_lightning.core.rollout.grading import TaskVerifiers, labelled_steps
+from grail_lightning.worlds.code.functions import FunctionSpace, slips
+from grail_lightning.worlds.code.task import read_problem
+from grail_lightning.worlds.programs.outcome import Limits, TestCall, Tests
 from tests.shell import SHORT, fails_early, main
 
 REFERENCE = """def f(xs, n):
@@ -201,7 +198,7 @@ def test_rows_whose_reference_fails_are_counted_and_graded(task, tmp_path):
 
 
 def test_references_are_run_where_there_are_some_and_of_many_a_part(task, monkeypatch):
-    monkeypatch.setattr("grail_lightning.tasks.code._CHECKED", 2)
+    monkeypatch.setattr("grail_lightning.worlds.code.task._CHECKED", 2)
     prompts = [task.prompt(ROW | {"reference": f"def f(xs, n): return {k}" if k else " "}) for k in range(7)]
     assert task.check_prompts(prompts[:1]) == ""
     with pytest.raises(ValueError, match="Of 2 reference programs that were run, 2 do not pass"):

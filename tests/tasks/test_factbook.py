@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from grail_lightning.data import FewShot, SearchData
-from grail_lightning.environments import retrieval
-from grail_lightning.environments.search import Search
-from grail_lightning.tasks import FactbookSpace
+from grail_lightning import FewShot, SearchData
+from grail_lightning.worlds.search import retrieval
+from grail_lightning.worlds.search.environment import Search
+from grail_lightning.worlds.search.task import FactbookSpace
 from tests.shell import fails
 
 

@@ -4,7 +4,7 @@ import random
 import re
 from collections import Counter
 
-from grail_lightning.tasks.functions import FunctionSpace, function_demonstration
+from grail_lightning.worlds.code.functions import FunctionSpace, function_demonstration
 
 PROBLEMS = FunctionSpace().draw(400, "train")
 

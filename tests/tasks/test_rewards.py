@@ -6,14 +6,12 @@ import math
 import pytest
 import torch
 
+from grail_lightning import ArithmeticTask, MathTask, RewardSpec, build_batch, correctness
 from grail_lightning.answers import Boxed, LastNumber, Marker, Pattern, Verdict, Verifier
-from grail_lightning.engines.base import build_batch
-from grail_lightning.grading import grade_and_locate
-from grail_lightning.policy import load_policy
-from grail_lightning.step.figures import Tally, add_rollouts
-from grail_lightning.tasks import ArithmeticTask
-from grail_lightning.tasks.answered import MathTask
-from grail_lightning.tasks.rewards import RewardSpec, boxed_format, correctness, overlong
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.rollout.grading import grade_and_locate
+from grail_lightning.core.step.figures import Tally, add_rollouts
+from grail_lightning.core.tasks.rewards import boxed_format, overlong
 
 
 def by_level(responses, references, level, factor=1):
@@ -158,7 +156,7 @@ def test_the_built_in_rewards():
 
 
 OVERLONG = "`overlong` must get `arguments` that it can use, .*"
-MODULE = "grail_lightning.tasks.rewards"
+MODULE = "grail_lightning.core.tasks.rewards"
 
 
 @pytest.mark.parametrize(
@@ -296,7 +294,7 @@ def test_values_that_are_wrong_are_not_asked_for_again():
 
 def test_the_pauses_double(monkeypatch):
     slept = []
-    monkeypatch.setattr("grail_lightning.tasks.attempts.time.sleep", slept.append)
+    monkeypatch.setattr("grail_lightning.core.tasks.attempts.time.sleep", slept.append)
     judged(Judge(9), retries=9, pause_seconds=0.5)
     assert slept == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
 

@@ -6,9 +6,8 @@ import json
 import pytest
 import torch
 
-from grail_lightning.data import MathData
-from grail_lightning.tasks import ArithmeticTask, EnvironmentTask, MathTask
-from grail_lightning.tasks.rewards import Reward, RewardSpec
+from grail_lightning import ArithmeticTask, EnvironmentTask, MathData, MathTask, RewardSpec
+from grail_lightning.core.tasks.rewards import Reward
 from tests.callbacks.scripted import scalars
 from tests.runs import Watch, module, problems, trainer
 from tests.shell import RUN, SHORT, fails_early, main

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from grail_lightning.tasks import WordProblemSpace, WordProblemTask, word_demonstration
+from grail_lightning import WordProblemTask
+from grail_lightning.worlds.words.task import WordProblemSpace, word_demonstration
 
 SPACE = WordProblemSpace(min_steps=2, max_steps=3, largest=12, comparisons=True)
 TASK = WordProblemTask()

@@ -2,8 +2,8 @@
 
 from zlib import crc32
 
-from grail_lightning.columns import OPTIONAL, PREDICTION, write_parquet
-from grail_lightning.environments.episode import episode_json
+from grail_lightning.core.records.columns import OPTIONAL, PREDICTION, write_parquet
+from grail_lightning.core.records.episode import episode_json
 
 
 def rollout(tokens, prompt="Compute 1+1.", correct=False, method="GRAIL", **columns):

@@ -5,8 +5,8 @@ import shutil
 import numpy as np
 import pytest
 
-from grail_lightning.views import write_page
-from grail_lightning.views.heatmap import LARGEST, colour_of
+from grail_lightning import write_page
+from grail_lightning.app.views.heatmap import LARGEST, colour_of
 from tests.views.made import rollout, write
 from tests.views.test_page import HOSTILE, _played
 

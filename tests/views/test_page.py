@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from grail_lightning.environments.episode import Episode, ToolCall, Turn
-from grail_lightning.views import show_credit, write_page
-from grail_lightning.views.heatmap import LARGEST, colour_of
+from grail_lightning import show_credit, write_page
+from grail_lightning.app.views.heatmap import LARGEST, colour_of
+from grail_lightning.core.records.episode import Episode, ToolCall, Turn
 from tests.views.made import in_turns, rollout, write
 
 HOSTILE = [

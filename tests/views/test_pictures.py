@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grail_lightning.tasks.base import Step
-from grail_lightning.views.heatmap import (
+from grail_lightning import Step
+from grail_lightning.app.views.heatmap import (
     COLUMNS,
     HEIGHT,
     LARGEST,
@@ -82,7 +82,7 @@ def test_one_colour_scale_has_its_middle_at_one_and_black_text_can_be_read_on_it
     assert colour_of(float("nan")) == colour_of(float("inf")) == (204, 204, 204)
     assert colour_of(0.0) == colour_of(-1.0), "what lies beyond an end has its colour"
     assert colour_of(LARGEST) == colour_of(300.0)
-    palette = resources.files("grail_lightning.views").joinpath("templates", "palette.css").read_text()
+    palette = resources.files("grail_lightning.app.views").joinpath("templates", "palette.css").read_text()
     for name, colour in {"more": colour_of(LARGEST), "less": colour_of(0.0)}.items():
         assert f"--{name}: light-dark(#{bytes(colour).hex()}, " in palette, "the page's hue"
     # From the full blue over white to the full orange, blue and red never turn back.

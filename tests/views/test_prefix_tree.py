@@ -3,7 +3,7 @@ import itertools
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grail_lightning.views.prefix_tree import prefix_tree
+from grail_lightning.app.views.prefix_tree import prefix_tree
 
 RESPONSES = st.lists(st.integers(0, 2), max_size=6)
 GROUPS = st.lists(st.tuples(RESPONSES, st.booleans()), min_size=1, max_size=7)

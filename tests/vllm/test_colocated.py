@@ -13,12 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grail_lightning.batch import Sampling
-from grail_lightning.engines import HFEngine, VLLMEngine
-from grail_lightning.engines.base import TurnRequest
-from grail_lightning.engines.vllm import colocated
-from grail_lightning.policy import load_policy
-from grail_lightning.vllm_worker import report_whole_vocabulary
+from grail_lightning import HFEngine, Sampling, VLLMEngine
+from grail_lightning.core.engines.base import TurnRequest
+from grail_lightning.core.engines.vllm import colocated
+from grail_lightning.core.engines.vllm.worker import report_whole_vocabulary
+from grail_lightning.core.policy.load import load_policy
 from tests.runs import problems
 
 pytestmark = pytest.mark.vllm

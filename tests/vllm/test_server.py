@@ -9,10 +9,8 @@ import time
 import pytest
 import torch
 
-from grail_lightning.batch import Sampling
-from grail_lightning.engines import HFEngine, VLLMServer
-from grail_lightning.policy import Loading, load_policy
-from grail_lightning.policy.source import resolve_policy
+from grail_lightning import HFEngine, Loading, Sampling, VLLMServer, resolve_policy
+from grail_lightning.core.policy.load import load_policy
 from tests.runs import problems
 from tests.served_ranks import assert_ranks_in_step
 from tests.shell import SHORT, main

@@ -3,12 +3,9 @@
 import pytest
 import torch
 
-from grail_lightning.batch import Sampling
-from grail_lightning.data import SearchData
-from grail_lightning.engines import HFEngine, VLLMEngine, VLLMServer
-from grail_lightning.policy import load_policy
-from grail_lightning.policy.source import resolve_policy
-from grail_lightning.step.episodes import play
+from grail_lightning import HFEngine, Sampling, SearchData, VLLMEngine, VLLMServer, resolve_policy
+from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.step.episodes import play
 from tests.vllm_servers import Served, python_with_vllm
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(python_with_vllm() is None, reason="vLLM is not installed")]

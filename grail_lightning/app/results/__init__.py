@@ -1,0 +1,1 @@
+"""What an evaluation keeps, its table, the statistics of its figures, and the comparison of runs."""

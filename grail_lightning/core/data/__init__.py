@@ -1,0 +1,1 @@
+"""The data modules, which turn datasets into `Prompt`s, and their loaders."""

@@ -1,0 +1,1 @@
+"""Rollout engines: they sample responses to prompts, as token ids."""

@@ -1,0 +1,1 @@
+"""The batch of rollouts in its three stages, and its rewards."""

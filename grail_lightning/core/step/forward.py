@@ -1,0 +1,96 @@
+"""Forward passes of micro-batches: of the policy, and of the frozen reference.
+
+Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from grail_lightning.core.credit.base import CreditContext, TokenWeights
+from grail_lightning.core.functional.tokens import TokenStats
+from grail_lightning.core.objective import Companion
+from grail_lightning.core.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in, zero_table
+from grail_lightning.core.policy.model import Policy
+from grail_lightning.core.policy.reference import Reference
+from grail_lightning.core.rollout.batch import RolloutBatch
+from grail_lightning.core.runtime.collectives import pad_to_longest_rank
+
+
+class Pass(NamedTuple):
+    """The result of a forward pass of a micro-batch."""
+
+    stats: TokenStats  # Log-probabilities and entropy [b, t], with gradient if autograd is on.
+    tokens_run: int  # Tokens that rows of a prefix tree have in common count once.
+    weights: TokenWeights | None = None  # [b, t], if this pass computes them; None if they are known already.
+
+
+class Forward:
+    """The forward pass of the policy over the rows of a batch, micro-batch by micro-batch.
+
+    `context` has the token budget and the temperature. With `share_prefixes` common beginnings of rows, prompts and
+    responses, are run once, where the model allows it. Passes with gradient may let the entropy carry one, and measure
+    the divergence from a companion.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        batch: RolloutBatch,
+        context: CreditContext,
+        *,
+        share_prefixes: bool = True,
+        entropy_gradient: bool = False,
+        companion: Companion | None = None,
+    ) -> None:
+        self.policy, self.batch, self.context = policy, batch, context
+        self.share_prefixes, self.entropy_gradient, self.companion = share_prefixes, entropy_gradient, companion
+
+    def cut(self, rows: Tensor) -> list[MicroBatch]:
+        """The rows as micro-batches, equally many on each rank."""
+        return pad_to_longest_rank(self._cut(rows), stand_in(self.batch), self.batch.response_mask.device)
+
+    def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> Pass:
+        """Run a micro-batch from `cut`; `in_place` is that of `HeadGradient`."""
+        layout = self.policy.layout(self.batch.select(micro.rows), micro.starts)
+        graph = torch.is_grad_enabled()
+        others = self.companion.states(micro, layout) if self.companion is not None and graph else None
+        stats: TokenStats = self.policy(
+            layout,
+            temperature=self.context.temperature,
+            with_entropy=graph,
+            entropy_gradient=self.entropy_gradient and graph,
+            in_place=in_place,
+            other_states=others,
+        )
+        return Pass(stats, layout.num_tokens)
+
+    def without_gradient(self, rows: Tensor) -> Iterator[tuple[MicroBatch, Pass]]:
+        """Passes of some rows without gradient and dropout. Every rank must exhaust it: the passes are collectives."""
+        with self.policy.evaluating(), torch.no_grad():
+            for micro in self.cut(rows):
+                result = self(micro)
+                if not micro.stands_in:
+                    yield micro, result
+
+    def weights_so_far(self) -> TokenWeights | None:
+        """The token weights by fused saliency, as far as passes have run; None without it."""
+        return None
+
+    def _cut(self, rows: Tensor) -> list[MicroBatch]:
+        return cut_rows(self.policy, self.batch, rows, self.context.token_budget, share=self.share_prefixes)
+
+
+def reference_logprobs(reference: Reference, trained: Forward, rows: Tensor) -> Tensor:
+    """``[B, T]`` log-probabilities of some rows of a batch under the reference, zero on the others."""
+    batch = trained.batch
+    with reference.running(trained.policy) as policy:
+        logprobs = zero_table(policy, batch)
+        forward = Forward(policy, batch, trained.context, share_prefixes=trained.share_prefixes)
+        for micro, result in forward.without_gradient(rows):
+            scatter(logprobs, micro.rows, result.stats.logprobs)
+    return logprobs

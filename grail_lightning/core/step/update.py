@@ -1,0 +1,228 @@
+"""The optimiser steps of one batch: one forward pass, one loss and one backward pass for each micro-batch.
+
+Shapes: ``B`` rows, ``T`` response tokens, ``b`` rows of a micro-batch with ``t`` tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from grail_lightning.core.credit.base import TokenWeights, token_advantages
+from grail_lightning.core.credit.service import FrozenReference
+from grail_lightning.core.functional.advantages import group_sums
+from grail_lightning.core.functional.policy_gradient import sampler_correction
+from grail_lightning.core.functional.tokens import TokenStats
+from grail_lightning.core.objective import Objective
+from grail_lightning.core.policy.capabilities import has_dropout
+from grail_lightning.core.policy.micro_batch import MicroBatch, scatter, zero_table
+from grail_lightning.core.rollout.batch import GradedBatch
+from grail_lightning.core.runtime.collectives import all_gather_rows, all_reduce, world_size
+from grail_lightning.core.runtime.seeds import derive_seed
+from grail_lightning.core.step.execution import Execution
+from grail_lightning.core.step.figures import loss_figures
+from grail_lightning.core.step.forward import Forward, Pass, reference_logprobs
+from grail_lightning.core.step.loss import LossInputs, count_denominators, live_rows, loss_mask, micro_batch_loss
+
+_Backward = Callable[[Tensor, bool], None]
+"""``backward(loss, last)``: the loss of a micro-batch times the number of ranks, and whether it is the last one of the
+step, with which DDP reduces gradients over ranks. FSDP2 does so with each, unless `Loading.reduce_once` is set."""
+
+
+def deal_rows(batch: GradedBatch, execution: Execution, generator: torch.Generator) -> list[Tensor]:
+    """The rows of each mini-batch of one pass, each row in one of them; in random order if there are several.
+
+    Whole groups of this rank are dealt in equal numbers; if a batch has fewer groups than mini-batches (as the last
+    batch may), the mini-batches at the end are empty. With `execution.split_groups` single rows of all ranks are, by
+    their identity in the step: the deal is the same for any number of ranks, as long as `generator` is. A rank's own
+    numbers of rows may then differ. Rows without a reward are not dealt.
+    """
+    if execution.split_groups:
+        keys, units = batch.row.cpu(), all_gather_rows(batch.row[batch.scored]).cpu().sort().values
+    else:
+        keys, units = batch.group.cpu(), torch.unique(batch.group[batch.scored].cpu())
+    if execution.mini_batches > 1:
+        units = units[torch.randperm(len(units), generator=generator)]
+    # `tensor_split` accepts any number of parts; `chunk` may return fewer.
+    return [torch.isin(keys, part).nonzero().flatten() for part in torch.tensor_split(units, execution.mini_batches)]
+
+
+class _OldLogprobs:
+    """Old log-probabilities of each row, by one of three rules.
+
+    *Same weights*: in the first optimiser step the policy still has its old weights. The log-probabilities of the pass
+    itself, detached, are the old ones, and the ratio is 1. A batch with one optimiser step needs no other rule.
+
+    *Recorded*: rows that the first step has scored have their log-probabilities recorded for later passes.
+
+    *Computed before*: rows that the first step does not run need their old log-probabilities before it changes the
+    weights. With dropout and several steps these are all rows: the first step has dropout, but the sampler had none.
+    """
+
+    def __init__(self, live: Tensor, first_step: Tensor, table: Tensor, *, dropout: bool) -> None:
+        self._live, self._first_step, self._dropout = live, first_step, dropout
+        self._values = table  # [B, T]
+        self._known = torch.zeros(len(table), dtype=torch.bool)
+
+    def rows_before(self) -> Tensor:
+        """``[n]`` long: the rows whose log-probabilities have to be computed before the first of several steps."""
+        rows = self._live.clone()
+        if not self._dropout:
+            rows[self._first_step] = False
+        return rows.nonzero().flatten()
+
+    def of(self, micro: MicroBatch, stats: TokenStats) -> Tensor:
+        """``[b, t]``: the old log-probabilities of a micro-batch, given its present ones (`stats`)."""
+        if not self._are_known(micro):
+            return stats.logprobs.detach()
+        return self._values[micro.rows.to(self._values.device), : stats.logprobs.shape[1]]
+
+    def record(self, micro: MicroBatch, stats: TokenStats) -> None:
+        """Store the log-probabilities of rows that are scored for the first time, for later steps."""
+        if not self._are_known(micro):
+            scatter(self._values, micro.rows, stats.logprobs)
+            self._known[micro.rows] = True
+
+    def _are_known(self, micro: MicroBatch) -> bool:
+        flags = self._known[micro.rows]
+        assert flags.all() or not flags.any(), "a micro-batch falls under one rule"
+        return bool(flags.all())
+
+
+def _of_compared_rows(weights: TokenWeights, batch: GradedBatch) -> TokenWeights:
+    """The weights, with nothing added to a row that is the only one of its group with a reward."""
+    if weights.additive is None:
+        return weights
+    scored, _ = group_sums(batch.scored.double(), batch.group)
+    return replace(weights, additive=weights.additive.masked_fill((scored < 2)[:, None], 0))
+
+
+class Update:
+    """Accumulates the gradients of each optimiser step of a batch.
+
+    With the default options there is one step and its ratio is 1: no pass precedes it, old log-probabilities are those
+    of the step's own pass. With credit `Uniform` no token weights are replaced.
+
+    Every rank calls every collective the same number of times. Ranks agree on the numbers of optimiser steps and
+    micro-batches, and a rank with fewer micro-batches runs a row whose loss is multiplied by 0.
+
+    `seed` is that of the deal of groups, or of rows, `sampler_cap` the bound of weights that correct for a sampler that
+    differs from the trainer (None is off). With `refreshed` the token weights are replaced before each
+    further step (`reweigh`).
+
+    Attributes:
+        mask: ``[B, T]`` bool, the tokens in the loss.
+        live: ``[B]`` bool on the CPU, the rows that can contribute a gradient. Others are counted, but not run.
+        steps: The rows of each optimiser step, long on the CPU; equally many steps on every rank. If no rank has a live
+            row, there is one step without rows. It changes no weight, but counts towards `max_steps`, so that a run
+            without a learning signal ends.
+        ref_logprobs: ``[B, T]``, under the frozen reference; None before `compute_before_steps` and without a KL term.
+        token_advantages: ``[B, T]``, with the weights that are known so far.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        token_weights: TokenWeights,
+        *,
+        objective: Objective,
+        execution: Execution,
+        max_response_length: int,
+        seed: int,
+        sampler_cap: float | None = None,
+        refreshed: bool = False,
+    ) -> None:
+        self.forward, self.batch, self.max_response_length = forward, forward.batch, max_response_length
+        self.objective, self.execution, self.sampler_cap, self.refreshed = objective, execution, sampler_cap, refreshed
+        self.mask = loss_mask(self.batch, objective)
+        self.reweigh(token_weights)
+        added, every = self._given_weights.additive, objective.trains_all_rows
+        live = live_rows(self.batch, self.mask, added, all_rows=every, refreshed=refreshed)
+        self.live = live.cpu()
+        self.steps: list[Tensor] = []
+        if all_reduce(live.sum(), "sum"):
+            for number in range(execution.updates_per_batch):
+                generator = torch.Generator().manual_seed(derive_seed(seed, number))
+                self.steps += deal_rows(self.batch, execution, generator)
+        self.steps = self.steps or [torch.zeros(0, dtype=torch.long)]
+        self.ref_logprobs: Tensor | None = None
+        policy = forward.policy
+        dropout = policy.training and has_dropout(policy)
+        table = zero_table(policy, self.batch)
+        self.old_logprobs = _OldLogprobs(self.live, self.steps[0], table, dropout=dropout)
+
+    def reweigh(self, token_weights: TokenWeights) -> None:
+        """Use these token weights in the following steps."""
+        self._given_weights = _of_compared_rows(token_weights, self.batch)
+        self.token_advantages = token_advantages(self.batch.advantages, self._given_weights)
+
+    def final_weights(self) -> TokenWeights:
+        """The token weights that the steps have used: those of the passes with fused saliency, else the given ones."""
+        fused = self.forward.weights_so_far()
+        return self._given_weights if fused is None else fused
+
+    def compute_before_steps(self) -> None:
+        """Compute the log-probabilities under the reference, and old ones that the policy's first step would change."""
+        if self.objective.kl_coefficient:
+            reference = self.forward.context.service(FrozenReference)
+            self.ref_logprobs = reference_logprobs(reference, self.forward, self.live.nonzero().flatten())
+        if len(self.steps) == 1:  # On every rank alike: the passes are collectives.
+            return
+        for micro, result in self.forward.without_gradient(self.old_logprobs.rows_before()):
+            self._use_token_weights(micro, result)
+            self.old_logprobs.record(micro, result.stats)
+
+    def accumulate(self, index: int, backward: _Backward, *, in_place: bool = False) -> dict[str, float]:
+        """Run the forward and backward passes of an optimiser step; returns figures of it (`loss_figures`).
+
+        `in_place`: whether the backward pass may add the head's gradient to `weight.grad` in place.
+        """
+        rows = self.steps[index]
+        counts = count_denominators(self.mask, rows, self.max_response_length)
+        rows = rows[self.live[rows]]
+        parts, tokens_run = self.forward.cut(rows), 0
+        sums: dict[str, Tensor] = {}
+        for number, micro in enumerate(parts, start=1):
+            result = self.forward(micro, in_place=in_place)
+            if micro.stands_in:
+                loss = result.stats.logprobs.sum() * 0
+            else:
+                self._use_token_weights(micro, result)
+                loss, summands = micro_batch_loss(self._inputs(micro, result.stats), self.objective, counts)
+                self.old_logprobs.record(micro, result.stats)
+                tokens_run += result.tokens_run
+                sums = {name: sums[name] + value if name in sums else value for name, value in summands.items()}
+            # Strategies average gradients over ranks, but the denominators already include all ranks.
+            backward(loss * world_size(), number == len(parts))
+        # The last token of a row predicts nothing and is not run.
+        unshared = int(self.batch.lengths.cpu()[rows].sum()) - len(rows)
+        return loss_figures(sums, tokens_run=tokens_run, tokens_unshared=unshared)
+
+    def _use_token_weights(self, micro: MicroBatch, result: Pass) -> None:
+        if result.weights is not None:
+            advantages = self.batch.advantages[micro.rows.to(self.batch.advantages.device)]
+            scatter(self.token_advantages, micro.rows, token_advantages(advantages, result.weights))
+
+    def _inputs(self, micro: MicroBatch, stats: TokenStats) -> LossInputs:
+        rows, columns = micro.rows.to(self.mask.device), stats.logprobs.shape[1]
+
+        def rows_of(table: Tensor | None) -> Tensor | None:
+            return None if table is None else table[rows, :columns]
+
+        cap = self.sampler_cap
+        old, sampled = self.old_logprobs.of(micro, stats), rows_of(self.batch.sampling_logprobs)
+        assert cap is None or sampled is not None, "`Sampler.draw` refuses such an engine"
+        return LossInputs(
+            stats=stats,
+            old_logprobs=old,
+            token_advantages=self.token_advantages[rows, :columns],
+            mask=self.mask[rows, :columns],
+            ref_logprobs=rows_of(self.ref_logprobs),
+            sampling_logprobs=sampled,
+            companion=self.forward.companion,
+            row_advantages=self.batch.advantages[rows],
+            sampler_correction=None if cap is None or sampled is None else sampler_correction(old, sampled, cap),
+        )

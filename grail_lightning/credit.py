@@ -1,0 +1,149 @@
+"""Credit assignment: methods that turn a rollout's advantage into token weights, and control experiments.
+
+A name that is asked for imports its own module alone.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from grail_lightning.core.credit.base import CreditContext, CreditControl, Mean, TokenCredit, TokenWeights, Uniform
+    from grail_lightning.core.credit.controls import (
+        AnswerOnly,
+        Balanced,
+        PermutedRewards,
+        Random,
+        RandomSubset,
+        SameMagnitude,
+        Shuffled,
+    )
+    from grail_lightning.core.credit.grail import GRAIL, SaliencyOptions
+    from grail_lightning.core.credit.oar import BilevelOptions, OARGradient, OARPerturbation
+    from grail_lightning.core.credit.oracle import Oracle
+    from grail_lightning.core.credit.saliency import input_saliency
+    from grail_lightning.core.credit.service import FrozenReference, RunParts, Service
+    from grail_lightning.core.credit.tree import OptimalBaseline, PrefixWeights, TreeAdvantage
+    from grail_lightning.core.credit.turns import GiGPO, TurnRewards
+    from grail_lightning.gallery.code_credit import EGCA, ExecutedMask
+    from grail_lightning.gallery.continuations import SampledContinuations
+    from grail_lightning.gallery.critic import CriticSearch, Judge
+    from grail_lightning.gallery.distillation import RLSD
+    from grail_lightning.gallery.entropy import DGPO, LESS, UCAS, AdvantageReweighting, HighEntropy
+    from grail_lightning.gallery.igpo import IGPO
+    from grail_lightning.gallery.prime import PRIME
+    from grail_lightning.gallery.resampled import Resampled
+    from grail_lightning.gallery.rhythm import AttentionOptions, AttentionRhythm
+    from grail_lightning.gallery.second_model import ModelTraining, TrainedModel
+    from grail_lightning.gallery.spans import ScoredSpan, SpanScores
+
+__all__ = [
+    "DGPO",
+    "EGCA",
+    "GRAIL",
+    "IGPO",
+    "LESS",
+    "PRIME",
+    "RLSD",
+    "UCAS",
+    "AdvantageReweighting",
+    "AnswerOnly",
+    "AttentionOptions",
+    "AttentionRhythm",
+    "Balanced",
+    "BilevelOptions",
+    "CreditContext",
+    "CreditControl",
+    "CriticSearch",
+    "ExecutedMask",
+    "FrozenReference",
+    "GiGPO",
+    "HighEntropy",
+    "Judge",
+    "Mean",
+    "ModelTraining",
+    "OARGradient",
+    "OARPerturbation",
+    "OptimalBaseline",
+    "Oracle",
+    "PermutedRewards",
+    "PrefixWeights",
+    "Random",
+    "RandomSubset",
+    "Resampled",
+    "RunParts",
+    "SaliencyOptions",
+    "SameMagnitude",
+    "SampledContinuations",
+    "ScoredSpan",
+    "Service",
+    "Shuffled",
+    "SpanScores",
+    "TokenCredit",
+    "TokenWeights",
+    "TrainedModel",
+    "TreeAdvantage",
+    "TurnRewards",
+    "Uniform",
+    "input_saliency",
+]
+
+_EXPORTS = {
+    "AdvantageReweighting": "grail_lightning.gallery.entropy",
+    "AnswerOnly": "grail_lightning.core.credit.controls",
+    "AttentionOptions": "grail_lightning.gallery.rhythm",
+    "AttentionRhythm": "grail_lightning.gallery.rhythm",
+    "Balanced": "grail_lightning.core.credit.controls",
+    "BilevelOptions": "grail_lightning.core.credit.oar",
+    "CreditContext": "grail_lightning.core.credit.base",
+    "CreditControl": "grail_lightning.core.credit.base",
+    "CriticSearch": "grail_lightning.gallery.critic",
+    "DGPO": "grail_lightning.gallery.entropy",
+    "EGCA": "grail_lightning.gallery.code_credit",
+    "ExecutedMask": "grail_lightning.gallery.code_credit",
+    "FrozenReference": "grail_lightning.core.credit.service",
+    "GRAIL": "grail_lightning.core.credit.grail",
+    "GiGPO": "grail_lightning.core.credit.turns",
+    "HighEntropy": "grail_lightning.gallery.entropy",
+    "IGPO": "grail_lightning.gallery.igpo",
+    "Judge": "grail_lightning.gallery.critic",
+    "LESS": "grail_lightning.gallery.entropy",
+    "Mean": "grail_lightning.core.credit.base",
+    "ModelTraining": "grail_lightning.gallery.second_model",
+    "OARGradient": "grail_lightning.core.credit.oar",
+    "OARPerturbation": "grail_lightning.core.credit.oar",
+    "OptimalBaseline": "grail_lightning.core.credit.tree",
+    "Oracle": "grail_lightning.core.credit.oracle",
+    "PRIME": "grail_lightning.gallery.prime",
+    "PermutedRewards": "grail_lightning.core.credit.controls",
+    "PrefixWeights": "grail_lightning.core.credit.tree",
+    "RLSD": "grail_lightning.gallery.distillation",
+    "Random": "grail_lightning.core.credit.controls",
+    "RandomSubset": "grail_lightning.core.credit.controls",
+    "Resampled": "grail_lightning.gallery.resampled",
+    "RunParts": "grail_lightning.core.credit.service",
+    "SaliencyOptions": "grail_lightning.core.credit.grail",
+    "SameMagnitude": "grail_lightning.core.credit.controls",
+    "SampledContinuations": "grail_lightning.gallery.continuations",
+    "ScoredSpan": "grail_lightning.gallery.spans",
+    "Service": "grail_lightning.core.credit.service",
+    "Shuffled": "grail_lightning.core.credit.controls",
+    "SpanScores": "grail_lightning.gallery.spans",
+    "TokenCredit": "grail_lightning.core.credit.base",
+    "TokenWeights": "grail_lightning.core.credit.base",
+    "TrainedModel": "grail_lightning.gallery.second_model",
+    "TreeAdvantage": "grail_lightning.core.credit.tree",
+    "TurnRewards": "grail_lightning.core.credit.turns",
+    "UCAS": "grail_lightning.gallery.entropy",
+    "Uniform": "grail_lightning.core.credit.base",
+    "input_saliency": "grail_lightning.core.credit.saliency",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Questions about charts, on which a tool draws."""

@@ -1,0 +1,1 @@
+"""Functions to write, with tests."""

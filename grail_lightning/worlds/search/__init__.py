@@ -1,0 +1,1 @@
+"""Questions whose facts are looked up."""
