@@ -49,8 +49,8 @@ test: $(VENV)/installed  ## Lint, types, the site, and the tests that take minut
 
 # Other kernels round otherwise; these tests compare numbers that went through whole models. Servers that fail do not.
 test-other: $(VENV)/installed  ## The tests that rounding could touch, with other kernels
-	ATEN_CPU_CAPABILITY=default $(PYTEST) tests/engines --ignore=tests/engines/test_vllm_server.py tests/functional \
-	    tests/credit/test_architectures.py tests/credit/test_fused.py tests/test_update.py tests/test_packing.py tests/test_trees.py
+	ATEN_CPU_CAPABILITY=default $(PYTEST) tests/core/engines --ignore=tests/core/engines/test_vllm_server.py tests/core/functional \
+	    tests/core/credit/test_architectures.py tests/core/credit/test_fused.py tests/test_update.py tests/test_packing.py tests/test_trees.py
 
 coverage: $(VENV)/installed  ## Which lines no test runs
 	$(PYTEST) --cov --cov-report=term:skip-covered
@@ -61,7 +61,7 @@ test-slow: $(VENV)/installed  ## The slow tests alone
 # Chromium comes from the system: apt-get install chromium chromium-driver (Debian), or chromium-browser (Ubuntu).
 test-browser: $(VENV)/installed  ## HTML pages in a real Chromium, which must be there with its driver (apt: chromium chromium-driver)
 	@$(PIP) --constraint constraints.txt --editable ".[dev,docs,browser]"
-	$(BIN)/python -m pytest -m browser tests/views
+	$(BIN)/python -m pytest -m browser tests/app/views
 
 # vLLM pins much that the rest need not share, so it has an environment of its own; nothing is resolved, all is pinned.
 $(VLLM_VENV)/installed: requirements-vllm.txt

@@ -18,8 +18,8 @@ from grail_lightning.core.records.columns import (
     write_parquet,
 )
 from grail_lightning.core.rollout.rows import rows_of
-from tests.callbacks.scripted import box, prompts
-from tests.callbacks.test_turns import Talks
+from tests.app.callbacks.scripted import box, prompts
+from tests.app.callbacks.test_turns import Talks
 
 VALUES = {"string": "ä\n", "bool": True, "int32": 3, "int64": 2**40, "float32": 0.5, "float64": 0.1}
 VALUES |= {f"list<{kind}>": [VALUES[kind], None] for kind in ("int32", "float32", "string") if kind != "string"}

@@ -16,7 +16,7 @@ from grail_lightning import (
     read_samples,
 )
 from grail_lightning.answers import Boxed, Marker, Pattern, Verifier
-from tests.callbacks.scripted import scalars
+from tests.app.callbacks.scripted import scalars
 from tests.shell import EVALUATED, RUN, SHORT, main
 
 COPIED = {

@@ -11,7 +11,7 @@ import torch
 from grail_lightning.credit import RLSD
 from grail_lightning.worlds.search.environment import Search
 from tests.benchmark_modules import benchmark
-from tests.credit.groups import LATE, SOUND, groups
+from tests.core.credit.groups import LATE, SOUND, groups
 from tests.runs import TASK
 from tests.steps import context_for
 from tests.tolerance import assert_near

@@ -18,8 +18,8 @@ from grail_lightning.core.records.task import problem_id
 from grail_lightning.core.rollout.grading import grade_and_locate
 from grail_lightning.core.step import episodes
 from grail_lightning.core.step.collect import _record
-from tests.environments.test_dialogue import _model
-from tests.environments.test_tools import run
+from tests.core.environments.test_dialogue import _model
+from tests.core.environments.test_tools import run
 from tests.test_episodes import POLICY, played, task_of
 from tests.tool_calling_policy import END
 from tests.written_turns import WritingEngine

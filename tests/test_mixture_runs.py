@@ -9,11 +9,11 @@ import torch
 from grail_lightning import ArithmeticTask, EnvironmentTask, GrailModule, Preflight, PromptData, RewardSpec, Sampling
 from grail_lightning.core.data.loaders import PromptSet
 from grail_lightning.credit import EGCA, CriticSearch, ExecutedMask, GiGPO, Resampled, SpanScores, TurnRewards
-from tests.credit.test_contract import REFERENCE
-from tests.programs.traced import Trusted
+from tests.core.credit.test_contract import REFERENCE
 from tests.runs import Watch, trainer
 from tests.steps import configured
 from tests.tool_calling_policy import calling_policy
+from tests.worlds.programs.traced import Trusted
 
 spec = importlib.util.spec_from_file_location(
     "my_environment", Path(__file__).parents[1] / "docs" / "examples" / "my_environment.py"

@@ -40,12 +40,12 @@ from grail_lightning.core.records.episode import episode_json, read_episode, tra
 from grail_lightning.core.records.picture import FIRST_PICTURE_ID, pictures_in
 from grail_lightning.core.step.episodes import play
 from grail_lightning.credit import GRAIL
+from tests.app.views.test_page import data_of
 from tests.picture_models import MAKERS, checkpoint, cut_off, image, letters, pictures, question, seeing
 from tests.runs import Watch, trainer, weights
 from tests.test_picture_runs import module_of
 from tests.test_pictures import Seen
 from tests.tolerance import assert_near
-from tests.views.test_page import data_of
 from tests.written_turns import WritingEngine, WrittenTurns
 
 END = "<end>"

@@ -7,8 +7,8 @@ import yaml
 
 from grail_lightning import ArithmeticTask, Kept
 from grail_lightning.core.data.tables import kept_rollouts
+from tests.app.views.test_page import data_of
 from tests.shell import EVALUATED, RUN, SHORT, fails, main
-from tests.views.test_page import data_of
 
 PREDICT = ["predict", "--config=configs/saliency.yaml", "--data.num_test=2", "--evaluation.num_samples=4"]
 PREDICT += ["--trainer.enable_progress_bar=false"]

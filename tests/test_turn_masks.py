@@ -19,7 +19,7 @@ from grail_lightning.core.step.collect import _options, _record, _restore
 from grail_lightning.core.step.figures import Tally, add_rollouts
 from grail_lightning.core.step.sampler import Sampler
 from tests.batches import graded
-from tests.engines.test_base import Canned
+from tests.core.engines.test_base import Canned
 from tests.runs import TASK
 from tests.steps import backward, gap, update_of
 from tests.tolerance import assert_near

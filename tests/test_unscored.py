@@ -36,8 +36,8 @@ from grail_lightning.core.step.figures import Tally, add_rollouts
 from grail_lightning.credit import Resampled
 from tests.batches import graded
 from tests.copying_engine import Elsewhere
-from tests.credit.rollouts import context
-from tests.credit.test_resampled import Table
+from tests.core.credit.rollouts import context
+from tests.gallery.test_resampled import Table
 from tests.processes import group, on_ranks
 from tests.runs import Watch, module, problems, sampled, trainer
 from tests.runs_on_ranks import saved_fit
@@ -160,8 +160,8 @@ def batch(policy):
 )
 def test_nothing_is_added_to_the_only_row_of_a_group_that_has_a_reward(credit, policy, batch):
     """Row 9; its group has no advantage."""
-    from tests.credit.rollouts import elsewhere, second_model
-    from tests.credit.test_contract import in_turns
+    from tests.core.credit.rollouts import elsewhere, second_model
+    from tests.core.credit.test_contract import in_turns
 
     trained = trained_rows(batch)
     assert trained.row.tolist() == [4, 6, 9, 12, 13, 14]
