@@ -17,8 +17,7 @@ from credit_subjects import Subject, subjects
 from credit_values import choices
 from torch import Tensor
 
-from grail_lightning import EnergyBaseline, GroupMean, Policy, RolloutBatch
-from grail_lightning.core import credit
+from grail_lightning import EnergyBaseline, GroupMean, Policy, RolloutBatch, credit
 from grail_lightning.core.credit.measure import gradient_energies
 from grail_lightning.core.credit.tree import prefix_path
 from grail_lightning.core.functional.states import state_values

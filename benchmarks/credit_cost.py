@@ -51,9 +51,9 @@ from grail_lightning import (
     Sampling,
     Task,
     build_batch,
+    credit,
 )
 from grail_lightning.answers import find_boxes
-from grail_lightning.core import credit
 from grail_lightning.core.credit.service import Owner, RunParts, Services
 from grail_lightning.core.policy.source import load_tokenizer
 from grail_lightning.functional import grail_map

@@ -17,8 +17,7 @@ from credit_values import Lab, WorldName
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
-from grail_lightning import AdvantageEstimator, GroupMean, Policy, Prompt, RolloutBatch
-from grail_lightning.core import credit
+from grail_lightning import AdvantageEstimator, GroupMean, Policy, Prompt, RolloutBatch, credit
 from grail_lightning.core.credit.base import TokenWeights
 from grail_lightning.core.credit.measure import entropies, logprobs
 from grail_lightning.core.policy.layout import group_nodes

@@ -1,6 +1,7 @@
 """Credit assignment: methods that turn a rollout's advantage into token weights, and control experiments.
 
-A name that is asked for imports its own module alone.
+Here are names alone: the classes are in `core.credit` (begin with `core/credit/grail.py`) and in `gallery`. A name that
+is asked for imports its own module alone.
 """
 
 import importlib

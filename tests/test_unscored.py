@@ -31,7 +31,7 @@ from grail_lightning.core.credit.base import token_advantages
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.core.rollout.grading import grade_and_locate
 from grail_lightning.core.rollout.rows import rows_of
-from grail_lightning.core.step.assign import compute_advantages, of_whole_batch, run_credit, trained_rows
+from grail_lightning.core.step.assign import compute_advantages, of_whole_batch, run_credit, scored_rows
 from grail_lightning.core.step.figures import Tally, add_rollouts
 from grail_lightning.credit import Resampled
 from tests.batches import graded
@@ -120,7 +120,7 @@ def _compare():
         mine = batch.select(rows)
         for options, (expected, losses) in zip(OBJECTIVES, alone, strict=True):
             own = weights[rows, : mine.response_mask.shape[1]]
-            found, ours = _gradient(policy, reference, mine, own, options, trained_rows)
+            found, ours = _gradient(policy, reference, mine, own, options, scored_rows)
             report.append((_gap(found, expected), ours, losses))
     return report
 
@@ -163,7 +163,7 @@ def test_nothing_is_added_to_the_only_row_of_a_group_that_has_a_reward(credit, p
     from tests.core.credit.rollouts import elsewhere, second_model
     from tests.core.credit.test_contract import in_turns
 
-    trained = trained_rows(batch)
+    trained = scored_rows(batch)
     assert trained.row.tolist() == [4, 6, 9, 12, 13, 14]
     seen = in_turns(policy, trained) if isinstance(credit, credits.TurnRewards) else trained
     given = context(reference=elsewhere(policy), second=second_model(policy))
@@ -395,7 +395,7 @@ def test_a_place_none_of_whose_continuations_has_a_reward_has_no_value(policy, b
             found, spent = super().draw(batch, places, number, budget)
             return [[] if place.row == 0 else own for place, own in zip(places, found, strict=True)], spent
 
-    trained = trained_rows(batch)
+    trained = scored_rows(batch)
     trained = trained.replace(advantages=-torch.ones(len(trained)))
     source = Partly(lambda place: 1 / place.length)
     made = Resampled(8, search="everywhere")(policy, trained, context(continuations=source))
@@ -427,7 +427,7 @@ def test_a_tasks_own_reward_may_have_no_opinion(policy):
 
 
 def test_weights_of_scored_rows_take_their_places_among_all_rows(batch):
-    trained = trained_rows(batch)
+    trained = scored_rows(batch)
     ones = trained.response_mask.float()
     weights = credits.TokenWeights(
         values=ones * 2, scores=ones * 3, additive=ones * 4, answer=trained.answer, unscaled=ones * 5

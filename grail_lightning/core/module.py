@@ -232,7 +232,7 @@ class GrailModule(GuardedModule):
             self._configured.apply(self.optimizers(), self.lr_schedulers(), self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the states of what Lightning does not know, and unrounded master weights."""
+        """Add states that Lightning does not know, and float32 masters, if any; `LastCheckpoint` adds `steps_left`."""
         checkpoint["credit"], checkpoint["ahead"] = self.credit.state_dict(), self.ahead.state_dict()
         checkpoint["services"] = self.services.state_dict()
         if self.gradients is not None:
@@ -259,7 +259,7 @@ class GrailModule(GuardedModule):
         context = self.credit_context()
         with clock.phase("credit"):  # An estimator may run the policy.
             whole = assign.compute_advantages(graded, execution.group_size, self.advantage, objective, policy, context)
-        batch = assign.trained_rows(whole)
+        batch = assign.scored_rows(whole)
         forward, first_weights = assign.assign_credit(
             self.credit, self.control, policy, batch, context, objective, clock, share_prefixes=execution.share_prefixes
         )
@@ -316,7 +316,7 @@ class GrailModule(GuardedModule):
         return StepOutput(batch, self._weigh(batch))
 
     def take_steps(self, update: Update) -> dict[str, float]:
-        """Take the optimiser steps of a batch, or as many as `max_steps` allows; returns the last one's figures."""
+        """Take a batch's optimiser steps, of which `max_steps` may cut some off; returns the last one's figures."""
         gradients = self.gradients
         assert gradients is not None, "`configure_optimizers` makes them"
         optimizer: Any = self.optimizers()

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from grail_lightning.core.credit.base import CreditContext, Mean, TokenCredit, TokenWeights, one_elsewhere
 from grail_lightning.core.credit.grail import in_gate
 from grail_lightning.core.credit.measure import measure_rows
-from grail_lightning.core.functional.attribution import future_influence, lookback, top_share
+from grail_lightning.core.functional.credit_measures import future_influence, lookback, top_share
 from grail_lightning.core.policy.layout import TokenLayout
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.rollout.batch import RolloutBatch

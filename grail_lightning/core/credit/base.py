@@ -53,7 +53,7 @@ class TokenWeights:
         scores: ``[B, T]``, the raw scores from which the weights are computed, if there are any.
         additive: ``[B, T]``, the additive stage: added to the token's advantage after the product; None without one.
         fallback: ``[B]`` bool, rows to which the method applies but which lack what it needs (a complete box): their
-            weight is 1. If it is not given, there are none.
+            weight is 1. If it is not given, there are none. Their share is logged as `credit/span_missing`.
         answer: The answer's tokens as the method located them; None if it used those of the batch.
         unscaled: ``[B, T]``, what `values` were before the method scaled each row to the mean 1; None if it has not.
             Controls that replace weights do so there, and scale again.
@@ -100,7 +100,7 @@ class TokenWeights:
         return self.values if self.unscaled is None else self.unscaled
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> TokenWeights:
-        """The weights with a function applied to `values` and to the additive stage if there is one."""
+        """The weights with a function applied to `values` and the additive stage; the other fields stay as they are."""
         additive = None if self.additive is None else change(self.additive)
         return replace(self, values=change(self.values), additive=additive)
 
@@ -112,7 +112,7 @@ def token_advantages(advantages: Tensor, weights: TokenWeights) -> Tensor:
 
 
 def uniform_weights(batch: RolloutBatch) -> TokenWeights:
-    """Weight 1 on the valid tokens."""
+    """Weight 1 on the tokens of the response, 0 elsewhere."""
     return TokenWeights(values=batch.response_mask.float())
 
 

@@ -68,7 +68,8 @@ class GRAIL(SaliencyCredit):
     (see docs/methods.md).
 
     Args:
-        gate: Which rollouts are reweighted, by the sign of their advantage: negative (A ≤ 0), positive or all.
+        gate: Which rollouts are reweighted, by the sign of their advantage: negative (A ≤ 0; at A = 0 weights change
+            nothing), positive or all.
         mean: Weight of a token of average log-saliency.
         std: Standard deviation of the weights before they are clamped.
         w_min: Lower clamp.

@@ -208,7 +208,7 @@ class GradedBatch(SampledBatch):
 
     @property
     def judged(self) -> Tensor:
-        """``[B]`` bool: rows that are right or wrong. The others, which are `unscored`, are in no accuracy."""
+        """``[B]`` bool: rows that are right or wrong. The others, whose *verdict* is `unscored`, are in no accuracy."""
         has_verdict = [verdict.status != UNSCORED for verdict in self.verdicts]
         return torch.tensor(has_verdict, dtype=torch.bool, device=self.correct.device)
 

@@ -15,7 +15,8 @@ r"""One training step. The files are listed about in the order in which a step n
 ==================  ================================================================================================
 
 Two files are loaded only where an option asks for them, and a reader of plain GRPO can leave them out: `fused`
-(GRAIL's saliency from the update's own passes) and `episodes` (rollouts of several turns). What objective, estimator
+(GRAIL's saliency from the update's own passes) and `episodes` (rollouts of several turns). Such a reader needs no
+`Companion`, `Service` or control, and no additive stage: plain GRPO's token weights are 1. What objective, estimator
 and credit method use beside the policy and the rollouts, such as the frozen reference, are services: the module opens
 those that they list (`credit.service`), and hands them on in the context of credit.
 
@@ -26,7 +27,7 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     │   ├── sampler.Sampler, collect.refill           on policy: push the weights to the engine, sample, grade; or
     │   └── collect.Ahead                             one batch off-policy
     ├── assign.compute_advantages                     → RolloutBatch
-    ├── assign.trained_rows                           → the rows that have a reward; from here on there are no others
+    ├── assign.scored_rows                           → the rows that have a reward; from here on there are no others
     ├── assign.assign_credit                          → Forward, and the token weights, which **become known here**,
     │   │                                             but for fused saliency (below)
     │   └── assign.run_credit                         the credit method, with the services that it lists
@@ -38,6 +39,10 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     │   ├── Update.accumulate                         for each micro-batch: forward, loss, backward
     │   └── optimizer.take_step
     └── figures.batch_figures
+
+A batch in which no rank has a row to run takes one step, without rows, in place of all. Ranks reduce the counts of the
+loss, which rows are live on any rank, the number of micro-batches, figures and gradients; no other number of another
+rank enters the loss, but where the estimator of the advantage or the credit method says so.
 
 With *fused saliency* (GRAIL's default; `fused.method_to_fuse` lists the exceptions) the weights of a row become known
 later: the first pass of the row returns them beside its log-probabilities (`forward.Pass.weights`), in

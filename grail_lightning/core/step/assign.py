@@ -89,7 +89,7 @@ def _check_rewards(batch: GradedBatch, step: int) -> None:
     )
 
 
-def trained_rows(batch: RolloutBatch) -> RolloutBatch:
+def scored_rows(batch: RolloutBatch) -> RolloutBatch:
     """The rows of the batch that have a reward: from here on the others are as if they had not been sampled.
 
     A rank that has none keeps its first row, with which it joins the passes of the others: `loss_mask` and `run_credit`
@@ -124,10 +124,8 @@ def assign_credit(
 
             if (fused := method_to_fuse(credit, control, objective, companion, policy)) is not None:
                 # Without an additive stage, rows without an advantage have no gradient of their own.
-                trained = live_rows(batch, loss_mask(batch, objective), all_rows=objective.trains_all_rows)
-                returning = SaliencyForward(
-                    policy, batch, context, fused, trained, clock, share_prefixes=share_prefixes
-                )
+                live = live_rows(batch, loss_mask(batch, objective), all_rows=objective.trains_all_rows)
+                returning = SaliencyForward(policy, batch, context, fused, live, clock, share_prefixes=share_prefixes)
                 return returning, returning.weights_so_far()
         weights = run_credit(credit, control, policy, batch, context)
     bonus = objective.entropy_coefficient > 0

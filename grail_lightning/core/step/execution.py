@@ -25,7 +25,8 @@ class Execution:
         split_groups: Whether the rollouts of all prompts are dealt over the mini-batches one by one, at random: right
             and wrong rollouts of a prompt then stand in one optimiser step only as often as chance has it. The deal
             depends on the seed and the step, not on the number of ranks. A control; it shares fewer prefixes.
-        token_budget: Most tokens of a micro-batch. Padding counts; tokens that rows of a prefix tree share count once.
+        token_budget: Most tokens of a micro-batch. Padding counts; tokens that rows of a prefix tree share count once,
+            and a quarter again where they are copied.
         share_prefixes: Whether common beginnings of rows are run once, forward and backward.
         sampler_cap: Upper bound of weights that correct for a sampler that differs from the trainer; null is off, auto
             is 2 with engines that sample with a copy of the weights, such as vLLM, and off with others.
@@ -70,7 +71,7 @@ class Execution:
 
     @property
     def steps_per_batch(self) -> int:
-        """The number of optimiser steps of each batch of rollouts."""
+        """The optimiser steps of a batch of rollouts; a batch in which no rank has a row to run counts as one step."""
         return self.updates_per_batch * self.mini_batches
 
 

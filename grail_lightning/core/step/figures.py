@@ -18,7 +18,7 @@ from torch import Tensor
 from grail_lightning.answers.records import STATUSES
 from grail_lightning.core.credit.base import Mean, TokenWeights, token_advantages
 from grail_lightning.core.functional.advantages import EQUAL_REWARDS
-from grail_lightning.core.functional.attribution import ess_ratio, fork_wins, forks, top_mass
+from grail_lightning.core.functional.credit_measures import ess_ratio, fork_wins, forks, top_mass
 from grail_lightning.core.policy.layout import group_nodes
 from grail_lightning.core.records.episode import EndReason
 from grail_lightning.core.records.task import Prompt, StepKind, problem_id
@@ -88,7 +88,7 @@ def _combine(parts: list[_Part]) -> float:
 
 
 def loss_figures(sums: Mapping[str, Tensor], *, tokens_run: int, tokens_unshared: int) -> dict[str, float]:
-    """Means over the tokens in the loss, on all ranks, of the sums that an optimiser step's micro-batches returned.
+    """Means over the tokens of live rows, on all ranks, of the sums that an optimiser step's micro-batches returned.
 
     Rows that are not run, such as those without an advantage, have no part in them. The sums include the number of
     these tokens (``loss_tokens``), and the ``loss``, which is summed, not averaged. The forward passes have run

@@ -61,8 +61,9 @@ class SaliencyForward(Forward):
     The saliency of sharded blocks gathers them once more, which is a collective. There every rank has equally many
     micro-batches with saliency: a rank with fewer fills in with a row whose saliency is not used.
 
-    `trained` ``[B]`` are the rows that the update runs. The saliency of other rows, such as truncated ones, is computed
-    at once, for figures and pictures. The clock counts saliency as its phase ``credit``.
+    `live` ``[B]`` are the rows that the update runs. The saliency of other rows, such as truncated ones, is computed at
+    once, for figures and pictures; the constructor is therefore a collective. The clock counts saliency as its phase
+    ``credit``.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class SaliencyForward(Forward):
         batch: RolloutBatch,
         context: CreditContext,
         credit: SaliencyCredit,
-        trained: Tensor,
+        live: Tensor,
         clock: PhaseClock,
         *,
         share_prefixes: bool = True,
@@ -80,11 +81,12 @@ class SaliencyForward(Forward):
         self.credit, self.clock = credit, clock
         self.target = credit.target(policy, batch)
         # Rows whose first pass, with their saliency, is still to come.
-        self.pending = (self.target.rows & trained).cpu()
+        self.pending = (self.target.rows & live).cpu()
         self._fills_in = stand_in(batch) if isinstance(policy, FSDPModule) else None
-        untrained = replace(self.target, rows=self.target.rows & ~trained)
-        with gathered(policy) if all_reduce(untrained.rows.sum(), "sum") else nullcontext():
-            self._scores = saliency_of_rows(policy, batch, untrained, context)
+        others = replace(self.target, rows=self.target.rows & ~live)
+        there_are_some = bool(all_reduce(others.rows.sum(), "sum"))
+        with gathered(policy) if there_are_some else nullcontext():
+            self._scores = saliency_of_rows(policy, batch, others, context)
 
     def weights_so_far(self) -> TokenWeights:
         """The token weights of the batch, from the saliency that has been computed so far.

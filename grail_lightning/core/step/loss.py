@@ -59,8 +59,9 @@ class LossInputs:
 
 
 def count_denominators(mask: Tensor, rows: Tensor, max_response_length: int) -> dict[str, int]:
-    """The denominators of an optimiser step, from all of its rows on all ranks, including rows that are not run.
+    """The denominators of an optimiser step, from all of its rows on all ranks that have a token in the loss.
 
+    Rows that are not run, such as those with the advantage 0, are among them; truncated rows that are left out are not.
     They are the counts that `aggregate` takes, by name.
     """
     counted = mask[rows.to(mask.device)]

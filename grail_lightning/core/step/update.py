@@ -115,7 +115,8 @@ class Update:
 
     Attributes:
         mask: ``[B, T]`` bool, the tokens in the loss.
-        live: ``[B]`` bool on the CPU, the rows that can contribute a gradient. Others are counted, but not run.
+        live: ``[B]`` bool on the CPU, the rows that can contribute a gradient. Others that have a token in the loss are
+            counted, but not run; truncated rows that the objective leaves out are neither.
         steps: The rows of each optimiser step, long on the CPU; equally many steps on every rank. If no rank has a live
             row, there is one step without rows. It changes no weight, but counts towards `max_steps`, so that a run
             without a learning signal ends.

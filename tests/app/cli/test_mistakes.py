@@ -81,8 +81,8 @@ NO_OPTION = "There is no option `%s`.*Did you mean `?%s`?\\?"
         ("--model.objective=RLOO", "`LeaveOneOut` is an estimator of the advantage: --model.advantage=LeaveOneOut.$"),
         ("--model.credit=oar", "but got 'oar'. Did you mean OARGradient or OARPerturbation"),
         (
-            "--model.credit=grail_lightning.core.credit.GRIAL",
-            "'grail_lightning.core.credit.GRIAL': .* Did you mean GRAIL",
+            "--model.credit=grail_lightning.credit.GRIAL",
+            "'grail_lightning.credit.GRIAL': .* Did you mean GRAIL",
         ),
         ("--model.credit=grail_lightning.MathData", "it is no subclass of TokenCredit"),
         ("--model.engine=vllm", "but got 'vllm'. Did you mean VLLMEngine or VLLMServer"),

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+import grail_lightning
 from grail_lightning import ArithmeticData, ArithmeticTask, Evaluation, Execution, RolloutEngine, Sampling, build_batch
+from grail_lightning.app.cli.classes import choices
 from grail_lightning.core.engines.checks import check_reported
 from grail_lightning.core.step.execution import resolve_cap
 from grail_lightning.core.step.sampler import sample_rollouts
@@ -126,9 +128,7 @@ def test_log_probabilities_that_a_sampler_did_not_report_are_few_or_an_error_wit
 
 
 def test_every_engine_of_the_package_but_hfengine_samples_with_a_copy_and_so_corrects_by_default():
-    import grail_lightning.core.engines as engines
-
-    copies = {name for name in engines.__all__ if getattr(getattr(engines, name), "copies_weights", False)}
+    copies = {name for name in choices("model.engine") if getattr(grail_lightning, name).copies_weights}
     assert copies == {"VLLMEngine", "VLLMServer"}  # The policy's weights must be whole for others, a user's too.
     assert resolve_cap(Execution().sampler_cap, copies_weights=True) == 2
     assert resolve_cap(Execution().sampler_cap, copies_weights=False) is None

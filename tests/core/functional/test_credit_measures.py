@@ -4,7 +4,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from grail_lightning.core.functional.attribution import ess_ratio, fork_wins, forks, top_mass, top_share
+from grail_lightning.core.functional.credit_measures import ess_ratio, fork_wins, forks, top_mass, top_share
 
 
 def test_uniform_credit_has_an_effective_sample_size_of_the_whole_row():
