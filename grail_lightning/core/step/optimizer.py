@@ -54,7 +54,7 @@ def take_step(
     if not math.isfinite(norm):
         raise ValueError(
             f"`grad_norm` must be finite, but got {norm} at learning rate {rate:g}. This step was "
-            "not taken, and a checkpoint that there is, is unchanged: resume from it with a lower learning rate or "
+            "not taken, and the last checkpoint (if any) is unchanged: resume from it with a lower learning rate or "
             "`execution.max_grad_norm`. If the error occurs again at once, look at rewards and token weights, try "
             "`loading.dtype: float32`, or find its origin with `--trainer.detect_anomaly=true`."
         )
