@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from grail_lightning.answers.evaluated import unevaluated
 from grail_lightning.answers.records import UNSCORED, AnswerSpan, AnswerVerifier, Verdict
 from grail_lightning.answers.spans import Alignment, align, special_ids, unknown_ids
 from grail_lightning.core.records.picture import as_text
@@ -157,7 +156,11 @@ def compare_answers(rows: Sequence[GivenAnswer], verifier: AnswerVerifier) -> li
 
 def _worked_out(verdict: Verdict, *, evaluated: bool) -> Verdict:
     """The verdict, or that a right answer could still be carried out where it has to be `evaluated`."""
-    if not (evaluated and verdict.correct and unevaluated(verdict.gold, verdict.prediction)):
+    if not (evaluated and verdict.correct):
+        return verdict
+    from grail_lightning.answers.evaluated import unevaluated
+
+    if not unevaluated(verdict.gold, verdict.prediction):
         return verdict
     return replace(verdict, correct=False, status="unevaluated")
 
