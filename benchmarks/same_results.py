@@ -91,6 +91,8 @@ ADVANTAGE = {
     "GDPO": "scale_batch=-,true,false",
 }
 OBJECTIVE = {"DrGRPO": "", "GRPO": "", "DAPO": "", "CISPO": "", "GSPOToken": "", "SDPG": "coefficient=0.1"}
+# Methods that compute the whole advantage, beside which an estimator is refused.
+WHOLE_ADVANTAGE = ("PRIME", "OptimalBaseline", "IGPO")
 CONTROLS = ["Shuffled", "Random", "AnswerOnly", "SameMagnitude", "Balanced"]
 WHAT: Table = {
     "model.credit": [*CREDIT],
@@ -265,6 +267,8 @@ def draw(rng: random.Random, tables: Mapping[str, list[str | None]]) -> dict[str
             drawn[f"{part}.{name}"] = None if value == "-" else value
     if "cispo" in (drawn.get("model.objective.surrogate"), str(drawn.get("model.objective")).lower()):
         drawn |= {"model.objective.surrogate": "cispo", "model.objective.ratio_cap": None}
+    if drawn.get("model.credit") in WHOLE_ADVANTAGE:
+        drawn = {name: value for name, value in drawn.items() if not name.startswith("model.advantage")}
     if drawn.get("config") == "quickstart.yaml":  # Its data are generated without worked solutions.
         drawn["data.few_shot.number"] = None
     return drawn
