@@ -47,7 +47,7 @@ from grail_lightning.core.credit.base import token_advantages
 from grail_lightning.core.runtime.seeds import derive_seed
 from grail_lightning.core.step.assign import compute_advantages
 from grail_lightning.core.step.forward import Forward
-from grail_lightning.credit import CreditContext, TokenCredit, Uniform
+from grail_lightning.credit import CreditContext, SampledContinuations, TokenCredit, Uniform
 
 DRAWS = 2000  # Of the bootstrap over batches.
 OPTIMISERS = ("SGD", "Adam")
@@ -85,9 +85,8 @@ def measure(credit: Credit, lab: Lab, rollouts: list[GradedBatch], seed: int) ->
     each, largest = [], []
     for number, graded in enumerate(rollouts):
         generator = torch.Generator().manual_seed(derive_seed(seed, "credit", number))
-        context = CreditContext(
-            step=0, generator=generator, token_budget=TOKEN_BUDGET, continuations=continuations(lab)
-        )
+        services = {SampledContinuations: continuations(lab)}
+        context = CreditContext(step=0, generator=generator, token_budget=TOKEN_BUDGET, services=services)
         batch, halves = credit(number, graded, context)
         each.append(torch.stack([gradient(lab.policy, batch, context, advantages) for advantages in halves]))
         largest.append(halves[-1].abs().max() / halves[-1].abs().sum())

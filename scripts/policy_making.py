@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from grail_lightning import Prompt
-from grail_lightning.core.policy.source import encode_prompt
+from grail_lightning.core.policy.encode import encode_prompt
 
 ASSETS = Path(__file__).parents[1] / "grail_lightning" / "worlds" / "assets"
 PAD, END = "<pad>", "<end>"

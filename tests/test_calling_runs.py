@@ -114,7 +114,7 @@ AHEAD = ["--model.engine=tests.copying_engine.Elsewhere", "--model.execution.sam
 
 
 @pytest.mark.parametrize(
-    "ahead", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["on_policy", "sample_ahead"]
+    "ahead", [pytest.param(case, marks=pytest.mark.slow) for case in (False, True)], ids=["on_policy", "sample_ahead"]
 )
 def test_a_resumed_run_equals_one_that_did_not_stop_and_is_tested_and_predicts(ahead, tmp_path, monkeypatch, folder):
     """Environments draw the same numbers again: their seeds depend on the step and the row, not on validation."""

@@ -170,6 +170,7 @@ TOO_LONG = "--evaluation.sampling.max_response_length=100000"  # Found when Ligh
 LAST = "--ckpt_path=last"
 
 
+@pytest.mark.slow
 def test_a_run_that_is_refused_changes_nothing_of_an_earlier_one(capsys):
     options = [*BRIEF, f"--trainer.logger+={BESIDE}"]
     main(["fit", *options, "--trainer.max_steps=1"])

@@ -34,9 +34,11 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 from torch import nn
 
 from grail_lightning.app.cli.app import FitOptions, mistakes_in_one_line
+from grail_lightning.core.advantages import AdvantageEstimator
 from grail_lightning.core.credit.base import TokenCredit
-from grail_lightning.core.credit.service import FrozenReference, Service, listed
+from grail_lightning.core.credit.service import Service, listed
 from grail_lightning.core.engines.hf.engine import HFEngine
+from grail_lightning.core.objective import Objective
 from grail_lightning.core.policy.load import add_adapters
 from grail_lightning.core.policy.source import LoRA, first_line, read_config
 
@@ -71,12 +73,14 @@ class _Model:
         self.normalised = any("q_norm" in name for name, _ in model.named_parameters())
 
 
-def _services(credit: Any) -> set[type[Service]]:
-    """The services that the credit method of parsed options lists."""
+def _services(model: Any) -> set[type[Service]]:
+    """The services that objective, estimator and credit method of parsed options list."""
     parser = ArgumentParser()
-    parser.add_argument("--credit", type=TokenCredit | None)
-    method = parser.instantiate_classes(parser.parse_object({"credit": credit})).credit
-    return set() if method is None else {*listed([method])}
+    for name, kind in (("objective", Objective), ("advantage", AdvantageEstimator), ("credit", TokenCredit)):
+        parser.add_argument(f"--{name}", type=kind | None)
+    options = {name: getattr(model, name) for name in ("objective", "advantage", "credit")}
+    parts = parser.instantiate_classes(parser.parse_object(options)).as_dict().values()
+    return {*listed(part for part in parts if part is not None)}
 
 
 def _state_bytes(optimizer: Any, updated: int) -> float:
@@ -107,9 +111,7 @@ def _plan(fit: Any, model: _Model, services: set[type[Service]], ranks: int, pro
     # Of a model that the credit method trains, which is taken to have two moments for each weight.
     second = float(model.trained * updated * any(kind.trains_model for kind in services))
     weights = model.parameters * w / shards
-    kl = (fit.get("model.objective.init_args") or {}).get("kl_coefficient") or 0.0
-    opened = services | ({FrozenReference} if kl > 0 else set())
-    copies = sum(kind.copies_of_model for kind in opened) * (loading.lora is None)
+    copies = sum(kind.copies_of_model for kind in services) * (loading.lora is None)
     trained = model.trained * (8 if masters else w)  # Masters and gradients, or gradients.
     base = {
         "weights": weights,
@@ -196,7 +198,7 @@ def main(arguments: list[str] | None = None) -> None:
         on_cpu = fit.trainer.accelerator == "cpu"
         default_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB if on_cpu else 80
         prompt = options.prompt_tokens or (fit.get("data.init_args") or {}).get("max_prompt_length") or 256
-        services = _services(fit.model.credit)
+        services = _services(fit.model)
         plans = [_plan(fit, model, services, ranks, prompt) for ranks in options.gpus]
     if options.json:
         print(json.dumps(plans, indent=2))

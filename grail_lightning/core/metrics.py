@@ -80,7 +80,7 @@ def _joined(parts: list[Tensor] | Tensor) -> Tensor:
 class PassAtK(ProblemMean):
     """Mean over problems of the unbiased pass@k (`grail_lightning.core.functional.pass_at_k`).
 
-    Its noise is `grail_lightning.core.functional.pass_at_k_variance`.
+    Its noise is `grail_lightning.functional.pass_at_k_variance`.
 
     >>> metric = PassAtK(k=2)
     >>> metric.update(torch.tensor([True, False, False, False, False, False]), torch.tensor([0, 0, 0, 1, 1, 1]))
@@ -131,7 +131,7 @@ class AnswerAccuracy(PassAtK):
 
 
 class MajAtK(ProblemMean):
-    r"""Mean over problems of the unbiased maj@k (`grail_lightning.core.functional.maj_at_k`).
+    r"""Mean over problems of the unbiased maj@k (`grail_lightning.functional.maj_at_k`).
 
     The noise of a value :math:`x` of :math:`n` samples is :math:`x(1 - x) k / n`, as of :math:`n / k` binary votes.
 

@@ -108,7 +108,7 @@ class GrailModule(GuardedModule):
         self.engine, self.credit, self.control = engine, credit or Uniform(), control
         self.objective = checked(objective or DrGRPO())
         self.advantage = advantage or self.objective.advantage()
-        check_engine(self.engine, execution, self.credit, self.advantage)
+        check_engine(self.engine, execution, self.objective, self.advantage, self.credit, control)
         assign.check_advantage(advantage, self.credit)
         check_optimizer(optimizer, scheduler)
         check_services([self.objective, self.advantage, self.credit], source, loading)
@@ -243,8 +243,7 @@ class GrailModule(GuardedModule):
         self.credit.load_state_dict(checkpoint.get("credit", {}))
         fits, self.weights_step = self.trainer.state.fn == "fit", checkpoint.get("global_step", 0)
         self.ahead.load_state_dict(checkpoint.get("ahead", {}) if fits else {})
-        if fits:
-            self.services.restore(checkpoint)
+        self.services.restore(checkpoint, self._stage)
         self._restored = checkpoint.get("state_dict", {}) if fits else {}
         self.gradients = self.gradients if fits else None
 

@@ -215,6 +215,7 @@ def test_an_estimator_of_the_advantage_of_ones_own_trains_beside_the_median(caps
     assert "Did you mean GroupMean" in said
 
 
+@pytest.mark.slow
 def test_an_objective_of_ones_own_scales_the_gradient_of_wrong_responses_alone():
     small = ["--data.num_train=64", "--data.num_val=2", "--model.credit=Uniform"]
     small += ["--model.execution.max_grad_norm=null"]

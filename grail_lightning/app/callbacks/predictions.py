@@ -49,7 +49,7 @@ class PredictionWriter(Callback):
 
     It is not a `BasePredictionWriter`, because Lightning would then require batch indices, which loaders of prompts do
     not have. ``docs/files.md`` lists the columns. The page shows the first 200 rollouts, or fewer if they need more
-    than 5 MB; `grail_lightning.app.views.page.write_page` makes a page of more of them.
+    than 5 MB; `grail_lightning.write_page` makes a page of more of them.
 
     Args:
         file: The file to write; default ``predictions.parquet`` in the folder of the run. It holds the rows of the

@@ -97,6 +97,13 @@ def load_for_help(arguments: Sequence[str]) -> None:
             choices(option)
 
 
+def load_exported(name: str) -> None:
+    """Import the class that the package exports under a short name, if it does: jsonargparse then knows the name."""
+    for module in map(importlib.import_module, ("grail_lightning", "grail_lightning.credit")):
+        if name in module.__all__:
+            getattr(module, name)
+
+
 def class_name(value: object) -> str | None:
     """The last part of the name of a class, given by its name or with its options; None for another value."""
     name = value.get("class_path") if isinstance(value, dict) else value

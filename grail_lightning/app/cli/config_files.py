@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from jsonargparse import get_loader
 
-from grail_lightning.app.cli.classes import BASES, BEGINS_ANEW, class_name, import_path, still_valid
+from grail_lightning.app.cli.classes import BASES, BEGINS_ANEW, class_name, import_path, load_exported, still_valid
 from grail_lightning.app.cli.trainer_options import as_list
 
 CONFIGS = (Path(__file__).parents[2] / "configs", Path(__file__).parents[3] / "configs")
@@ -72,7 +72,10 @@ def as_arguments(options: Mapping[str, Any], rest: Sequence[str]) -> list[str]:
 def _with_paths(value: Any, option: str) -> Any:
     """The value of an option, in which classes are given by their import paths."""
     if isinstance(value, str):
-        return import_path(option, value) if option in BASES else value
+        if option in BASES:
+            return import_path(option, value)
+        load_exported(value)
+        return value
     if isinstance(value, list):
         return [_with_paths(entry, option) for entry in value]
     if not isinstance(value, Mapping):

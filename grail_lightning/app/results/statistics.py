@@ -2,7 +2,7 @@ r"""The 95 % intervals and the tests of figures: of problems, of datasets togeth
 
 Shapes: ``N`` problems of a dataset, ``S`` seeds (runs of one method). A *share* is a figure of one problem in [0, 1]:
 the share of its samples that are right, or its pass@k. Its *noise* is its variance over other samples of the same
-problem (`grail_lightning.core.functional.pass_at_k_variance`). The weights of datasets have the sum 1.
+problem (`grail_lightning.functional.pass_at_k_variance`). The weights of datasets have the sum 1.
 
 Problems are a random sample of a population, and the seeds of a method of its possible trainings.
 ``docs/report.md`` tells how the methods were chosen; ``benchmarks/interval_coverage.py`` measures their coverage.

@@ -53,7 +53,7 @@ def write_page(file: str | Path, page: str | Path, max_rollouts: int = 200, titl
     message = f"Wrote a page of {num_rendered} rollouts to {page}."
     if num_rendered == number:
         return message
-    more = f"grail_lightning.app.views.page.write_page({str(file)!r}, 'more.html', max_rollouts={number})"
+    more = f"grail_lightning.write_page({str(file)!r}, 'more.html', max_rollouts={number})"
     return f"{message} It leaves out {number - num_rendered}: `{more}` shows more of them, up to 5 MB."
 
 

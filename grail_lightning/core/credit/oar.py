@@ -30,7 +30,7 @@ _Factor = Literal["clean", "noisy"]
 
 @dataclass(frozen=True, kw_only=True)
 class BilevelOptions:
-    """Options of the map from scores to weights; see `grail_lightning.core.functional.bilevel_map`.
+    """Options of the map from scores to weights; see `grail_lightning.functional.bilevel_map`.
 
     Attributes:
         quantile: Scores below this quantile are damped, the others boosted.

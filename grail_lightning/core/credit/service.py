@@ -185,16 +185,16 @@ class Services:
         states = {kind.__name__: service.state_dict() for kind, service in self._opened.items()}
         return {name: state for name, state in states.items() if state}
 
-    def restore(self, checkpoint: Mapping[str, Any]) -> None:
+    def restore(self, checkpoint: Mapping[str, Any], stage: str) -> None:
         """Restore the states under the key `services`. A service without a state in it begins anew."""
-        if checkpoint.get("second"):
+        if checkpoint.get("second") and stage == "fit":
             raise ValueError(
                 "`ckpt_path` must be a checkpoint with the key `services`, but got one with the key `second`, in which "
                 "an earlier version kept the model that a credit method trains. Begin a new run; with the old run's "
                 "export as `model.policy` it begins with the weights."
             )
         states = checkpoint.get("services", {})
-        for kind, service in self._opened.items():
+        for kind, service in self.opened(stage).items():
             service.load_state_dict(states.get(kind.__name__, {}))
 
 

@@ -30,9 +30,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from grail_lightning.core.advantages import AdvantageEstimator
-from grail_lightning.core.credit.base import TokenCredit
+from grail_lightning.core.credit.base import CreditControl, TokenCredit
 from grail_lightning.core.credit.service import listed
 from grail_lightning.core.engines.base import RolloutEngine
+from grail_lightning.core.objective import Objective
 from grail_lightning.core.records.episode import Turn, episode_json, read_episode
 from grail_lightning.core.records.task import EARNED, Prompt, problem_id
 from grail_lightning.core.rollout.batch import GradedBatch, SampledBatch, join
@@ -45,19 +46,30 @@ _PATIENCE = 2.0  # Seconds that the end of a process waits for a sampling in fli
 
 
 def check_engine(
-    engine: RolloutEngine, execution: Execution, credit: TokenCredit, advantage: AdvantageEstimator
+    engine: RolloutEngine,
+    execution: Execution,
+    objective: Objective,
+    advantage: AdvantageEstimator,
+    credit: TokenCredit,
+    control: CreditControl | None,
 ) -> None:
     """Check that the engine can sample while the policy trains, if that is asked for; and, from Python, the types."""
-    given_parts: list[tuple[str, object, type]] = [("credit", credit, TokenCredit), ("engine", engine, RolloutEngine)]
-    for name, part, kind in [*given_parts, ("advantage", advantage, AdvantageEstimator)]:
-        if not isinstance(part, kind):
+    parts: list[tuple[str, object, type, str]] = [
+        ("engine", engine, RolloutEngine, "HFEngine()"),
+        ("advantage", advantage, AdvantageEstimator, "GroupMean()"),
+        ("credit", credit, TokenCredit, "GRAIL()"),
+        ("control", control, CreditControl, "Shuffled()"),
+    ]
+    for name, part, kind, example in parts:
+        if not isinstance(part, kind) and (part is not None or name != "control"):
             raise ValueError(
-                f"`{name}` must be an object, an instance of `{kind.__name__}`, but got {part!r:.80}. Call the class, "
-                "such as `credit=GRAIL()`."
+                f"`{name}` must be an object, an instance of `{kind.__name__}`, but got {part!r:.80}. Call a class of "
+                f"that kind, such as `{name}={example}`."
             )
-    if execution.sample_ahead and any(kind.uses_engine for kind in listed([credit, advantage])):
+    busy = [owner for kind, owner in listed([objective, advantage, credit]).items() if kind.uses_engine]
+    if execution.sample_ahead and busy:
         raise ValueError(
-            f"`execution.sample_ahead` must be off with `{type(credit).__name__}`, one of whose services samples with "
+            f"`execution.sample_ahead` must be off with `{type(busy[0]).__name__}`, one of whose services samples with "
             "the engine, which is busy with the next batch. Set it to false."
         )
     if execution.sample_ahead and not engine.samples_elsewhere:

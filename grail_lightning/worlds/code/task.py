@@ -175,7 +175,7 @@ class CodeTask(MathTask):
         one does, the statements of the smallest set that does so together. It is a misconception if it is that of the
         row's column `tempting`, which has a text for each line of the reference, else a slip. Others are sound. One
         that is missing is blamed on the next line. There are no labels without a reference, without a program, or where
-        both differ in too many lines (`alignment.MOST_EDITS`).
+        both differ in too many lines (`programs.divergence.MOST_EDITS`).
         """
         _, tests, right = self.problem(prompt)
         if (extract := self.program(text)) is None or not right:

@@ -122,6 +122,7 @@ def test_what_the_command_line_says_wins_over_the_checkpoint(in_finished_run, tm
 RESUMED = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 
 
+@pytest.mark.slow
 @RESUMED
 @pytest.mark.filterwarnings("ignore:Dropout is on in the update")  # on purpose
 def test_resuming_a_run_gives_the_weights_of_an_uninterrupted_one(tmp_path, monkeypatch):

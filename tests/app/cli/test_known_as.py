@@ -55,7 +55,8 @@ TASKS = {
 }
 
 
-@pytest.mark.parametrize("task", TASKS)
+# One option after the other, each with a parser of its own: the tasks with most of them are the slow ones.
+@pytest.mark.parametrize("task", [t if t is MathTask else pytest.param(t, marks=pytest.mark.slow) for t in TASKS])
 def test_every_optional_option_of_a_task_takes_null_on_the_command_line_and_in_a_file(task, options, tmp_path):
     """Those of classes and lists, too: `rewards`, `answer`, `limits`."""
     names, required = optional(task), TASKS[task]

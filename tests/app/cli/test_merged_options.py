@@ -1,5 +1,7 @@
 """Config files and arguments become one mapping of options, and classes of other names keep what is meant to stay."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -163,3 +165,18 @@ def test_a_name_with_points_and_a_group_in_a_file_of_its_own_are_merged(options,
     found = options.parse([QUICKSTART, *files])
     assert (found.trainer.max_steps, found.trainer.max_epochs) == (3, 4)
     assert (found.model.sampling.temperature, found.model.sampling.max_response_length) == (0.25, 64)
+
+
+def test_short_names_are_known_wherever_a_class_is_an_option():
+    """jsonargparse knows the short names of classes that are imported, and ours are imported where they are named."""
+    inner = "--model.credit.inner"
+    options = [
+        QUICKSTART,
+        "--model.credit=PermutedRewards",
+        f"{inner}=PermutedRewards",
+        f"{inner}.inner=AttentionRhythm",
+    ]
+    parsed = f"FitOptions().parse({[QUICKSTART, *options]}).model.credit"
+    code = f"from grail_lightning.app.cli.app import FitOptions; print({parsed})"
+    end = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "AttentionRhythm" in end.stdout, end.stderr

@@ -1,6 +1,7 @@
 """Services that methods, estimators and objectives list: when they are open, what is refused, and one of one's own."""
 
 import runpy
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
 import grail_lightning.credit as credits
-from grail_lightning import ArithmeticData, GroupMean, PredictionWriter, Sampling
+from grail_lightning import ArithmeticData, DrGRPO, Execution, GrailModule, GroupMean, PredictionWriter, Sampling
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.credit import DGPO, PRIME, FrozenReference, OptimalBaseline, PermutedRewards, Service, TokenCredit
 from grail_lightning.credit import TokenWeights as Weights
@@ -66,6 +67,10 @@ def test_a_service_is_opened_once_is_part_of_checkpoints_and_begins_anew_in_a_se
     resumed = Counting()
     trainer(3, limit_val_batches=0).fit(module(credit=resumed, sampling=SHORT), data, ckpt_path=file)
     assert resumed.seen == [3]
+    shown = Counting()
+    prompts = torch.utils.data.DataLoader([problems(2)], batch_size=None)
+    trainer(1).predict(module(credit=shown, sampling=SHORT), prompts, ckpt_path=file)
+    assert shown.seen == [3], "`predict` shows what the checkpoint's method would do"
 
 
 def _greedy_rewards(prompts, limit):
@@ -92,9 +97,35 @@ def test_a_service_of_ones_own_samples_with_the_engine_of_the_run():
     assert output.metrics["credit/greedy_reward"] == pytest.approx(float(greedy.mean()))
 
 
-def test_an_engine_that_samples_ahead_has_no_time_for_a_service():
-    with pytest.raises(ValueError, match=r"`execution\.sample_ahead` must be off with `ReMax`, one of whose services"):
-        module({"sample_ahead": True}, credit=ReMax())
+@dataclass(frozen=True, kw_only=True)
+class Sampled(DrGRPO):
+    """Lists the service of ReMax."""
+
+    @property
+    def services(self):
+        return ReMax.services
+
+
+@pytest.mark.parametrize("parts", [{"credit": ReMax()}, {"objective": Sampled()}], ids=["ReMax", "Sampled"])
+def test_an_engine_that_samples_ahead_has_no_time_for_a_service(parts):
+    name = type(next(iter(parts.values()))).__name__
+    refused = rf"`execution\.sample_ahead` must be off with `{name}`, one of whose services"
+    with pytest.raises(ValueError, match=refused):
+        GrailModule("arithmetic", SHORT, execution=Execution(sample_ahead=True), **parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "example"),
+    [
+        ("control", credits.Shuffled, "Shuffled()"),
+        ("control", credits.GRAIL(), "Shuffled()"),
+        ("advantage", GroupMean, ""),
+    ],
+)
+def test_a_part_of_another_kind_is_refused_with_an_example_of_its_own(name, part, example):
+    with pytest.raises(ValueError, match=rf"`{name}` must be an object, .* such as `{name}=") as refused:
+        module(**{name: part})
+    assert example in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ const percent = (part, whole) => (whole ? Math.round((100 * part) / whole) + " %
 
 const colouredBy = () => byId("value").value;
 
-/** Where a value lies on the scale, as in pictures.py: −1 (none of the advantage) to 0 (uniform credit) to 1 (the most). */
+/** Where a value lies on the scale, as in heatmap.py: −1 (none of the advantage) to 0 (uniform credit) to 1 (the most). */
 function position(value, largest) {
   if (value === null || value === undefined) return 0;
   if (colouredBy() === "scores") return largest ? Math.max(-1, Math.min(1, value / largest)) : 0;

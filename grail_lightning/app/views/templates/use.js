@@ -152,6 +152,6 @@ byId("theme").addEventListener("click", () => {
 const all = data.groups.flatMap((group) => group.rollouts), right = all.filter((r) => r.correct).length;
 byId("summary").textContent = `${all.length} rollouts of ${data.groups.length} problems, ${percent(right, all.length)} right. ` +
   `${methods.length === 1 ? "Method" : "Methods"}: ${methods.join(", ")}.` +
-  (data.left_out ? ` ${data.left_out} further rollouts are not on this page: make one with grail_lightning.app.views.page.write_page(file, page, max_rollouts=N).` : "");
+  (data.left_out ? ` ${data.left_out} further rollouts are not on this page: make one with grail_lightning.write_page(file, page, max_rollouts=N).` : "");
 draw();
 document.documentElement.dataset.ready = String(Math.round(performance.now()));
