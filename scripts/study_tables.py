@@ -3,20 +3,21 @@
     python scripts/study_tables.py runs/study
     python scripts/study_tables.py docs/results/study_baseline.csv --curve val/accuracy
 
-The argument is the folder of a sweep's runs, or its table (`results` in the sweep's file). Differences from the
+The argument is the folder of a sweep's runs, or the table of a study (`results` in its file). Differences from the
 baseline are taken within each seed, over the seeds that both methods have finished.
 """
 
 import argparse
+import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from grail_lightning.app.results.differences import CURVE, curve, read_results, read_scalars
+from grail_lightning.app.results.differences import CURVE, read_scalars
 from grail_lightning.app.results.statistics import holm
 
 BASELINE = "Dr. GRPO"
@@ -34,8 +35,19 @@ class Method(NamedTuple):
     curves: dict[int, dict[int, float]]
 
 
+def read_results(file: Path) -> list[dict[str, str]]:
+    """The rows of a table of finished runs; everything is text, and `curve` reads a curve from it."""
+    with file.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def curve(row: Mapping[str, str], tag: str) -> dict[int, float]:
+    """A curve of such a row by step; empty if the run had none."""
+    return {int(step): value for step, value in json.loads(row.get(tag) or "{}").items()}
+
+
 def finished(given: Path, tag: str) -> Iterator[tuple[dict[str, Any], dict[int, float]]]:
-    """What each finished run is, and its curve, from the folder of the runs or from the table of a sweep."""
+    """What each finished run is, and its curve, from the folder of the runs or from a table."""
     if given.is_file():
         for row in read_results(given):
             if row["choosing"] == "false":
@@ -105,7 +117,7 @@ def table(methods: dict[str, Method]) -> list[str]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs, or tables of sweeps")
+    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs, or tables of studies")
     parser.add_argument("--curve", default=CURVE, help="as TensorBoard calls it")
     asked = parser.parse_args()
     for task, methods in read(*asked.runs, tag=asked.curve).items():

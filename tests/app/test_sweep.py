@@ -2,51 +2,18 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import time
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
-import yaml
 
-from grail_lightning.app.results.differences import curve, read_results, read_scalars
 from grail_lightning.app.sweep import main, read_sweep
 from grail_lightning.core.runtime.files import held
 from tests.processes import Forked
 from tests.shell import refusal
-
-OPTIONS = {
-    "trainer.max_steps": 1,
-    "trainer.val_check_interval": 1,
-    "pictures.every_n_batches": 0,
-    "model.sampling.max_response_length": 44,
-    "model.execution.group_size": 4,
-    "evaluation.sampling.max_response_length": 44,
-    "data.num_train": 32,
-    "data.num_val": 8,
-    "data.num_test": 8,
-    "data.prompts_per_batch": 4,
-    "last_checkpoint.every_n_batches": 1,
-}
-METHODS = {"GRPO": {"model.credit": "Uniform"}, "wide GRAIL": {"model.credit": "GRAIL", "model.credit.std": 0.8}}
-
-
-def write(place, /, options=None, **changes):
-    """The file of a sweep: `options` are added to those of short runs, `changes` replace its keys."""
-    content = {
-        "config": "configs/quickstart.yaml",
-        "folder": str(place / "study"),
-        "options": OPTIONS | (options or {}),
-        "methods": METHODS,
-        "tasks": {"sums": {}},
-        "seeds": [0],
-    }
-    file = place / "study.yaml"
-    file.write_text(yaml.safe_dump({k: v for k, v in (content | changes).items() if v is not None}, sort_keys=False))
-    return file
+from tests.sweep_files import METHODS, fork_runs, records, write
 
 
 def call(file, *arguments):
@@ -58,20 +25,12 @@ def call(file, *arguments):
 
 @pytest.fixture
 def _forked_runs(monkeypatch):
-    """Runs need not import torch again; those of the sweep that is terminated below do."""
-    monkeypatch.setattr(
-        "grail_lightning.app.sweep.subprocess", SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL)
-    )
-
-
-def records(file, folder="study"):
-    """What is known of each run, by its folder's name."""
-    return {path.parent.name: json.loads(path.read_text()) for path in (file.parent / folder).glob("*/sweep.json")}
+    fork_runs(monkeypatch)
 
 
 def test_a_grid_is_every_method_on_every_task_with_every_seed(tmp_path):
     tasks = {"sums": {}, "long": {"data.problems.max_terms": 7}}
-    runs, _ = read_sweep(write(tmp_path, tasks=tasks, seeds=[0, 1]))
+    runs = read_sweep(write(tmp_path, tasks=tasks, seeds=[0, 1]))
     assert [(run.seed, run.method, run.task) for run in runs] == [
         (seed, method, task) for seed in (0, 1) for method in METHODS for task in tasks
     ]
@@ -81,18 +40,12 @@ def test_a_grid_is_every_method_on_every_task_with_every_seed(tmp_path):
         assert option in last.arguments
 
 
-def test_a_choice_runs_each_point_on_seeds_of_its_own_first(tmp_path):
-    grid = {"model.optimizer.lr": [1e-4, 2e-4]}
-    runs, _ = read_sweep(write(tmp_path, grid=grid, choose={"seeds": [100]}))
-    assert [(run.method, run.seed, run.point, run.choosing) for run in runs] == [
-        ("GRPO", 100, {"model.optimizer.lr": 1e-4}, True),
-        ("GRPO", 100, {"model.optimizer.lr": 2e-4}, True),
-        ("wide GRAIL", 100, {"model.optimizer.lr": 1e-4}, True),
-        ("wide GRAIL", 100, {"model.optimizer.lr": 2e-4}, True),
-        ("GRPO", 0, None, False),
-        ("wide GRAIL", 0, None, False),
+def test_every_point_of_a_grid_is_run_with_its_values_in_the_name(tmp_path):
+    runs = read_sweep(write(tmp_path, methods={"GRPO": {}}, grid={"model.optimizer.lr": [1e-4, 2e-4]}, seeds=[0, 1]))
+    assert [run.folder.name for run in runs] == [
+        f"GRPO_lr={rate}__sums__{seed}" for seed in (0, 1) for rate in ("0.0001", "0.0002")
     ]
-    assert runs[0].folder.parent == tmp_path / "study_choosing"
+    assert "--model.optimizer.lr=0.0002" in runs[-1].arguments
 
 
 @pytest.mark.parametrize(
@@ -100,6 +53,7 @@ def test_a_choice_runs_each_point_on_seeds_of_its_own_first(tmp_path):
     [
         ({"tasks": None}, "`tasks`"),
         ({"method": {}}, "Did you mean `methods`?"),
+        ({"choose": {"seeds": [100]}}, "Run: python scripts/study.py"),
         ({"seeds": [True, "a"]}, "`seeds`"),
         ({"seeds": [-1]}, "`seeds`"),
         ({"seeds": [0, 0]}, "`seeds`"),
@@ -109,14 +63,9 @@ def test_a_choice_runs_each_point_on_seeds_of_its_own_first(tmp_path):
         ({"options": {"export.folder": "runs/all"}}, "the sweep sets it"),
         ({"options": {"seed_everything": 3}}, "the sweep sets it"),
         ({"grid": {"model.credit": ["GRAIL", "LESS"]}}, "must be set once"),
-        ({"grid": {"model.optimizer.lr": [1, 2]}, "choose": {"seeds": [0]}}, "other seeds"),
         ({"methods": {"a b": {}, "a/b": {}}}, "folders of their own"),
-        ({"results": {"file": "table.csv", "curves": "val/accuracy"}}, "`curves`, a list"),
         ({"methods": {"GRPO": "Uniform"}}, "`GRPO` must hold options with their values"),
         ({"grid": {"model.optimizer.lr": 1e-5}}, "must hold a list of values for each option"),
-        ({"choose": {"by": "val/accuracy"}}, "`choose` must hold `seeds`"),
-        ({"choose": {"seeds": [5], "statistic": "max"}}, "`statistic`, last or mean"),
-        ({"choose": {"seeds": [5], "metric": "a"}}, "`choose` must hold `seeds`"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line(tmp_path, capsys, changes, said):
@@ -131,15 +80,6 @@ def test_options_are_parsed_before_any_run_starts(tmp_path, capsys):
     assert not (tmp_path / "study").exists()
 
 
-def test_runs_whose_point_is_not_chosen_are_parsed_with_one_of_their_grid(tmp_path, capsys):
-    (tmp_path / "data.yaml").write_text("data: ArithmeticData")
-    grid = {"model.policy": ["arithmetic"], "model.optimizer.lr": [1e-4, 2e-4]}  # No policy is set but here.
-    file = write(tmp_path, config=str(tmp_path / "data.yaml"), grid=grid, choose={"seeds": [100]})
-    main([str(file), "--list"])
-    assert capsys.readouterr().out.splitlines()[-1].endswith("at the point that will be chosen")
-    assert "waits for" in refusal(capsys, main, str(file), "--index=4")
-
-
 @pytest.mark.parametrize(
     ("jobs", "devices", "said"),
     [("2", 3, "`trainer.devices` of a run must be at most the number of GPUs, 2, but got 3"), ("0", 1, "`--jobs`")],
@@ -152,7 +92,7 @@ def test_a_sweep_that_cannot_place_one_run_says_so(jobs, devices, said, tmp_path
 
 def test_a_run_of_another_sweep_is_left_alone(tmp_path, capsys):
     file = write(tmp_path, methods={"GRPO": {}})
-    ((run,), _) = read_sweep(file)
+    (run,) = read_sweep(file)
     run.write(state="started")
     before = records(file)
     with held(run.folder):
@@ -211,47 +151,6 @@ def test_a_run_that_another_call_has_just_started_is_left_alone(tmp_path, capsys
         assert call(file) == 1
     assert re.search("left alone: GRPO__sums__0: .* in use by another sweep", capsys.readouterr().out)
     assert not (tmp_path / "study" / "GRPO__sums__0").exists()
-
-
-@pytest.mark.usefixtures("_forked_runs")
-def test_the_point_that_is_best_on_other_seeds_is_reported(tmp_path, capsys):
-    grid = {"model.optimizer.lr": [0.1, 1e-4]}  # The first rate ruins the policy.
-    table = tmp_path / "tables" / "rates.csv"
-    results = {"file": str(table), "curves": ["val/accuracy", "policy/entropy_sampled"]}
-    choose = {"seeds": [100], "statistic": "mean"}
-    file = write(tmp_path, methods={"GRPO": {}}, grid=grid, choose=choose, results=results)
-    assert "waits for" in refusal(capsys, main, str(file), "--index=2")
-    assert call(file) == 0
-    assert records(file)["GRPO__sums__0"]["point"] == {"model.optimizer.lr": 1e-4}
-    assert all(record["choosing"] for record in records(file, "study_choosing").values())
-    choice = json.loads((tmp_path / "study_choosing" / "choice__GRPO__sums.json").read_text())
-    assert choice["chosen"] == "lr=0.0001"
-    assert len(choice["figures"]) == 2
-    # The table is enough: without the folders nothing is run again, and the same point is chosen.
-    kept, rows = table.read_text(), {row["run"]: row for row in read_results(table)}
-    assert list(curve(rows["GRPO__sums__0"], "val/accuracy")) == [0, 1]
-    assert curve(rows["GRPO__sums__0"], "val/accuracy") == pytest.approx(
-        read_scalars(tmp_path / "study" / "GRPO__sums__0", "val/accuracy"), abs=1e-6
-    )
-    shutil.rmtree(tmp_path / "study")
-    shutil.rmtree(tmp_path / "study_choosing")
-    assert call(file) == 0
-    assert json.loads((tmp_path / "study_choosing" / "choice__GRPO__sums.json").read_text()) == choice
-    assert not (tmp_path / "study").exists()
-    assert table.read_text() == kept
-    assert "GRPO, sums: lr=0.0001 is best" in capsys.readouterr().out
-    # Another point is best now than the one that the reported run has, as after a change of the grid.
-    swapped = pd.read_csv(table)
-    swapped.loc[swapped["choosing"], "val/accuracy"] = swapped.loc[swapped["choosing"], "val/accuracy"].to_numpy()[::-1]
-    swapped.to_csv(table, index=False)
-    assert call(file) == 2
-    assert "a row of one" in capsys.readouterr().err
-    table.write_text(kept)
-    changed = write(tmp_path, methods={"GRPO": {"model.credit": "GRAIL"}}, grid=grid, choose=choose, results=results)
-    assert "a row of one" in refusal(capsys, main, str(changed))
-    other = results | {"curves": ["val/accuracy"]}
-    renamed = write(tmp_path, methods={"GRPO": {}}, grid=grid, choose=choose, results=other)
-    assert "Name another file" in refusal(capsys, main, str(renamed))
 
 
 @pytest.mark.slow

@@ -34,12 +34,15 @@ _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
 @contextmanager
-def mistakes_in_one_line() -> Iterator[None]:
-    """A context that reports a user's mistake in one line with exit code 2, and ends with 130 after Ctrl-C."""
+def mistakes_in_one_line(*files: str) -> Iterator[None]:
+    """A context that reports a user's mistake in one line with exit code 2, and ends with 130 after Ctrl-C.
+
+    Checks of the user's input are those of the package, and of these files.
+    """
     try:
         yield
     except (ArgumentError, ValueError, TypeError, OSError, RuntimeError, MisconfigurationException) as error:
-        if not _is_users(error):
+        if not _is_users(error, files):
             raise
         if os.environ.get("GRAIL_DEBUG"):
             traceback.print_exc()
@@ -52,7 +55,7 @@ def mistakes_in_one_line() -> Iterator[None]:
         raise
 
 
-def _is_users(error: BaseException) -> bool:
+def _is_users(error: BaseException, files: Sequence[str] = ()) -> bool:
     """Whether the user can correct an error: one of our own checks, a wrong option, or what a disk refuses.
 
     A `ValueError` that another library raises is not of this kind and keeps its traceback.
@@ -62,7 +65,7 @@ def _is_users(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in _FULL | _REFUSED:
         # An error while a file is written does not name it. Other errors without a file are not about files.
         return error.filename is not None or error.errno in _FULL
-    ours = _raised_in(error, (_PACKAGE,)) and not isinstance(error, RuntimeError)
+    ours = _raised_in(error, (_PACKAGE, *files)) and not isinstance(error, RuntimeError)
     return ours or _raised_in(error, _CONFIG_LIBRARIES)
 
 

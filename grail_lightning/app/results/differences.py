@@ -5,8 +5,6 @@ Shapes: ``N`` problems, ``S`` seeds.
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -166,28 +164,6 @@ def read_scalars(folder: Path, tag: str) -> dict[int, float]:
             values = {step: value for step, value in values.items() if step < point.step}
         values[point.step] = float(point.value)
     return values
-
-
-def read_results(file: Path) -> list[dict[str, str]]:
-    """The rows of a sweep's table of finished runs; everything is text, and `curve` reads a curve from it."""
-    with file.open(encoding="utf-8", newline="") as lines:
-        return list(csv.DictReader(lines))
-
-
-def results_by_run(file: Path, columns: list[str]) -> dict[str, dict[str, str]]:
-    """The rows of such a table by the names of runs; none if there is no file. It must have these columns."""
-    rows = {row["run"]: row for row in read_results(file)} if file.exists() else {}
-    if other := next((row for row in rows.values() if list(row) != columns), None):
-        raise ValueError(
-            f"`results.file` must be a table with the columns {', '.join(columns)}, but {file} has "
-            f"{', '.join(other)}. Name another file, or the curves of that table in `results.curves`."
-        )
-    return rows
-
-
-def curve(row: Mapping[str, str], tag: str) -> dict[int, float]:
-    """A curve of such a row by step; empty if the run had none."""
-    return {int(step): value for step, value in json.loads(row.get(tag) or "{}").items()}
 
 
 def read_curves(runs: Sequence[LoggedRun]) -> tuple[pd.DataFrame, list[str]]:

@@ -17,7 +17,6 @@ from grail_lightning.app.results.records import FACTS, flat, read_evaluation
 from grail_lightning.core.runtime.import_path import did_you_mean
 from grail_lightning.core.runtime.run_folder import MARKER
 
-CHOICE = "choice__"  # What the files begin with that a sweep leaves beside the runs that choose.
 _TRACES = ("events.out.*", "metrics.csv", "checkpoints", "rollouts")  # What a run leaves in its folder.
 # What differs between two runs of one method: the seed, and where files are.
 _INCIDENTAL = re.compile(
@@ -74,15 +73,10 @@ def find_runs(given: Sequence[str]) -> list[LoggedRun]:
     """
     runs: dict[Path, LoggedRun] = {}
     for argument in given:
-        if not (Path(argument).name.startswith(CHOICE) and Path(argument).is_file()):  # `FOLDER/*` names them, too.
-            run = _find(argument)
-            other = runs.setdefault((run.samples or run.folder).resolve(), run)
-            if other is not run:
-                raise ValueError(
-                    f"Each run must be given once, but {other.given} and {argument} are one. Leave one out."
-                )
-    if not runs:
-        raise ValueError("A report must have at least one run. Give a folder such as runs/quickstart.")
+        run = _find(argument)
+        other = runs.setdefault((run.samples or run.folder).resolve(), run)
+        if other is not run:
+            raise ValueError(f"Each run must be given once, but {other.given} and {argument} are one. Leave one out.")
     return _with_methods(list(runs.values()))
 
 

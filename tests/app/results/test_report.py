@@ -86,7 +86,6 @@ def test_a_sweep_says_what_belongs_together(tmp_path):
     for number, (method, task, seed, rate) in enumerate(points):
         sweep = {"method": method, "task": task, "seed": seed, "point": {"model.optimizer.lr": rate}}
         make_run(tmp_path / f"r{number}", {0: 0.1}, sweep, credit=str(number))  # The configs would say otherwise.
-    (tmp_path / "choice__GRAIL__a.json").write_text("{}")  # A sweep leaves it beside the runs that choose.
     assert _seeds(*sorted(tmp_path.iterdir())) == {
         ("a", "GRAIL, lr=0.1"): [3, 4],
         ("a", "GRAIL, lr=0.2"): [3],
@@ -393,7 +392,6 @@ def test_no_name_steers_a_terminal_or_breaks_a_table_of_markdown_html_or_csv(hos
         (["cut"], r"cut/samples must hold all 9 problems of A with 3 samples each, but it holds 8\."),
         (["broken"], r"broken/samples must be a folder of samples .*, but got JSONDecodeError"),
         (["damaged"], r"damaged/samples/rank_00000\.jsonl, line 3, must have the columns .* but has no `index`, "),
-        (["choice__GRPO__sums.json"], r"A report must have at least one run"),
         (["uncurved"], r"Runs of a report must have samples, or a step of val/accuracy .* neither in uncurved\. Run"),
         (["A=late", "B=early"], r"Runs of a report must .*, but got neither in A=late, B=early\."),
     ],
@@ -406,7 +404,6 @@ def test_a_mistake_is_one_line(arguments, message, empty_folder, capsys):
     Path("damaged/samples/rank_00000.jsonl").write_text("".join([*lines[:2], "{}\n", *lines[2:]]))
     Path("cut/samples/rank_00000.jsonl").write_text("".join(lines[:-1]))
     Path("empty").mkdir()
-    Path("choice__GRPO__sums.json").write_text("{}")
     for name, curve in (("uncurved", {0: math.nan}), ("early", {0: 0.1}), ("late", {9: 0.1})):
         make_run(empty_folder / name, curve)
     make_run(empty_folder / "sweep", {0: 0.1}, sweep={"hello": 1})
