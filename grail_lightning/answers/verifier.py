@@ -98,12 +98,13 @@ class _Worker:
 class _WorkerPool:
     """Answers requests on up to `num_workers` processes, started when they are first needed.
 
-    A process that takes longer than `timeout_seconds` (wall clock) for one request is killed and replaced.
+    A process that takes longer than `timeout_seconds` (wall clock) for one request is killed and replaced. One that
+    takes more than `cpu_seconds` of processor time ends by its own alarm, and is replaced.
     """
 
-    def __init__(self, num_workers: int, timeout_seconds: float, memory_bytes: int) -> None:
+    def __init__(self, num_workers: int, timeout_seconds: float, cpu_seconds: float, memory_bytes: int) -> None:
         self.num_workers = num_workers
-        self.timeout_seconds = timeout_seconds
+        self.timeout_seconds, self.cpu_seconds = timeout_seconds, cpu_seconds
         self.memory_bytes = memory_bytes
         self._forget()
 
@@ -123,7 +124,8 @@ class _WorkerPool:
             self._forget()
         with self._lock:
             try:
-                return self._run([json.dumps([pair, conventions, self.timeout_seconds]).encode() for pair in pairs])
+                limits = self.timeout_seconds, self.cpu_seconds
+                return self._run([json.dumps([pair, conventions, *limits]).encode() for pair in pairs])
             except BaseException:  # also KeyboardInterrupt: a worker with half a job is of no use to the next call
                 _kill_all(self.workers, self._pid)
                 raise
@@ -167,7 +169,9 @@ class _WorkerPool:
         try:
             answer = worker.receive()
         except (EOFError, OSError, ValueError):
-            self._drop(worker)  # the request that it died of stays `crashed`
+            self._drop(worker)  # the request that it died of stays `crashed`, but for one of too much processor time
+            if worker.job is not None and worker.process.returncode == -signal.SIGPROF:
+                answers[worker.job] = Judgement("timeout", "none")
             return
         if worker.job is not None:
             answers[worker.job] = Judgement(*answer)
@@ -198,7 +202,8 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)  # a library that prints must not speak in our name
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for alarm in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(alarm, signal.SIG_DFL)
     for ending in (signal.SIGINT, signal.SIGTERM):  # They reach whole process groups; the parent decides, and kills.
         signal.signal(ending, signal.SIG_IGN)
     load_libraries()
@@ -206,10 +211,12 @@ def serve() -> None:
     with contextlib.suppress(BrokenPipeError):
         answers.write(b"[]\n")
         for line in sys.stdin.buffer:
-            (gold, prediction), conventions, timeout_seconds = json.loads(line)
+            (gold, prediction), conventions, timeout_seconds, cpu_seconds = json.loads(line)
             signal.setitimer(signal.ITIMER_REAL, timeout_seconds + _GRACE_SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
             outcome = judge(gold, prediction, Conventions(**conventions), slow=True)
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF):
+                signal.setitimer(timer, 0)
             answers.write(json.dumps(outcome).encode() + b"\n")
 
 
@@ -229,6 +236,8 @@ class Verifier:
     Args:
         num_workers: worker processes at most; None for the usable cores, eight at most.
         timeout_seconds: seconds for one pair in a worker; then it counts as wrong (`timeout`).
+        cpu_seconds: processor seconds for it, whatever else the machine does; right answers take at most a quarter of
+            one.
         memory_gib: limit of each worker's address space, in GiB.
         cache_size: verdicts kept for pairs that come again (a group asks one question many times).
         conventions: what counts as equal where people differ; None for the defaults.
@@ -238,6 +247,7 @@ class Verifier:
         self,
         num_workers: int | None = None,
         timeout_seconds: float = 5.0,
+        cpu_seconds: float = 1.0,
         memory_gib: float = 2.0,
         cache_size: int = 1 << 16,
         conventions: Conventions | None = None,
@@ -247,12 +257,13 @@ class Verifier:
             num_workers = min(8, cores)
         if num_workers < 1:
             raise ValueError(f"`num_workers` must be 1 or more, but got {num_workers}. Leave it out for one a core.")
-        if not timeout_seconds > 0:
-            raise ValueError(f"`timeout_seconds` must be above 0, but got {timeout_seconds}. Try 5.")
+        for name, seconds, default in (("timeout_seconds", timeout_seconds, 5), ("cpu_seconds", cpu_seconds, 1)):
+            if not seconds > 0:
+                raise ValueError(f"`{name}` must be above 0, but got {seconds}. Try {default}.")
         self.cache_size = cache_size
         self.conventions = conventions or Conventions()
-        self._settings = (num_workers, timeout_seconds, memory_gib, cache_size, self.conventions)
-        self._pool = _WorkerPool(num_workers, timeout_seconds, int(memory_gib * 2**30))
+        self._settings = (num_workers, timeout_seconds, cpu_seconds, memory_gib, cache_size, self.conventions)
+        self._pool = _WorkerPool(num_workers, timeout_seconds, cpu_seconds, int(memory_gib * 2**30))
         self._cache: dict[tuple[str, str], Judgement] = {}
         self._cache_lock = threading.Lock()
         self._pid = os.getpid()

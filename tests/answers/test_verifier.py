@@ -61,8 +61,13 @@ def test_cheap_pairs_start_no_worker_and_the_cache_is_bounded():
         assert len(cheap._cache) == 3
 
 
+def test_no_pair_takes_more_than_a_second_of_a_processor_however_long_it_may_wait():
+    with Verifier(num_workers=1, timeout_seconds=600.0) as patient:
+        assert statuses(patient.grade([("3", HANG), NEEDS_WORKER])) == ["timeout", "right"]
+
+
 def test_a_hanging_pair_times_out_and_costs_nothing_else():
-    with Verifier(num_workers=2, timeout_seconds=1.5) as impatient:
+    with Verifier(num_workers=2, timeout_seconds=1.5, cpu_seconds=60.0) as impatient:
         impatient.grade([NEEDS_WORKER, (r"\sqrt{18}", r"3\sqrt{2}")])  # both workers are up
         start = time.perf_counter()
         verdicts = impatient.grade(
@@ -267,7 +272,8 @@ def test_a_memory_limit_too_small_to_start_is_an_error_that_says_so():
     ("make", "text"),
     [
         (lambda: Verifier(num_workers=0), "`num_workers` must be 1 or more, but got 0"),
-        (lambda: Verifier(timeout_seconds=0.0), "`timeout_seconds` must be above 0, but got 0.0"),
+        (lambda: Verifier(timeout_seconds=0.0), "`timeout_seconds` must be above 0, but got 0.0. Try 5."),
+        (lambda: Verifier(cpu_seconds=-1.0), "`cpu_seconds` must be above 0, but got -1.0. Try 1."),
         (lambda: Verifier().grade([("7", None)]), "must hold \\(gold, prediction\\) as two strings"),
     ],
 )
