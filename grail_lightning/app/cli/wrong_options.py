@@ -15,13 +15,12 @@ from typing import Any, Literal, NamedTuple, Union
 from jsonargparse import ArgumentError, ArgumentParser
 
 from grail_lightning.app.cli.classes import BASES, UNUSABLE, choices, exported, find_class, options_parser
-from grail_lightning.app.cli.config_files import NO_VALUE, Added, GivenText, find_config
+from grail_lightning.app.cli.config_files import NO_VALUE, OF_A_CLASS, Added, GivenText, find_config
 from grail_lightning.app.cli.known_as import known_algorithm, known_as
 from grail_lightning.app.cli.type_words import classes_in, in_words, list_parts, records_in, shown, takes
 from grail_lightning.core.runtime.guard import said
 from grail_lightning.core.runtime.import_path import did_you_mean
 
-_OF_A_CLASS = {"class_path", "init_args", "dict_kwargs"}
 _NOT_SET = ("config", "help", "print_config")  # Options of the parser that no run has.
 
 
@@ -167,10 +166,10 @@ def _instead(hint: Any, value: Any) -> str:
 
 def _of_object(option: str, bases: Sequence[type], value: Mapping[str, Any], default: Any) -> Iterator[_Wrong]:
     """The mistakes in the value of an option that takes an object: its class and the class's options."""
-    if "class_path" in value and not value.keys() <= _OF_A_CLASS:
+    if "class_path" in value and not value.keys() <= OF_A_CLASS:
         yield _Wrong("name", f"The options of a class in `{option}` must stand under `init_args`, beside `class_path`.")
         return
-    init_args = value.get("init_args") if value.keys() & _OF_A_CLASS else value
+    init_args = value.get("init_args") if value.keys() & OF_A_CLASS else value
     init_args = init_args if isinstance(init_args, Mapping) else {}
     default = default.get("class_path") if isinstance(default, Mapping) else None
     path = value.get("class_path", default)
