@@ -144,7 +144,8 @@ def _nested(content: Mapping[str, Any], folder: Path, group: str = "") -> dict[s
         first, *parts = key.split(".") if isinstance(key, str) else [key]
         for part in reversed(parts):
             inner = {part: inner}
-        nested = _over(nested, {first: inner}, group)
+        is_there = first in nested or f"{first}".removesuffix("+") in nested or f"{first}+" in nested
+        nested = _over(nested, {first: inner}, group) if is_there else nested | {first: inner}
     return nested
 
 
