@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from grail_lightning.answers.records import STATUSES, UNSCORED
 from grail_lightning.app.callbacks.hooks import fast_dev_run, module_of, output_of, tell_policy
-from grail_lightning.app.callbacks.samples import KeptSamples, sample_rows, tested_batches
+from grail_lightning.app.callbacks.samples import KeptSamples, check_folder, sample_rows, tested_batches
 from grail_lightning.app.results.records import judged, sample_frame, with_votes
 from grail_lightning.app.results.table import TableOptions, by_column, evaluation_table, measured
 from grail_lightning.core.data.sources import metric_name, metric_names
@@ -88,6 +88,8 @@ class Evaluation(Callback):
         module.evaluation = EvaluationPlan(num_samples=self.num_samples, sampling=sampling)
         if stage == "fit":
             self.first, self.last = {}, {}
+        elif stage == "test" and not fast_dev_run(trainer):
+            check_folder(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validate before training. A resumed run did so when it was started."""

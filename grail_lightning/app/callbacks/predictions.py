@@ -75,11 +75,13 @@ class PredictionWriter(Callback):
         if stage != "predict":
             return
         module = module_of(pl_module)
-        for method in (module.credit, *self.compare):
+        options = ["model.credit", *["predictions.compare"] * len(self.compare)]
+        for option, method in zip(options, (module.credit, *self.compare), strict=True):
             if any(kind.trains_model for kind in listed([method])):
+                remedy = "Set" if option == "model.credit" else "Leave it out, or give"
                 raise ValueError(
-                    f"`model.credit` must not be `{type(method).__name__}` in `predict`, since it trains a model "
-                    "beside the policy. Set another method, such as --model.credit=TreeAdvantage."
+                    f"`{option}` must not be `{type(method).__name__}` in `predict`, since it trains a model "
+                    f"beside the policy. {remedy} another method, such as TreeAdvantage."
                 )
         for method in self.compare:
             module.services.add(method)

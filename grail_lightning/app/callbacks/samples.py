@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Trainer
@@ -202,6 +203,17 @@ def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
+def check_folder(trainer: Trainer) -> None:
+    """Refuse a folder of samples of another version, before a model is loaded. Every rank must call it."""
+    folder = _folder(trainer)
+    on_first_rank(lambda: read_evaluation(folder) if (folder / FACTS).exists() else None)
+
+
+def _folder(trainer: Trainer) -> Path:
+    """The folder of the samples of a run's tests. A broadcast: every rank must call it."""
+    return RunFolder(trainer).path / "test" / "samples"
+
+
 class KeptSamples:
     """The samples of one test, in its folder.
 
@@ -212,7 +224,7 @@ class KeptSamples:
 
     def __init__(self, trainer: Trainer, module: GrailModule, batches: Batches, step: int, table: TableOptions) -> None:
         self._trainer, self.batches, self._lock = trainer, batches, ExitStack()
-        self.folder = RunFolder(trainer).path / "test" / "samples"
+        self.folder = _folder(trainer)
         self._facts = _facts(trainer, module, batches, step, table)
         try:
             on_first_rank(self._open)

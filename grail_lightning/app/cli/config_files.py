@@ -18,6 +18,9 @@ from grail_lightning.app.cli.trainer_options import as_list
 CONFIGS = (Path(__file__).parents[2] / "configs", Path(__file__).parents[3] / "configs")
 _MERGE = "tag:yaml.org,2002:merge"  # The key `<<`, with which a mapping takes over others.
 _CLASS, _INIT = "class_path", "init_args"
+OF_A_CLASS = {_CLASS, _INIT, "dict_kwargs"}
+"""The keys of a mapping that describes an object: its class, and the options of the class."""
+_OBJECTS = {*BASES, *BEGINS_ANEW} - {"predictions.compare", "trainer.callbacks"}  # Those two are lists.
 # Below all files: so `--model.objective.clip_high=0.3` alone changes the default class, and another name begins anew.
 DEFAULTS: dict[str, Any] = {"model": {"objective": {_CLASS: "DrGRPO"}}}
 
@@ -82,7 +85,10 @@ def _with_paths(value: Any, option: str) -> Any:
         return value
     inside = (_CLASS, _INIT)  # They belong to the option itself.
     names = {key: option if key in inside else plain_name(f"{option}.{key}").removeprefix(".") for key in value}
-    return {key: _with_paths(part, names[key]) for key, part in value.items()}
+    parts = {key: _with_paths(part, names[key]) for key, part in value.items()}
+    return {
+        key: _as_object(part) if names[key] in _OBJECTS and key not in inside else part for key, part in parts.items()
+    }
 
 
 def _argument_with_paths(argument: str) -> str:
@@ -127,17 +133,22 @@ def plain_name(option: str) -> str:
     return ".".join(part for part in option.removesuffix("+").split(".") if part != _INIT)
 
 
-def _nested(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The options of a file, with ``trainer.max_steps: 1`` as ``trainer: {max_steps: 1}``, and groups in own files."""
+def _nested(content: Mapping[str, Any], folder: Path, group: str = "") -> dict[str, Any]:
+    """The options of a file, with ``trainer.max_steps: 1`` as ``trainer: {max_steps: 1}``, and groups in own files.
+
+    Keys of a mapping have no order: an option is set before those inside it.
+    """
     nested: dict[str, Any] = {}
-    for key, inner in content.items():
+    for key, inner in sorted(content.items(), key=lambda item: str(item[0]).count(".")):
         if isinstance(inner, str) and inner.endswith((".yaml", ".yml")) and (folder / inner).is_file():
             inner = read_options(folder / inner, f"`{key}`")
-        inner = _nested(inner, folder) if isinstance(inner, dict) and key != _INIT else inner
+        if isinstance(inner, dict) and key != _INIT:
+            inner = _nested(inner, folder, f"{group}.{key}".removeprefix("."))
         first, *parts = key.split(".") if isinstance(key, str) else [key]
         for part in reversed(parts):
             inner = {part: inner}
-        nested = _over(nested, {first: inner}, "")
+        is_there = first in nested or f"{first}".removesuffix("+") in nested or f"{first}+" in nested
+        nested = _over(nested, {first: inner}, group) if is_there else nested | {first: inner}
     return nested
 
 
@@ -146,10 +157,12 @@ def _over(before: Any, after: Any, option: str) -> Any:
     named = isinstance(after, str) and isinstance(before, dict) and _CLASS in before
     if named:
         after = {_CLASS: after}
-    elif isinstance(before, str) and isinstance(after, dict) and _INIT in after:
+    elif isinstance(before, str) and isinstance(after, dict) and (_INIT in after or option in _OBJECTS):
         before = {_CLASS: before}
     if not (isinstance(before, dict) and isinstance(after, dict)):
         return after
+    of_class = before.keys() & OF_A_CLASS or (option in _OBJECTS and after.keys() & OF_A_CLASS)
+    before, after = (_as_object(part) if of_class else part for part in (before, after))
     result = dict(before)
     if _CLASS in before and _CLASS in after and class_name(before) != class_name(after):
         init_args = {} if option in BEGINS_ANEW else still_valid(option, after[_CLASS], before.get(_INIT) or {})
@@ -164,6 +177,12 @@ def _over(before: Any, after: Any, option: str) -> Any:
             inner = option if name == _INIT else f"{option}.{name}".removeprefix(".")
             result[name] = _over(result.get(name), value, inner)
     return after[_CLASS] if named and not result.get(_INIT) else result
+
+
+def _as_object(value: Any) -> Any:
+    """The value of an option that takes an object, in which options without `init_args` stand under it."""
+    plain = isinstance(value, dict) and value and not value.keys() & OF_A_CLASS
+    return {_INIT: value} if plain else value
 
 
 def _replaced(option: str, value: object, options: Mapping[str, Any], rest: Sequence[str]) -> Iterator[str]:
@@ -242,7 +261,7 @@ def _with(before: Any, parts: Sequence[str], value: object, option: str) -> Any:
     if isinstance(before, str):
         place = {_CLASS: before}
     place = place if isinstance(place, dict) else {}
-    if _CLASS in place and first not in (_CLASS, _INIT, "dict_kwargs"):
+    if place.keys() & OF_A_CLASS and first not in OF_A_CLASS:
         first, inner = _INIT, list(parts)
     if first.endswith("+") and not inner:
         added = value.read() if isinstance(value, GivenText) else value

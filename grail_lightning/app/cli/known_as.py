@@ -42,8 +42,6 @@ model.objective.entropy_coefficient: entropy_coeff entropy_coef
 model.objective.mask_truncated: mask_truncated_completions
 model.credit: top_entropy_quantile
 model.advantage: adv_estimator advantage_estimator multi_objective_aggregation normalize_advantages
-model.advantage.share: objective.baseline
-model.advantage.train_equal: objective.train_equal
 model.engine: use_vllm vllm_mode vllm_server_base_url vllm_gpu_memory_utilization rollout.name
     gpu_memory_utilization
 model.optimizer: optim
@@ -57,8 +55,7 @@ data.max_prompt_length: max_prompt_len
 data.overlong: filter_overlong_prompts truncation
 data.task.rewards: reward_funcs reward_weights reward_function custom_reward_function reward_model reward_fn
 data.task.environment: environment_factory
-data.task.environment.isolation: task.environment.backend
-data.task.isolation: task.backend sandbox_fusion.url
+data.task.isolation: sandbox_fusion.url
 evaluation.num_samples: num_generations_eval val_kwargs.n
 evaluation.at_start: val_before_train eval_on_start
 trainer.max_epochs: num_train_epochs total_epochs

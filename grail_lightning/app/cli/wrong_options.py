@@ -15,13 +15,13 @@ from typing import Any, Literal, NamedTuple, Union
 from jsonargparse import ArgumentError, ArgumentParser
 
 from grail_lightning.app.cli.classes import BASES, UNUSABLE, choices, exported, find_class, options_parser
-from grail_lightning.app.cli.config_files import NO_VALUE, Added, GivenText, find_config
+from grail_lightning.app.cli.config_files import NO_VALUE, OF_A_CLASS, Added, GivenText, find_config
+from grail_lightning.app.cli.earlier import present_class, present_isolation, present_option, written_value
 from grail_lightning.app.cli.known_as import known_algorithm, known_as
 from grail_lightning.app.cli.type_words import classes_in, in_words, list_parts, records_in, shown, takes
 from grail_lightning.core.runtime.guard import said
 from grail_lightning.core.runtime.import_path import did_you_mean
 
-_OF_A_CLASS = {"class_path", "init_args", "dict_kwargs"}
 _NOT_SET = ("config", "help", "print_config")  # Options of the parser that no run has.
 
 
@@ -100,7 +100,7 @@ class _Walk:
                 else:
                     yield _Wrong("value", _no_group(self.full(name), value))
             elif name not in _NOT_SET:
-                yield _Wrong("name", self.no_option(_innermost(name, value, bool(self.option or group))))
+                yield _Wrong("name", self.no_option(*_innermost(name, value, bool(self.option or group))))
         if not group and (missing := [name for name in self.required if not _has(values, name)]):
             yield _Wrong("null", self.lacking(missing))
 
@@ -115,8 +115,10 @@ class _Walk:
             f"{needed} must be given, {why}.{f' Write --{self.full(names[0])}=VALUE.' if choices(self.option) else ''}"
         )
 
-    def no_option(self, name: str) -> str:
+    def no_option(self, name: str, value: Any) -> str:
         """The sentence about an option that does not exist."""
+        if earlier := present_option(self.full(name), value):
+            return f"There is no option `{self.full(name)}`.{earlier}"
         inner, _, last = name.rpartition(".")
         in_group = any(other.startswith(f"{inner}.") for other in self.names)
         others = [] if self.cls is None else _having(self.option, name)
@@ -167,10 +169,10 @@ def _instead(hint: Any, value: Any) -> str:
 
 def _of_object(option: str, bases: Sequence[type], value: Mapping[str, Any], default: Any) -> Iterator[_Wrong]:
     """The mistakes in the value of an option that takes an object: its class and the class's options."""
-    if "class_path" in value and not value.keys() <= _OF_A_CLASS:
+    if "class_path" in value and not value.keys() <= OF_A_CLASS:
         yield _Wrong("name", f"The options of a class in `{option}` must stand under `init_args`, beside `class_path`.")
         return
-    init_args = value.get("init_args") if value.keys() & _OF_A_CLASS else value
+    init_args = value.get("init_args") if value.keys() & OF_A_CLASS else value
     init_args = init_args if isinstance(init_args, Mapping) else {}
     default = default.get("class_path") if isinstance(default, Mapping) else None
     path = value.get("class_path", default)
@@ -236,7 +238,11 @@ def _wrong_class(option: str, path: object, why: str = "") -> str:
     names = choices(option)
     accepted = f"one of {', '.join(names)}, or the import path of a class" if names else "the import path of a class"
     name = path.rpartition(".")[2] if isinstance(path, str) else ""
-    hint = "" if why else known_algorithm(option, name) or _near(name, names)
+    if earlier := present_isolation(option, path):
+        why = ""  # An address is no import path.
+    hint = (
+        earlier or present_class(option, path) or ("" if why else known_algorithm(option, name) or _near(name, names))
+    )
     reason = f": {why.removesuffix('.') if not why.endswith('?') else why}" if why else ""
     end = "" if reason.endswith("?") else "."
     return f"`{option}` must be {accepted}, but got {shown(path)}{reason}{end}{hint}"
@@ -255,13 +261,14 @@ def _no_class(option: str, init_args: Mapping[str, Any]) -> str:
     name = next(iter(init_args), "")
     having = _having(option, name)
     which = f"`{name}` is an option of {', '.join(having)}" if having else f"it has {', '.join(choices(option))}"
-    example = f", as in --{option}={having[0]} --{option}.{name}=…" if having else ""
+    example = f", as in --{option}={having[0]} --{option}.{name}={written_value(init_args[name])}" if having else ""
     return f"`{option}` must name a class beside `{option}.{name}`{example}: {which}."
 
 
 def _having(option: str, name: str) -> list[str]:
-    """The classes of an option that have an option of that name."""
-    classes = {other: find_class(option, other) for other in choices(option)}
+    """The classes of an option that have an option of that name, the usual one first."""
+    names = sorted(choices(option), key=lambda other: other != "GroupMean")
+    classes = {other: find_class(option, other) for other in names}
     return [other for other, owner in classes.items() if owner and name in inspect.signature(owner).parameters]
 
 
@@ -283,13 +290,13 @@ def _no_group(option: str, value: object) -> str:
     return f"`{option}` must be a group of options, but got {shown(got)}. Fill it in, or leave it out."
 
 
-def _innermost(name: str, value: Any, in_group: bool) -> str:
-    """The name of an unknown option: of one with options inside that of the first, if it is known by this name."""
-    inner = name
-    while isinstance(value, Mapping) and value:
-        key, value = next(iter(value.items()))
+def _innermost(name: str, value: Any, in_group: bool) -> tuple[str, Any]:
+    """Name and value of an unknown option: of one with options inside those of the first, if that name is known."""
+    inner, inner_value = name, value
+    while isinstance(inner_value, Mapping) and inner_value:
+        key, inner_value = next(iter(inner_value.items()))
         inner = f"{inner}.{key}"
-    return name if in_group and not known_as(inner) else inner
+    return (name, value) if in_group and not known_as(inner) else (inner, inner_value)
 
 
 def _has(values: Any, name: str) -> bool:

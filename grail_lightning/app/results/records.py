@@ -86,16 +86,19 @@ def set_digest(problems: Sequence[str]) -> str:
 
 def read_evaluation(folder: Path) -> dict[str, Any]:
     """What the samples of a folder belong to: the content of its ``evaluation.json``, or a ValueError."""
+    remedy = "Give the folder that a test left, such as runs/quickstart/test/samples, or move this one away."
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
         if facts["format"] == FORMAT and {"datasets", "num_samples"} <= facts.keys():
             return dict(facts)
-        got = "other entries" if facts["format"] == FORMAT else f"the format {facts['format']!r:.20} of another version"
+        got = "other entries"
+        if facts["format"] != FORMAT:
+            got = f"the format {facts['format']!r:.20} of another version"
+            remedy = "Move the folder away: `test` makes new samples, and a report shows the run's curves without them."
     except (OSError, ValueError, TypeError, KeyError) as error:
         got = repr(error)
     raise ValueError(
-        f"{folder} must be a folder of samples with an {FACTS} of the `format` {FORMAT}, such as "
-        f"runs/quickstart/test/samples, but got {got}. Give the folder that a test left, or move this one away."
+        f"{folder} must be a folder of samples with an {FACTS} of the `format` {FORMAT}, but got {got}. {remedy}"
     )
 
 

@@ -183,7 +183,18 @@ class TokenCredit(ABC):
     A subclass implements `__call__`. If its weights are a function of saliency, it is a subclass of `SaliencyCredit`
     instead, which has a `__call__` already. `check_weights` lists what it may return. The arguments of its constructor
     become options: ``--model.credit=package.module.Name --model.credit.option=value``.
+
+    Raises:
+        ValueError: If a subclass defines `needs`, which nothing calls; `services` and what follows it replace it.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "needs" in vars(cls):
+            raise ValueError(
+                f"`{cls.__name__}` must say what it uses in `services`, `refresh`, `fuses` and `replaces_advantage`, "
+                "but got a method `needs`, which nothing calls. See docs/your_credit.md."
+            )
 
     @abstractmethod
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:

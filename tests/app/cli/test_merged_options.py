@@ -180,3 +180,33 @@ def test_short_names_are_known_wherever_a_class_is_an_option():
     code = f"from grail_lightning.app.cli.app import FitOptions; print({parsed})"
     end = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "AttentionRhythm" in end.stdout, end.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "option", "value"),
+    [
+        ({"model": {"objective": {"clip_high": 0.3}}}, "model.objective.clip_high", 0.3),
+        ({"model.objective.clip_high": 0.3, "model": {"objective": "GRPO"}}, "model.objective.clip_high", 0.3),
+        ({"model.optimizer.lr": 0.3, "model.optimizer": "SGD"}, "model.optimizer.lr", 0.3),
+        ({"model": {"credit": {"saliency": {"leaf": "embeddings"}, "std": 0.3}}}, "model.credit.std", 0.3),
+        ({"model": {"credit": {"class_path": "LESS"}}, "model.credit.share": 0.3}, "model.credit.share", 0.3),
+        ({"model.advantage": "GroupMean", "model.advantage.share": 0.3}, "model.advantage.share", 0.3),
+        ({"data": {"num_val": 3}}, "data.num_val", 3),
+    ],
+)
+def test_options_of_a_class_in_a_file_need_neither_its_name_nor_init_args(content, option, value, options, written):
+    """As on the command line."""
+    found = options.parse([QUICKSTART, *written(content)])
+    *group, name = option.split(".")
+    for part in group:
+        found = found[part].get("init_args", found[part])
+    assert found[name] == value
+
+
+def test_a_file_before_may_have_options_of_the_default_class_alone(options, written):
+    alone, named = {"model": {"credit": {"std": 0.3}}}, {"model": {"credit": {"class_path": "GRAIL"}}}
+    for files in (written(alone, named), [*written(alone), "--model.credit=GRAIL"]):
+        assert options.parse([QUICKSTART, *files]).model.credit.init_args.std == 0.3
+    assert (
+        "std" not in options.parse([QUICKSTART, *written(alone, {"model": {"credit": "LESS"}})]).model.credit.init_args
+    )

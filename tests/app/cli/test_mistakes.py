@@ -29,11 +29,17 @@ short = lambda responses: [1.0] * len(responses)
 partial = functools.partial(one)
 def of_none(responses, correct): return [float(right) for right in correct]
 """
+EARLIER = """
+from grail_lightning.credit import Uniform
+class Credit(Uniform):
+    def needs(self): return None
+"""
 
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_with_files_of_the_user(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "earlier_credit.py").write_text(EARLIER)
     (tmp_path / "train.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n' * 8)
     (tmp_path / "cut.jsonl").write_text('{"problem": "1+1?"\n')
     (tmp_path / "long.jsonl").write_text('{"problem": "%s", "answer": "2"}\n' % ("1+" * 4000) * 8)
@@ -186,6 +192,63 @@ def test_the_message_about_an_option_names_it_and_what_is_accepted(arguments, me
     assert "Namespace" not in str(refused.value), "nothing of jsonargparse's own forms"
 
 
+CODE, TURNS = (
+    "--data=CodeData --data.task=CodeTask --data.task.",
+    "--data=MathData --data.task=EnvironmentTask --data.task.",
+)
+GROUP_MEAN = "Write --model.advantage=GroupMean --model.advantage."
+SERVER = "Write --data.task.isolation=Server --data.task.isolation.url="
+DISTILLED = "Write --model.objective=SDPG --model.objective.coefficient=0.1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--model.objective.distillation.coefficient=0.1", f"`model.objective.distillation`. {DISTILLED}."),
+        (
+            "--model.objective.distillation={coefficient: 0.1, clamp: 3}",
+            f"{DISTILLED} --model.objective.clamp=3.",
+        ),
+        ("--model.objective.distillation=null", "Leave it out: it is SDPG of `model.objective`."),
+        ("--model.objective.scale_rewards=group", f"`model.objective.scale_rewards`. {GROUP_MEAN}scale=group."),
+        ("--model.objective.scale_rewards=bnpo", "`model.objective.scale_rewards`. Write --model.advantage=BNPO."),
+        ("--scale_rewards=True", f"There is no option `scale_rewards`. {GROUP_MEAN}scale=group."),
+        ("--model.objective.baseline=0.5", f"`model.objective.baseline`. {GROUP_MEAN}share=0.5."),
+        ("--model.objective.baseline=energy", "`model.objective.baseline`. Write --model.advantage=EnergyBaseline."),
+        ("--model.objective.train_equal=true", f"`model.objective.train_equal`. {GROUP_MEAN}train_equal=true."),
+        ("--model.advantage.scale=group", "as in --model.advantage=GroupMean --model.advantage.scale=group: "),
+        ("--model.advantage.share=0.5", "as in --model.advantage=GroupMean --model.advantage.share=0.5: "),
+        ("--model.credit.saliency.alignment=predictor", "Here it is `model.credit.saliency.read_at`."),
+        ("--model.credit=OARGradient --model.credit.alignment=own", "Here it is `model.credit.read_at`."),
+        (f"{CODE}isolation=auto", "but got 'auto'. Write null, "),
+        (f"{CODE}isolation=http://127.0.0.1:80/run", f"run'. {SERVER}http://127.0.0.1:80/run."),
+        (f"{CODE}backend=auto", "`data.task.backend`. Here it is `data.task.isolation`. Write null, "),
+        (f"{CODE}backend=bubblewrap", "`data.task.backend`. Here it is `data.task.isolation`."),
+        (f"{CODE}backend=http://a", f"Here it is `data.task.isolation`. {SERVER}http://a."),
+        ("--model.credit=earlier_credit.Credit", "`Credit` must say what it uses in `services`, "),
+        ("--model.credit=grail_lightning.credit.grail.GRAIL", "is not a package. Write GRAIL."),
+        ("--model.objective=grail_lightning.step.options.Objective", "'grail_lightning.step'. Write DrGRPO."),
+        ("--model.engine=grail_lightning.engines.hf.HFEngine", "'grail_lightning.engines'. Write HFEngine."),
+        ("--data=grail_lightning.data.SearchData", "'grail_lightning.data'. Write SearchData."),
+        ("--data=MathData --data.task=grail_lightning.tasks.EnvironmentTask", "Write EnvironmentTask."),
+        *(
+            (f"{TURNS}environment=grail_lightning.environments.{name.lower()}.{name}", f"Write {path}.{name}.")
+            for name, path in {
+                "Search": "grail_lightning.worlds.search.environment",
+                "Charts": "grail_lightning.worlds.charts.environment",
+                "Calculator": "grail_lightning.worlds.sums.calculator",
+                "Python": "grail_lightning.worlds.code.python",
+            }.items()
+        ),
+    ],
+)
+def test_what_earlier_versions_had_is_answered_with_what_replaces_it(arguments, message, options):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        options.parse([*SHORT, *re.split(" (?=--)", arguments)])
+    if present := re.search(r"Write (grail_lightning\.\S+)\.$", message):
+        options.parse([*SHORT, *f"{TURNS}environment={present[1]}".split()])
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -193,6 +256,11 @@ def test_the_message_about_an_option_names_it_and_what_is_accepted(arguments, me
         (b"model: {execution: {grup_size: 4}}\n", "`model.execution.grup_size`. Did you mean group_size\\?"),
         (b"trainer: fast\n", "`trainer` must be a group of options, but got 'fast'"),
         (b"data: {class_path: ArithmeticData, num_val: 3}\n", "of a class in `data` must stand under `init_args`"),
+        (b"model: {objective: {scale_rewards: group}}\n", "option `model.objective.scale_rewards`. Write --model.adv"),
+        (
+            b"model: {objective: {distillation: {clamp: 3}}}\n",
+            "Write --model.objective=SDPG --model.objective.clamp=3.",
+        ),
         (b"actor_rollout_ref: {rollout: {n: 8}}\n", "`actor_rollout_ref.rollout.n`. Here it is `model.execution"),
         (b"algorithm: {lam: 1}\n", "no option `algorithm.lam`. It is a group of verl's options"),
         (b"model: {beta: 0.1}\n", "There is no option `model.beta`. Here it is `model.objective.kl_coefficient`."),
@@ -298,6 +366,7 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
         ("predict --predictions.compare+=LES", "`predictions.compare` must be one of .*LESS, .* but got 'LES'"),
         ("predict --predictions.compare+=LESS --predictions.compare.zz=1", "no option `predictions.compare.zz`"),
         ("predict --model.credit=PRIME", "`model.credit` must not be `PRIME` in `predict`"),
+        ("predict --predictions.compare+=PRIME", "`predictions.compare` must not be `PRIME` in `predict`"),
         ("--model.credit=PRIME --model.credit.model=./nowhere", "`model.credit.model` './nowhere' cannot be loaded"),
         (AHEAD, "`execution.sample_ahead` needs an engine that samples elsewhere.*but got HFEngine"),
         (

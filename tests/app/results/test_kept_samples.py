@@ -52,6 +52,18 @@ def interrupted(undisturbed, tmp_path):
     return tmp_path
 
 
+def test_samples_of_another_version_are_refused_before_a_model_is_loaded(interrupted, monkeypatch):
+    file = interrupted / SAMPLES / "evaluation.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 1}))
+    loaded = "grail_lightning.core.distributed.sharding.load_policy"
+    monkeypatch.setattr(loaded, lambda *_, **__: pytest.fail("a model was loaded"))
+    with pytest.raises(
+        ValueError, match=r"the format 1 of another version. Move the folder away: `test` makes new"
+    ) as refused:
+        run_test(interrupted)
+    assert "such as" not in str(refused.value), "no example, which might be the refused folder"
+
+
 def test_each_sample_is_a_line_with_its_verdict_and_seed_and_the_folder_says_what_was_evaluated(undisturbed):
     folder, figures, _ = undisturbed
     samples = list(read_samples(folder / SAMPLES))

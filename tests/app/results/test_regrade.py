@@ -174,7 +174,7 @@ def test_an_interrupted_test_is_regraded_as_far_as_it_went(undisturbed, tmp_path
 def test_a_folder_that_no_test_or_one_of_an_earlier_version_left_is_refused(content, got, empty_folder, capsys):
     Path("evaluation.json").write_text(content)
     said = refusal(capsys, main, ".")
-    assert re.search(rf"must be a folder of samples with an evaluation.json of the `format` 2, .* but got {got}", said)
+    assert re.search(rf"must be a folder of samples with an evaluation.json of the `format` 2, but got {got}", said)
 
 
 def test_parts_by_column_rows_that_were_left_out_and_repeated_problems_are_told(tmp_path, capsys):
