@@ -59,7 +59,7 @@ def test_an_isolation_is_named_and_another_one_begins_with_its_own_options(isola
             "`data.task.isolation.url` must be given, because Server of `data.task.isolation`",
         ),
         (["isolation=Server", "isolation.url=127.0.0.1"], "`isolation.url` must be an address such as http://"),
-        (["backend=auto"], "There is no option `data.task.backend`. .* Here it is `data.task.isolation`."),
+        (["backend=auto"], "There is no option `data.task.backend`. Here it is `data.task.isolation`. Write null"),
         (
             ["isolation=tests.worlds.programs.isolations.Changeable"],
             r"hashable, but got Changeable\(cores=1\). Make",
