@@ -23,15 +23,9 @@ FILES = {
 }
 
 
-# What types alone need, and may not be imported otherwise: the name of a package stands for all of its modules.
-FOR_TYPES = {("app.callbacks", "core.module"), ("core.credit.base", "core.credit.saliency")}
-
-
 def _imports(file, at_top=False):
-    """Modules of ours that a file imports, at its top or inside a function, and what types need but for `FOR_TYPES`."""
+    """Modules of ours that a file imports, at its top or inside a function, and what types need."""
     tree = ast.parse(file.read_text())
-    name = ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
-    excused = {f"grail_lightning.{to}" for of, to in FOR_TYPES if name == of or name.startswith(f"{of}.")}
     lazy = "__getattr__" in file.read_text()  # Exports that are imported when they are asked for.
     if at_top:
         tree.body = [node for node in tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
@@ -40,7 +34,7 @@ def _imports(file, at_top=False):
         for branch in ast.walk(tree)
         if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.dump(branch.test)
         for node in ast.walk(branch)
-        if isinstance(node, ast.ImportFrom) and (at_top or lazy or node.module in excused)
+        if isinstance(node, ast.ImportFrom) and (at_top or lazy)
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module in FILES and id(node) not in for_types:

@@ -42,6 +42,13 @@ def test_the_package_loads_no_torch_and_a_name_loads_no_method_of_the_gallery():
     assert not [name for name in loaded if name.split(".")[1:2] in (["gallery"], ["worlds"], ["app"])]
 
 
+def test_the_command_line_loads_the_methods_that_its_arguments_name_alone():
+    credit = ["--config=quickstart.yaml", "--model.credit=PermutedRewards", "--model.credit.inner=DGPO"]
+    parse = f"from grail_lightning.app.cli.app import FitOptions; FitOptions().parse({credit})"
+    loaded = {name for name in _loaded_by(parse) if name.startswith("grail_lightning.gallery.")}
+    assert loaded == {"grail_lightning.gallery.entropy"}
+
+
 def test_a_name_that_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         grail_lightning.Nothing  # noqa: B018
