@@ -7,10 +7,10 @@ on), `worlds` (generated problems with tools, labels and packaged policies), `ga
 that the step does not know by name), and `app` (command line, callbacks, views, reports).
 """
 
-import importlib
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from grail_lightning._lazy import lazy
 from grail_lightning._version import __version__
 
 if TYPE_CHECKING:
@@ -235,11 +235,7 @@ warnings.filterwarnings(
     "ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning, r"lightning\.pytorch\."
 )
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_EXPORTS[name]), name)
+__getattr__ = lazy(__name__, _EXPORTS)
 
 
 def __dir__() -> list[str]:

@@ -4,8 +4,9 @@ Here are names alone: the classes are in `core.credit` (begin with `core/credit/
 is asked for imports its own module alone.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from grail_lightning._lazy import lazy
 
 if TYPE_CHECKING:
     from grail_lightning.core.credit.base import CreditContext, CreditControl, Mean, TokenCredit, TokenWeights, Uniform
@@ -139,11 +140,7 @@ _EXPORTS = {
     "input_saliency": "grail_lightning.core.credit.saliency",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_EXPORTS[name]), name)
+__getattr__ = lazy(__name__, _EXPORTS)
 
 
 def __dir__() -> list[str]:

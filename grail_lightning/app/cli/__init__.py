@@ -1,6 +1,8 @@
 """The command line. Importing the package is quick: what `--help` and `--version` print needs no torch."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from grail_lightning._lazy import lazy
 
 if TYPE_CHECKING:
     from grail_lightning.app.cli.app import GrailCLI, main
@@ -8,9 +10,4 @@ if TYPE_CHECKING:
 __all__ = ["GrailCLI", "main"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from grail_lightning.app.cli import app
-
-    return getattr(app, name)
+__getattr__ = lazy(__name__, dict.fromkeys(__all__, "grail_lightning.app.cli.app"))

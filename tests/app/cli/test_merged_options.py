@@ -171,7 +171,6 @@ def test_short_names_are_known_wherever_a_class_is_an_option():
     """jsonargparse knows the short names of classes that are imported, and ours are imported where they are named."""
     inner = "--model.credit.inner"
     options = [
-        QUICKSTART,
         "--model.credit=PermutedRewards",
         f"{inner}=PermutedRewards",
         f"{inner}.inner=AttentionRhythm",
