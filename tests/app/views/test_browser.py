@@ -51,6 +51,8 @@ def show(chromium, tmp_path):
         wanted = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
         media = [{"name": name, "value": value} for name, value in wanted.items()]
         chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+        # Without it no event tells of the focus until the window has been clicked (seen with Chromium 150).
+        chromium.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
         chromium.get(page.as_uri())
         assert chromium.execute_script("return document.documentElement.dataset.ready")
         chromium.execute_script(ALL)  # All, wherever the window is.
