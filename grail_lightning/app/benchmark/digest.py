@@ -1,0 +1,46 @@
+"""A digest of what a figure depends on: the method and its options, the rollouts, and the code that computes with them."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+_PACKAGE = Path(__file__).parents[2]
+_CODE = ("core", "gallery", "worlds", "answers", "app/benchmark")
+_LIBRARIES = ("torch", "transformers", "numpy", "scipy")
+
+
+@cache
+def code_digest() -> str:
+    """Of the package's Python and data that figures depend on, and of the versions of the libraries."""
+    digest = hashlib.sha256(" ".join(version(name) for name in _LIBRARIES).encode())
+    code = (file for part in _CODE for file in (_PACKAGE / part).rglob("*.py"))
+    data = (_PACKAGE / "app/benchmark/data").glob("*.npz")
+    for file in sorted([*code, *data]):
+        digest.update(str(file.relative_to(_PACKAGE)).encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def digest_of(parts: Sequence[object], **facts: Any) -> str:
+    """Of the package, of the files that define the classes of these objects, and of facts that JSON can hold."""
+    digest = hashlib.sha256((code_digest() + json.dumps(facts, sort_keys=True, default=str)).encode())
+    for file in sorted({file for part in parts for file in users_files(type(part))}):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def users_files(cls: type) -> set[Path]:
+    """The file of a class outside of this package, and those of the modules from its folder that are imported."""
+    defined = inspect.getsourcefile(cls)
+    if defined is None or _PACKAGE in Path(defined).resolve().parents:
+        return set()
+    folder = Path(defined).resolve().parent
+    imported = (Path(file).resolve() for module in [*sys.modules.values()] if (file := getattr(module, "__file__", None)))
+    return {Path(defined).resolve()} | {file for file in imported if file.parent == folder and file.suffix == ".py"}

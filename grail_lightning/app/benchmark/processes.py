@@ -1,0 +1,120 @@
+"""Jobs of the benchmark in processes of their own, several at once, whose outcomes are kept in files."""
+
+from __future__ import annotations
+
+import json
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Protocol
+
+from grail_lightning.core.runtime.files import write_whole
+
+Report = Callable[[float], None]
+"""Tells what share of a job is done, from 0 to 1."""
+
+
+class Bar(Protocol):
+    """What is used of a bar of progress."""
+
+    def update(self, n: float) -> object:
+        """Move the bar by as many units."""
+
+    def set_postfix_str(self, s: str) -> object:
+        """Show words behind the bar."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one process measures, and the file that keeps the outcome."""
+
+    name: str  # For the bar of progress.
+    measure: Callable[..., dict[str, Any]]  # A function of a module; it gets the arguments, and `report: Report`.
+    arguments: dict[str, Any]
+    units: float  # About the seconds that it takes.
+    file: Path
+
+    def kept(self) -> dict[str, Any] | None:
+        """The outcome that is kept; None if there is none."""
+        return json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else None
+
+
+def run_jobs(jobs: Sequence[Job], processes: int, bar: Bar) -> list[dict[str, Any]]:
+    """The outcomes of all jobs, of which those that are kept are not measured again.
+
+    An error of a job is raised when it happens, and ends the others at once, as Ctrl-C does; outcomes of jobs that are
+    finished are kept.
+
+    Raises:
+        ValueError: What a job raised, in one line; the traceback of another error than a `ValueError` is printed. And
+            if a process was killed, for instance for lack of memory.
+    """
+    outcomes = [job.kept() for job in jobs]
+    for job, outcome in zip(jobs, outcomes, strict=True):
+        bar.update(job.units if outcome is not None else 0)
+    missing = sorted((k for k, outcome in enumerate(outcomes) if outcome is None), key=lambda k: -jobs[k].units)
+    running: dict[Connection, tuple[BaseProcess, int]] = {}
+    shares = [0.0] * len(jobs)
+    try:
+        while missing or running:
+            while missing and len(running) < processes:
+                connection, process = _start(jobs[missing[0]])
+                running[connection] = process, missing.pop(0)
+            for connection in wait([*running], timeout=1.0):
+                process, k = running[connection]
+                try:
+                    share, outcome, mistake = connection.recv()
+                except EOFError:
+                    process.join()
+                    mistake = _death(process)
+                if mistake:
+                    raise ValueError(f"{jobs[k].name}: {mistake}")
+                bar.update((share - shares[k]) * jobs[k].units)
+                shares[k] = share
+                if outcome is not None:
+                    outcomes[k] = outcome
+                    running.pop(connection)
+                    process.join()
+            bar.set_postfix_str(", ".join(jobs[k].name for _, k in running.values()))
+    finally:
+        for process, _ in running.values():
+            process.terminate()
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _start(job: Job) -> tuple[Connection, BaseProcess]:
+    context = get_context("spawn")  # The child of a process with threads may hang.
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(job, there), daemon=True)
+    process.start()
+    there.close()  # The end of the process is then the end of what can be read.
+    return here, process
+
+
+def _run(job: Job, connection: Connection) -> None:
+    """Measure in this process, and send shares, and at last the outcome or the error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the one that waits, which ends this process.
+    try:
+        import torch  # noqa: PLC0415  (the process that waits does not need it)
+
+        torch.set_num_threads(1)
+        outcome = job.measure(**job.arguments, report=lambda share: connection.send((min(share, 1.0), None, "")))
+        write_whole(job.file, json.dumps(outcome))
+        connection.send((1.0, outcome, ""))
+    except ValueError as error:
+        connection.send((1.0, None, str(error)))
+    except Exception as error:  # noqa: BLE001  (any error of the method is the user's to see)
+        traceback.print_exc()
+        connection.send((1.0, None, f"{type(error).__name__}: {error}. The traceback is above."))
+
+
+def _death(process: BaseProcess) -> str:
+    code = process.exitcode
+    if code == -signal.SIGKILL:
+        return "the process was killed, most likely for lack of memory. Give fewer --batches, or --jobs 1."
+    return f"the process ended with code {code}. What it printed is above."

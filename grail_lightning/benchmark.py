@@ -1,0 +1,6 @@
+"""``python -m grail_lightning.benchmark METHOD``: how good a credit method is, in worlds where the right credit is known."""
+
+from grail_lightning.app.benchmark.main import main
+
+if __name__ == "__main__":
+    main()
