@@ -6,6 +6,7 @@ Both axes have ten units, from the left and from the bottom. The elements, bars 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -193,6 +194,7 @@ class Charts:
 
     def score_turn(self) -> float | None:
         """1 if the turn's last drawing marks what the question needs and was not marked before, else 0."""
+        sys.audit("grail_lightning.scores", type(self).__name__)
         score, self._score = self._score, None
         return score
 

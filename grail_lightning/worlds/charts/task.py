@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -200,6 +201,7 @@ def _another(answer: str, chart: Chart, rng: random.Random) -> str:
 
 def label_drawing(problem: ChartProblem, drawing: Drawing) -> StepKind:
     """Whether a drawing is one of the worked solution, one of its misconception, or a slip."""
+    sys.audit("grail_lightning.labels", "label_drawing")
     if any(near(drawing, goal) for goal in problem.steps):
         return "sound"
     tempting = problem.chart.steps(problem.asks, problem.about, mistaken=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -177,6 +178,7 @@ class CodeTask(MathTask):
         that is missing is blamed on the next line. There are no labels without a reference, without a program, or where
         both differ in too many lines (`programs.divergence.MOST_EDITS`).
         """
+        sys.audit("grail_lightning.labels", type(self).__name__)
         _, tests, right = self.problem(prompt)
         if (extract := self.program(text)) is None or not right:
             return None

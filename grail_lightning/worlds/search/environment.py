@@ -7,6 +7,7 @@ so a chain of relations that begins with an entity has one answer.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -186,6 +187,7 @@ class Search:
 
     def score_turn(self) -> float | None:
         """1 if the turn's search found a document of the path that was not found before, else 0; None without one."""
+        sys.audit("grail_lightning.scores", type(self).__name__)
         gain, self._gain = self._gain, None
         return None if gain is None or not self._path else float(gain)
 

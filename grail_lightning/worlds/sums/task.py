@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -220,6 +221,7 @@ class Chain:
 
     def label(self, text: str, answers: Sequence[AnswerSpan]) -> list[Step]:
         """The steps of a response, whose answers are given in order of appearance."""
+        sys.audit("grail_lightning.labels", type(self).__name__)
         steps: list[Step] = []
         cursor = 0
         for span in answers:
