@@ -1,1 +1,1 @@
-"""The benchmark of token credit: does a method find errors, what does a step gain, does it train better, what does it cost."""
+"""The benchmark of token credit: which errors a method finds, what a step gains, how it trains, and what it costs."""

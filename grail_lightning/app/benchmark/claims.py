@@ -27,13 +27,13 @@ class Claim:
         return (self.estimate.low > self.neutral) - (self.estimate.high < self.neutral)
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """A claim of a verdict in one sentence, and the figures from which it follows."""
 
     claim: str
     evidence: str = ""
+    main: bool = False  # Whether it is one of the few that a reader has to know.
 
     def __str__(self) -> str:
         return " ".join(filter(None, (sentence(self.claim), sentence(self.evidence))))
@@ -103,8 +103,10 @@ def each(found: Sequence[Claim], digits: int = 2) -> str:
     return f"{span} in {worlds(found)}{limits}"
 
 
-def worlds(found: Sequence[Claim]) -> str:
-    """``sums, words and code``."""
+def worlds(found: Sequence[Claim], number_of: int | None = None) -> str:
+    """``sums, words and code``; ``all 4 worlds`` if `number_of` are all that there are, and not one alone."""
+    if len(found) == number_of and number_of > 1:
+        return f"all {number_of} worlds"
     return listed([in_words(claim.world) for claim in found])
 
 

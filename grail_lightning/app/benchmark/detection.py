@@ -34,7 +34,7 @@ def detection(result: Result, references: Sequence[Result]) -> Iterator[Finding]
     if found:
         evidence = "; ".join(_figures(error, some) for error, some in found.items())
         where = "At forks, where position and context are the same and chance is 0.5, the AUROC is: "
-        yield Finding(claim=headline(found), evidence=where + evidence)
+        yield Finding(claim=headline(found), evidence=where + evidence, main=True)
     else:
         why = next((reason(result, world, "auroc_forks") or "" for world in worlds_of(result)), "")
         yield Finding(claim="Whether it finds errors at forks is not measured", evidence=why)
@@ -170,6 +170,8 @@ def _blame(result: Result, found: _Found) -> Iterator[Finding]:
             (more if ours.low > uniform.high else same).append(said)
     shares = "The share of the blame of wrong rollouts is"
     if more:
-        yield Finding(claim="Flawed steps get more of the blame than with uniform credit", evidence=f"{shares} {listed(more)}")
+        yield Finding(
+            claim="Flawed steps get more of the blame than with uniform credit", evidence=f"{shares} {listed(more)}"
+        )
     if same:
         yield Finding(claim="Flawed steps are not seen to get more of the blame", evidence=f"{shares} {listed(same)}")

@@ -89,7 +89,9 @@ def _check_world(figures: object, name: str) -> None:
     for path, value in _leaves(parts):
         numbers = value if isinstance(value, list) else []
         if value is not None and not (len(numbers) == 3 and all(map(_is_number, numbers)) and numbers[1] <= numbers[2]):
-            raise ValueError(f"`{path}` of {name} must be [estimate, low, high] or null, but got {value!r:.60}. {_AGAIN}")
+            raise ValueError(
+                f"`{path}` of {name} must be [estimate, low, high] or null, but got {value!r:.60}. {_AGAIN}"
+            )
 
 
 def _check_example(example: object, name: str) -> None:

@@ -53,7 +53,7 @@ _SAME = 1e-9  # Uniform credit's figures are exact but for the roundings of one 
 
 
 def verdict(result: Result, references: Sequence[Result] = ()) -> list[str]:
-    """The sentences that stand at the top of a report: a claim and its figures in each text.
+    """The sentences that stand at the top of a report: a claim and its figures in each text, the main ones first.
 
     Args:
         result: The result of a method, as `read_result` gives it.
@@ -68,10 +68,11 @@ def findings(result: Result, references: Sequence[Result] = ()) -> list[Finding]
     if not worlds_of(result):
         return [*first, *last]
     if is_uniform(result):
-        return [*first, Finding(claim="It is uniform credit: no figure differs from it in any world"), *last]
+        same = Finding(claim="It is uniform credit: no figure differs from it in any world", main=True)
+        return [*first, same, *last]
     parts = (_values, _gain, _baselines, _training, _cost)
     found = [*detection(result, references), *(finding for part in parts for finding in part(result))]
-    return [*first, *found, *last]
+    return [*first, *sorted(found, key=lambda finding: not finding.main), *last]
 
 
 def is_uniform(result: Result) -> bool:
@@ -95,6 +96,7 @@ def _what_it_reads(result: Result) -> Iterator[Finding]:
     if result["oracle"]:
         yield Finding(
             claim="It is an oracle",
+            main=True,
             evidence="It reads the labels of steps, which nobody has in training: its figures are a bound, no result",
         )
     elif result["reads"]:
@@ -114,19 +116,20 @@ def _where_it_does_not_apply(result: Result) -> Iterator[Finding]:
 
 def _values(result: Result) -> Iterator[Finding]:
     """Agreement with the effects of steps that were measured by resampling, in wrong rollouts."""
-    groups = by_sign(claims(result, ("values", "wrong"), 0.0, len(worlds_of(result)), (-1.0, 1.0)))
+    total = len(worlds_of(result))
+    groups = by_sign(claims(result, ("values", "wrong"), 0.0, total, (-1.0, 1.0)))
     effects = "the measured effects of steps"
     if groups[1]:
-        claim = f"It agrees with {effects} in {worlds(groups[1])}"
+        claim = f"It agrees with {effects} in {worlds(groups[1], total)}"
         yield Finding(claim=claim, evidence=f"rank correlation {each(groups[1])}")
     if groups[0]:
         limit = number(max(claim.estimate.high for claim in groups[0]))
         yield Finding(
-            claim=f"It is not seen to agree with {effects} in {worlds(groups[0])}",
+            claim=f"It is not seen to agree with {effects} in {worlds(groups[0], total)}",
             evidence=f"rank correlation {each(groups[0])}; more than {limit} is excluded",
         )
     if groups[-1]:
-        claim = f"Its weights run against {effects} in {worlds(groups[-1])}"
+        claim = f"Its weights run against {effects} in {worlds(groups[-1], total)}"
         yield Finding(claim=claim, evidence=f"rank correlation {each(groups[-1])}")
 
 
@@ -144,22 +147,23 @@ def _gain(result: Result) -> Iterator[Finding]:
         why = next(filter(None, (reason(result, world, "gain", ADAM) for world in worlds_of(result))), "")
         yield Finding(claim="What a step gains is not measured", evidence=why)
         return
-    groups = by_sign(found)
+    groups, total = by_sign(found), len(worlds_of(result))
     if groups[1]:
         above = {claim.world for claim in groups[1]}
         limit = [claim for claim in claims(result, ("share_of_limit", ADAM), 0.0) if claim.world in above]
         share = f"; of what any credit could gain this is a share of {each(limit)}" if limit else ""
-        claim = f"A step gains more than with uniform credit in {worlds(groups[1])}"
-        yield Finding(claim=claim, evidence=f"{_relative(groups[1])}{share}")
+        claim = f"A step gains more than with uniform credit in {worlds(groups[1], total)}"
+        yield Finding(claim=claim, evidence=f"{_relative(groups[1])}{share}", main=True)
     if groups[0]:
         limit_of_null = number(max(claim.estimate.high for claim in groups[0]))
         yield Finding(
-            claim=f"The gain of a step is not seen to differ from that of uniform credit in {worlds(groups[0])}",
+            claim=f"The gain of a step is not seen to differ from that of uniform credit in {worlds(groups[0], total)}",
             evidence=f"{_relative(groups[0])}; more than {limit_of_null} is excluded",
+            main=True,
         )
     if groups[-1]:
-        claim = f"A step gains less than with uniform credit in {worlds(groups[-1])}"
-        yield Finding(claim=claim, evidence=_relative(groups[-1]))
+        claim = f"A step gains less than with uniform credit in {worlds(groups[-1], total)}"
+        yield Finding(claim=claim, evidence=_relative(groups[-1]), main=True)
     signs = {claim.world: claim.sign for claim in found}
     other = claims(result, ("gain", "sgd"), 1.0, len(signs))
     if turned := [claim for claim in other if claim.sign * signs.get(claim.world, 0) < 0]:
@@ -205,14 +209,16 @@ def _baselines(result: Result) -> Iterator[Finding]:
     for sign, some in groups.items():
         if some:
             claim = said[sign] + (f" in {worlds(some)}" if len(some) < len(signs) else "")
-            yield Finding(claim=claim, evidence=f"Beside the best one, the difference is {each(some)}")
+            yield Finding(claim=claim, evidence=f"Beside the best one, the difference is {each(some)}", main=True)
     groups = by_sign(claims(result, ("gain_beside_baseline", "balanced", ADAM), 0.0, len(signs)))
     groups[0] = [claim for claim in groups[0] if signs.get(claim.world) == 1]
     said = {1: "a step still gains more", 0: "nothing of its gain is seen to remain", -1: "a step loses"}
     for sign, some in groups.items():
         if some:
-            claim = f"With praise and blame of equal size {said[sign]} in {worlds(some)}"
-            yield Finding(claim=claim, evidence=f"Under `Balanced`, the difference from uniform credit is {each(some)}")
+            claim = f"With praise and blame of equal size {said[sign]} in {worlds(some, len(signs))}"
+            yield Finding(
+                claim=claim, evidence=f"Under the control Balanced, the difference from uniform credit is {each(some)}"
+            )
 
 
 # --- training and cost --------------------------------------------------------------------------------------------
@@ -220,38 +226,54 @@ def _baselines(result: Result) -> Iterator[Finding]:
 
 def _training(result: Result) -> Iterator[Finding]:
     trained = [world for world in worlds_of(result) if value_of(result, world, "training")]
-    for world in trained:
-        for path in (("training",), ("training", "beside_baseline")):
-            if facts := value_of(result, world, *path):
-                yield _trained(result, world, path, facts)
     if not trained and gains(result):
         why = next(filter(None, (reason(result, world, "training") for world in worlds_of(result))), "")
         yield Finding(
             claim="It was not trained", evidence=f"The gain of one step does not tell what training does. {why}"
         )
+    for path, other in ((("training",), "uniform credit"), (("training", "beside_baseline"), "the lower baseline")):
+        groups: dict[int | None, list[str]] = {1: [], -1: [], 0: [], None: []}
+        for world in trained:
+            if facts := value_of(result, world, *path):
+                groups[_difference(result, world, path, facts)].append(world)
+        said = {
+            1: f"is better than with {other}",
+            0: f"is not seen to differ from that with {other}",
+            -1: f"is worse than with {other}",
+            None: f"has no interval beside {other}",
+        }
+        for sign, some in groups.items():
+            if some:
+                evidence = "; ".join(_trained(result, world, path) for world in some)
+                where = listed(list(map(in_words, some)))
+                yield Finding(claim=f"Training in {where} {said[sign]}", evidence=evidence, main=sign is not None)
 
 
-def _trained(result: Result, world: str, path: tuple[str, ...], facts: Result) -> Finding:
-    """A comparison of training runs, paired by seed."""
-    baseline = facts.get("baseline")
-    other = f"the lower baseline {baseline}" if baseline else "uniform credit"
-    mean, end = (figure(result, world, *path, name) for name in ("over_training", "end"))
+def _difference(result: Result, world: str, path: tuple[str, ...], facts: Result) -> int | None:
+    """The sign of a difference in training, 0 if it could be chance, None without an interval."""
+    mean = figure(result, world, *path, "over_training")
     if mean is None:
-        why = reason(result, world, *path, "over_training") or "There are too few seeds."
-        return Finding(claim=f"Training in {in_words(world)} has no interval beside {other}", evidence=why)
-    sign, p = Claim(world=world, estimate=mean, neutral=0.0).sign, facts.get("p_holm")
-    tested = f", p = {p:.3f} (Holm)" if p is not None and p >= 0.001 else ", p < 0.001 (Holm)" if p is not None else ""
-    evidence = f"As a mean over training: {_points(mean)}{tested}"
-    if sign and p is not None and p < 0.05:
-        last = f"; at the end: {_points(end)}" if end is not None else ""
-        claim = f"Training in {in_words(world)} is {'better' if sign > 0 else 'worse'} than with {other}"
-        return Finding(claim=claim, evidence=evidence + last)
-    power = facts.get("detectable")
-    found = f"; {power:.1f} points would be found four times in five" if power is not None else ""
+        return None
+    p = facts.get("p_holm")
+    return Claim(world=world, estimate=mean, neutral=0.0).sign if p is not None and p < 0.05 else 0
+
+
+def _trained(result: Result, world: str, path: tuple[str, ...]) -> str:
+    """The figures of a comparison of training runs, which are paired by seed."""
+    facts = value_of(result, world, *path)
+    mean, end = (figure(result, world, *path, name) for name in ("over_training", "end"))
+    baseline = f" ({facts['baseline']})" if facts.get("baseline") else ""
+    if mean is None:
+        why = reason(result, world, *path, "over_training") or "there are too few seeds"
+        return f"{in_words(world)}{baseline}: {why.rstrip('.')}"
+    p, power = facts.get("p_holm"), facts.get("detectable")
+    tested = "" if p is None else ", p < 0.001 (Holm)" if p < 0.001 else f", p = {p:.3f} (Holm)"
+    text = f"{in_words(world)}{baseline}, as a mean over training: {_points(mean)}{tested}"
+    if _difference(result, world, path, facts):
+        return f"{text}, at the end: {_points(end)}" if end is not None else text
     better, worse = (number(max(limit, 0.0), 1) for limit in (mean.high, -mean.low))
-    excluded = f"more than {better} points better or {worse} worse is excluded"
-    claim = f"In training in {in_words(world)}, no difference from {other} is seen"
-    return Finding(claim=claim, evidence=f"{evidence}; {excluded}{found}")
+    found = f", and {power:.1f} points would be found four times in five" if power is not None else ""
+    return f"{text}, so that more than {better} points better or {worse} worse is excluded{found}"
 
 
 def _points(estimate: Estimate) -> str:
@@ -266,10 +288,13 @@ def _cost(result: Result) -> Iterator[Finding]:
     if not steps:
         return
     extra = []
-    for key, unit in (("forward_passes", "forward passes of a batch"), ("extra_tokens", "sampled tokens for each token")):
+    for key, one, several in (
+        ("forward_passes", "forward pass", "forward passes"),
+        ("extra_tokens", "sampled token for each token", "sampled tokens for each token"),
+    ):
         values = [value for world in worlds_of(result) if (value := value_of(result, world, "cost", key)) is not None]
         if values and max(values) > 0:
-            extra.append(f"{max(values):.3g} {unit}")
+            extra.append(f"{max(values):.3g} {one if max(values) == 1 else several}")
     claim = f"A training step takes {_times(steps)} the time of one with uniform credit"
     yield Finding(claim=claim, evidence=f"It adds at most {listed(extra)}" if extra else "")
 

@@ -137,7 +137,13 @@ def score(method, forks, rollout):
 def example(name="sums", outcome="wrong", seed=0):
     """A rollout of a chain of sums with a wrong step, and weights."""
     draw = random.Random(seed)
-    lines = [("7+5=12", "sound"), ("12-3=8", "slip"), ("8+6=14", "inherited"), ("so we get", "filler"), ("14+2=16", "inherited")]
+    lines = [
+        ("7+5=12", "sound"),
+        ("12-3=8", "slip"),
+        ("8+6=14", "inherited"),
+        ("so we get", "filler"),
+        ("14+2=16", "inherited"),
+    ]
     if outcome == "right":
         lines = [("7+5=12", "sound"), ("12-3=9", "sound"), ("9+6=15", "sound")]
     tokens, weights, steps = [], [], []
@@ -163,7 +169,22 @@ def example(name="sums", outcome="wrong", seed=0):
 
 def turn_example():
     """A rollout of a search whose second turn is bad; the environment's answer was not sampled."""
-    tokens = ["search(", "Norma", ")", "\n", "found: ", "Vek", "\n", "search(", "Oslo", ")", "\n", "\\boxed{", "Oslo", "}"]
+    tokens = [
+        "search(",
+        "Norma",
+        ")",
+        "\n",
+        "found: ",
+        "Vek",
+        "\n",
+        "search(",
+        "Oslo",
+        ")",
+        "\n",
+        "\\boxed{",
+        "Oslo",
+        "}",
+    ]
     weights = [0.8, 0.9, 1.0, 1.0, None, None, None, 1.9, 2.4, 1.8, 1.0, 1.0, 1.1, 1.0]
     return {
         "world": "search",
