@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import pandas as pd
 from grail_lightning.app.cli.help import refuse
 from grail_lightning.app.results.differences import CURVE, compare, compare_curves, other_validation, read_curves
 from grail_lightning.app.results.runs import LoggedRun, find_runs, method_of
-from grail_lightning.app.results.table import as_text, plain
+from grail_lightning.app.results.table import as_text, markdown, markdown_table, plain
 from grail_lightning.app.views.curves import Part, Point, report_page
 from grail_lightning.core.runtime.files import write_whole
 
@@ -163,17 +162,12 @@ def _as_text(sections: Sequence[_Section]) -> str:
 
 def _as_markdown(sections: Sequence[_Section]) -> str:
     """The report as Markdown, in which names are neither Markdown nor HTML."""
-
-    def escape(text: object) -> str:
-        return re.sub(r"([\\`*_{}<>|#~&]|\](?=[(\[:]))", r"\\\1", str(text))
-
     parts = []
     for section in sections:
         table = _table(section)
-        rows = [["", "", "", *table.columns], [*["---"] * 3, *["--:"] * len(table.columns)]]
-        rows += [[escape(cell) for cell in (*names, *cells)] for names, *cells in table.itertuples(name=None)]
-        parts += [escape(section.title), "\n".join(f"| {' | '.join(row)} |" for row in rows)]
-        parts.append("\n".join(f"- {escape(note)}" for note in section.notes))
+        rows = [(*names, *cells) for names, *cells in table.itertuples(name=None)]
+        parts += [markdown(section.title), markdown_table(["", "", "", *table.columns], rows, names=3)]
+        parts.append("\n".join(f"- {markdown(note)}" for note in section.notes))
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,1 +1,1 @@
-"""The benchmark of credit methods: what a method finds, gains in a step and in training, and costs."""
+"""The benchmark of token credit: which errors a method finds, what a step gains, how it trains, and what it costs."""

@@ -7,7 +7,8 @@ samples of each.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +93,18 @@ def plain(text: object, longest: int = 80) -> str:
     """A text without control characters, which are written out, and of at most so many characters."""
     line = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in str(text))
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def markdown(text: object) -> str:
+    """The text for a cell or a line of Markdown, in which it is neither Markdown nor HTML."""
+    return re.sub(r"([\\`*_{}<>|#~&]|\](?=[(\[:]))", r"\\\1", str(text))
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]], names: int = 1) -> str:
+    """A table of Markdown, whose texts are escaped: `names` columns of text, then columns of figures to the right."""
+    rule = ["---"] * names + ["--:"] * (len(head) - names)
+    lines = [list(map(markdown, head)), rule, *([markdown(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def label(dataset: str, first: int | None) -> str:

@@ -44,13 +44,12 @@ def report_page(parts: Sequence[Part], title: str = "Comparison of runs") -> str
     return rendered(
         "report",
         title=title,
-        parts=[(part, _drawn(part.curves), Markup(part.table)) for part in parts],  # noqa: S704  (escaped by pandas)
-        size={"width": _WIDTH, "height": _HEIGHT, "left": _LEFT, "right": _WIDTH - _RIGHT, "bottom": _HEIGHT - _BOTTOM},
+        parts=[(part, drawn(part.curves), Markup(part.table)) for part in parts],  # noqa: S704  (escaped by pandas)
     )
 
 
-def _drawn(curves: Mapping[str, Sequence[Point]]) -> dict[str, object] | None:
-    """The places of ticks, lines and bands in the picture; None without a point."""
+def drawn(curves: Mapping[str, Sequence[Point]], width: int = _WIDTH) -> dict[str, object] | None:
+    """The places of ticks, lines and bands in a picture for curves.svg.j2; None without a point."""
     from matplotlib.ticker import MaxNLocator
 
     points = [point for curve in curves.values() for point in curve]
@@ -59,13 +58,15 @@ def _drawn(curves: Mapping[str, Sequence[Point]]) -> dict[str, object] | None:
     limits = [x for point in points for x in (point.value, point.low, point.high) if math.isfinite(x)]
     steps = [point.step for point in points]
     x_ticks = _within(
-        MaxNLocator(10, integer=True, steps=[1, 2, 5, 10]).tick_values(min(steps), max(steps)), min(steps), max(steps)
+        MaxNLocator(width // 76, integer=True, steps=[1, 2, 5, 10]).tick_values(min(steps), max(steps)),
+        min(steps),
+        max(steps),
     )
     y_ticks = [float(tick) for tick in MaxNLocator(6).tick_values(max(0.0, min(limits)), min(1.0, max(limits)))]
 
     def x(step: float) -> float:
         share = (step - min(steps)) / (max(steps) - min(steps)) if max(steps) > min(steps) else 0.5
-        return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
+        return round(_LEFT + share * (width - _LEFT - _RIGHT), 1)
 
     def y(value: float) -> float:
         share = (min(max(value, y_ticks[0]), y_ticks[-1]) - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])
@@ -86,6 +87,13 @@ def _drawn(curves: Mapping[str, Sequence[Point]]) -> dict[str, object] | None:
             }
         )
     return {
+        "size": {
+            "width": width,
+            "height": _HEIGHT,
+            "left": _LEFT,
+            "right": width - _RIGHT,
+            "bottom": _HEIGHT - _BOTTOM,
+        },
         "lines": lines,
         "x_ticks": [(x(tick), f"{tick:g}") for tick in x_ticks],
         "y_ticks": [(y(tick), f"{tick:.3g}") for tick in y_ticks],

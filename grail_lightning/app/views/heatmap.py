@@ -50,9 +50,15 @@ def colour_of(weight: float | None) -> tuple[int, int, int]:
         return _NOT_SAMPLED
     if not math.isfinite(weight):
         return _NOT_FINITE
-    part = max(weight - 1, -1.0) if weight < 1 else min(math.log(weight) / math.log(LARGEST), 1.0)
-    red, green, blue = (round(255 + abs(part) ** 0.75 * (full - 255)) for full in (_MORE if part > 0 else _LESS))
+    part = shade_of(weight)
+    red, green, blue = (round(255 + abs(part) * (full - 255)) for full in (_MORE if part > 0 else _LESS))
     return red, green, blue
+
+
+def shade_of(weight: float) -> float:
+    """How strong the colour of a finite weight is, from -1 (blue: no credit) by 0 (1.0, as `Uniform`) to 1 (orange)."""
+    part = max(weight - 1, -1.0) if weight < 1 else min(math.log(weight) / math.log(LARGEST), 1.0)
+    return math.copysign(abs(part) ** 0.75, part)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -112,6 +112,7 @@ def _render(rows: Sequence[Row], title: str, num_rows: int) -> tuple[str, int]:
     program = "".join(map(_template_file, ("draw.js", "use.js")))
     content = rendered(
         "page",
+        "tokens",
         title=title,
         data={"methods": methods, "groups": rendered_groups, "largest": LARGEST, "left_out": num_rows - number},
         program=Markup(program),  # noqa: S704  (our own file)
@@ -239,12 +240,15 @@ def _json(value: Any, **options: Any) -> str:
     return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def rendered(name: str, **values: object) -> str:
-    """The HTML page of the template of a name and its style sheet behind the palette; values are escaped."""
+def rendered(name: str, *styles: str, **values: object) -> str:
+    """The HTML page of the template of a name; values are escaped.
+
+    Its style sheet is the palette, those of the names in `styles`, and its own.
+    """
     import jinja2
     from markupsafe import Markup
 
-    style = "".join(map(_template_file, ("palette.css", f"{name}.css")))
+    style = "".join(_template_file(f"{part}.css") for part in ("palette", *styles, name))
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("grail_lightning.app.views"), autoescape=True, undefined=jinja2.StrictUndefined
     )
