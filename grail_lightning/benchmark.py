@@ -1,4 +1,4 @@
-"""``python -m grail_lightning.benchmark METHOD``: how good a credit method is, in worlds where the right credit is known."""
+"""``python -m grail_lightning.benchmark METHOD``: how good a credit method is, where the right credit is known."""
 
 from grail_lightning.app.benchmark.main import main
 

@@ -42,5 +42,7 @@ def users_files(cls: type) -> set[Path]:
     if defined is None or _PACKAGE in Path(defined).resolve().parents:
         return set()
     folder = Path(defined).resolve().parent
-    imported = (Path(file).resolve() for module in [*sys.modules.values()] if (file := getattr(module, "__file__", None)))
+    imported = (
+        Path(file).resolve() for module in [*sys.modules.values()] if (file := getattr(module, "__file__", None))
+    )
     return {Path(defined).resolve()} | {file for file in imported if file.parent == folder and file.suffix == ".py"}

@@ -12,26 +12,34 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from tqdm import tqdm
 
 from grail_lightning import __version__
-from grail_lightning.app.benchmark import training
-from grail_lightning.app.benchmark.digest import code_digest
+from grail_lightning.app.benchmark import measure
+from grail_lightning.app.benchmark.board import read_board
+from grail_lightning.app.benchmark.digest import code_digest, digest_of
 from grail_lightning.app.benchmark.processes import Job, run_jobs
-from grail_lightning.app.benchmark.report import write_report
-from grail_lightning.app.benchmark.result import board_results, read_result, write_result
-from grail_lightning.app.benchmark.subjects import subject_of
-from grail_lightning.app.benchmark.verdict import verdict
+from grail_lightning.app.benchmark.report import report_name, write_report
+from grail_lightning.app.benchmark.result import FORMAT, Result, read_result
+from grail_lightning.app.benchmark.subjects import Subject
+from grail_lightning.app.benchmark.training import Request, check, estimate, train
 from grail_lightning.app.benchmark.worlds import DEFAULT_WORLDS, WORLDS
 from grail_lightning.app.cli.mistakes import mistakes_in_one_line
 from grail_lightning.core.runtime.files import check_writable, held
+
+BATCHES = 32
+_SECONDS = {"sums": 100.0, "long_sums": 250.0, "words": 110.0, "code": 110.0, "search": 150.0, "charts": 150.0}
+"""About those that a method of one forward pass takes, for the bar of progress alone."""
+_SECONDS_OF_COST = 25.0
+_LIBRARIES = ("torch", "transformers", "numpy", "scipy")
+
 
 EXAMPLE = """examples:
   python -m grail_lightning.benchmark my_credit.Surprise
@@ -55,13 +63,208 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("method", help="a method of the package, or the import path of a class of your own")
     made.add_argument(
-        "--worlds", nargs="+", choices=[*WORLDS], default=[*DEFAULT_WORLDS], metavar="WORLD", help=f"of {', '.join(WORLDS)} (default: {' '.join(DEFAULT_WORLDS)})"
+        "--worlds",
+        nargs="+",
+        choices=[*WORLDS],
+        default=[*DEFAULT_WORLDS],
+        metavar="WORLD",
+        help=f"of {', '.join(WORLDS)} (default: {' '.join(DEFAULT_WORLDS)})",
     )
-    made.add_argument("--against", nargs="+", default=[], metavar="METHOD", help="further methods to measure and show beside it, with their default options")
-    made.add_argument("--batches", type=PositiveInt, default=BATCHES, help=f"of 128 stored rollouts of each world (default: {BATCHES})")
-    made.add_argument("--train", action="store_true", help="train with the method, too: some ten minutes and more a world")
+    made.add_argument(
+        "--against",
+        nargs="+",
+        default=[],
+        metavar="METHOD",
+        help="further methods to show beside it, with their default options; those that the package has no figures of are measured",
+    )
+    made.add_argument(
+        "--batches",
+        type=PositiveInt,
+        default=BATCHES,
+        help=f"of 128 stored rollouts of each world (default: {BATCHES})",
+    )
+    made.add_argument(
+        "--train", action="store_true", help="train with the method, too: some ten minutes and more a world"
+    )
     made.add_argument("--seeds", type=PositiveInt, default=6, help="of training (default: 6)")
     made.add_argument("--seed", type=NonNegativeInt, default=0, help="of what methods draw at random (default: 0)")
     made.add_argument("--jobs", type=PositiveInt, default=None, help="processes at once (default: one for each core)")
-    made.add_argument("--output", type=Path, default=Path("benchmark"), help="the folder of reports and of what is kept (default: benchmark)")
+    made.add_argument(
+        "--output",
+        type=Path,
+        default=Path("benchmark"),
+        help="the folder of reports and of what is kept (default: benchmark)",
+    )
     return made
+
+
+class Judged(NamedTuple):
+    """A method of a call with its jobs: of each world its quality and its cost."""
+
+    subject: Subject
+    command: str  # That measures it alone.
+    name: str  # As it was given.
+    options: list[str]
+    jobs: dict[str, tuple[Job, Job]]
+
+
+def judged(name: str, options: list[str], call: argparse.Namespace) -> Judged:
+    """A method with its jobs; a ValueError of one line about a mistake in what was given."""
+    subject = measure.subject_named(name, options)
+    parts = [subject.method, subject.control, subject.advantage]
+    given = {"method": name, "options": options, "batches": call.batches, "seed": call.seed}
+    jobs = {}
+    for world in call.worlds:
+        file = (
+            call.output / "kept" / f"{report_name(subject.name)}_{world}_{digest_of(parts, world=world, **given)}.json"
+        )
+        what = {"method": name, "options": options, "world": world, "seed": call.seed}
+        label = f"{subject.name} in {world}"
+        jobs[world] = (
+            Job(
+                name=label,
+                measure=measure.quality,
+                arguments=what | {"batches": call.batches},
+                units=_SECONDS[world] * call.batches / BATCHES,
+                file=file,
+            ),
+            Job(
+                name=f"{label}, cost",
+                measure=measure.cost,
+                arguments=what,
+                units=_SECONDS_OF_COST,
+                file=file.with_stem(f"{file.stem}_cost"),
+            ),
+        )
+    words = ["python", "-m", "grail_lightning.benchmark", name, *options, "--worlds", *call.worlds]
+    words += [f"--batches={call.batches}", f"--seed={call.seed}"]
+    return Judged(subject, shlex.join(words), name, options, jobs)
+
+
+def result_of(one: Judged, outcomes: Mapping[str, dict[str, Any]], call: argparse.Namespace) -> Result:
+    """The JSON of a result, without training, from the outcomes of its jobs by their names."""
+    worlds, reasons, reads, examples = dict[str, Any](), {}, dict[str, None](), []
+    for world, (quality, cost) in one.jobs.items():
+        found, its_cost = outcomes[quality.name], outcomes[cost.name]
+        worlds[world] = figures = found["figures"]
+        reads |= dict.fromkeys(found["reads"])
+        examples += found["examples"]
+        if figures is None:
+            reasons[world] = found["reason"]
+            continue
+        figures["cost"] = its_cost["figures"]
+        figures["training"] = None
+        figures["reasons"] |= its_cost["reasons"] | {"training": "It was not trained: give --train."}
+    subject = one.subject
+    told = dict(subject.given)
+    credit = told.get("credit", {"class_path": one.name})
+    return {
+        "format": FORMAT,
+        "method": credit["class_path"],
+        "label": subject.name,
+        "options": subject.options,
+        "control": told.get("control"),
+        "advantage": told.get("advantage", {"class_path": "GroupMean"}),
+        "package": __version__,
+        "code": code_digest(),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in _LIBRARIES},
+        "machine": f"{_processor()}, {os.cpu_count()} cores",
+        "date": date.today().isoformat(),
+        "command": one.command,
+        "seed": call.seed,
+        "batches": call.batches,
+        "reads": [*reads],
+        "oracle": any(outcomes[quality.name]["oracle"] for quality, _ in one.jobs.values()),
+        "worlds": worlds,
+        "reasons": reasons,
+        "examples": examples,
+        "verdict": [],
+    }
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def add_training(one: Judged, result: Result, call: argparse.Namespace) -> None:
+    """Train with the method, and put the figures into its result."""
+    worlds = tuple(world for world, figures in result["worlds"].items() if figures is not None)
+    request = _request(one, worlds, call)
+    trained = train(request, progress=lambda progress: print(f"\r{progress}", end="", flush=True), say=print)
+    for world, figures in trained.figures.items():
+        result["worlds"][world]["training"] = figures
+    for path, reason in trained.reasons.items():
+        world, _, rest = path.partition(".")
+        result["worlds"][world]["reasons"]["training" + (f".{rest}" if rest else "")] = reason
+    result["command"] += f" --train --seeds {call.seeds}"
+
+
+def _request(one: Judged, worlds: Sequence[str], call: argparse.Namespace) -> Request:
+    parts = [one.subject.method, one.subject.control, one.subject.advantage]
+    key = digest_of(parts, method=one.name, options=one.options)
+    return Request(
+        method=one.name,
+        options=tuple(one.options),
+        worlds=tuple(worlds),
+        seeds=call.seeds,
+        folder=call.output / "runs" / f"{report_name(one.subject.name)}_{key}",
+        jobs=call.jobs,
+    )
+
+
+def references(others: Sequence[Result], shipped: Sequence[Result], label: str) -> list[Result]:
+    """What a method is shown beside: other methods of the call, and results that the package ships."""
+    named = {result["label"] for result in others} | {label}
+    return [*others, *(result for result in shipped if result["label"] not in named)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Judge a credit method. A user's mistake is one line, with exit code 2; Ctrl-C is exit code 130."""
+    call, options = parser().parse_known_args(arguments)
+    with mistakes_in_one_line(__file__):
+        check_writable(call.output, "`--output`")
+        shipped = read_board()
+        every = [judged(call.method, options, call), *(judged(n, [], call) for n in call.against if not _has(shipped, n, call))]
+        if call.train:
+            for one in every:
+                check(_request(one, call.worlds, call))
+        with held(call.output, "benchmark"):
+            try:
+                _run(every, shipped, call)
+            except KeyboardInterrupt:
+                print("\nStopped. What is finished is kept; the same command goes on.", file=sys.stderr)
+                raise SystemExit(130) from None
+
+
+def _has(shipped: Sequence[Result], name: str, call: argparse.Namespace) -> bool:
+    """Whether the package ships what was asked for: a method with its default options in these worlds."""
+    labels = (result for result in shipped if result["label"] == name and result["batches"] == call.batches)
+    return any({*call.worlds} <= {*result["worlds"]} for result in labels)
+
+
+def _run(every: Sequence[Judged], shipped: Sequence[Result], call: argparse.Namespace) -> None:
+    jobs = [job for one in every for pair in one.jobs.values() for job in pair]
+    how = {"unit": "s", "bar_format": "{percentage:3.0f}% |{bar:30}| about {remaining} left {postfix}"}
+    with tqdm(total=sum(job.units for job in jobs), mininterval=1.0 if sys.stderr.isatty() else 20.0, **how) as bar:
+        found = run_jobs(jobs, call.jobs or len(os.sched_getaffinity(0)), bar)
+    outcomes = dict(zip((job.name for job in jobs), found, strict=True))
+    results = [result_of(one, outcomes, call) for one in every]
+    for one, result in zip(every, results, strict=True):
+        if call.train:
+            add_training(one, result, call)
+    for k, result in enumerate(results):
+        others = [other for i, other in enumerate(results) if i != k]
+        files = write_report(result, references(others, shipped, result["label"]), call.output)
+        print(f"\n{result['label']}")
+        for sentence in read_result(files[0])["verdict"]:
+            print(f"- {sentence}")
+        print("  ".join(map(str, files)))
+
+
+if __name__ == "__main__":
+    main()

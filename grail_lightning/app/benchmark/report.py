@@ -44,7 +44,7 @@ def write_report(result: Result, references: Sequence[Result], folder: str | Pat
         ValueError: `result` is not a result (see `check_result`).
     """
     check_result(result, "the result")
-    name = re.sub(r"[^\w.=-]+", "_", result["label"]).strip("._")[:80] or "report"
+    name = report_name(result["label"])
     result = result | {"verdict": verdict(result, references)}
     texts = {
         "json": json.dumps(result, indent=1, allow_nan=False) + "\n",
@@ -55,6 +55,11 @@ def write_report(result: Result, references: Sequence[Result], folder: str | Pat
     for file, text in zip(files, texts.values(), strict=True):
         write_whole(file, text)
     return files
+
+
+def report_name(label: str) -> str:
+    """The name of the files of a method's report."""
+    return re.sub(r"[^\w.=-]+", "_", label).strip("._")[:80] or "report"
 
 
 def report_markdown(result: Result, references: Sequence[Result] = ()) -> str:
