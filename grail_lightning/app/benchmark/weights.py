@@ -22,6 +22,7 @@ from grail_lightning.app.benchmark.reads import KINDS, ORACLE, recording
 from grail_lightning.app.benchmark.rollouts import GROUP_SIZE, OpenWorld
 from grail_lightning.app.benchmark.subjects import Subject
 from grail_lightning.core.credit.base import TokenCredit, TokenWeights, token_advantages
+from grail_lightning.core.credit.controls import PermutedRewards
 from grail_lightning.core.credit.service import Opened, listed, with_inner
 from grail_lightning.core.functional.advantages import group_advantages
 from grail_lightning.core.rollout.batch import GradedBatch, RolloutBatch
@@ -143,6 +144,20 @@ def check_subject(subject: Subject, opened: OpenWorld, seed: int = 0) -> None:
     few = opened.batches[0].select(torch.arange(_TRIAL))
     with _services(method, subject, opened) as services:
         _one(subject, method, opened, few, 0, seed, services)
+
+
+def reads_rewards(subject: Subject, opened: OpenWorld, seed: int = 0) -> bool:
+    """Whether the weights change if the rewards of each group are permuted: then that is a control of the method."""
+    if not isinstance(subject.method, TokenCredit):
+        return False
+    graded = opened.batches[0]
+    advantages = []
+    for method in (subject.method, PermutedRewards(subject.method)):
+        copied = copy.deepcopy(method)
+        with _services(copied, subject, opened) as services:
+            record, _ = _one(replace(subject, control=None), copied, opened, graded, 0, seed, services)
+        advantages.append(record.advantages)
+    return not torch.equal(*advantages)
 
 
 @contextmanager
