@@ -229,7 +229,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with mistakes_in_one_line(__file__):
         check_writable(call.output, "`--output`")
         shipped = read_board()
-        every = [judged(call.method, options, call), *(judged(n, [], call) for n in call.against if not _has(shipped, n, call))]
+        every = [
+            judged(call.method, options, call),
+            *(judged(n, [], call) for n in call.against if not _has(shipped, n, call)),
+        ]
         if call.train:
             for one in every:
                 check(_request(one, call.worlds, call))

@@ -21,11 +21,11 @@ from grail_lightning.app.benchmark.detect import detect
 from grail_lightning.app.benchmark.gain import gain_of
 from grail_lightning.app.benchmark.labels import Labels, read_labels
 from grail_lightning.app.benchmark.processes import Report
+from grail_lightning.app.benchmark.references import REFERENCES, controls_of
 from grail_lightning.app.benchmark.rollouts import OpenWorld, open_world
-from grail_lightning.app.benchmark.subjects import REFERENCES, Subject, subject_of
+from grail_lightning.app.benchmark.subjects import Subject, subject_of
 from grail_lightning.app.benchmark.weights import AllWeights, DoesNotApply, weigh
 from grail_lightning.core.credit.base import TokenCredit
-from grail_lightning.core.credit.controls import PermutedRewards, Shuffled
 from grail_lightning.core.records.task import Prompt
 
 _WEIGHED, _CONTROLLED, _GAINED = 0.25, 0.5, 0.95  # The shares of the time that are over then.
@@ -88,15 +88,12 @@ def _controls(subject: Subject, opened: OpenWorld, weighted: AllWeights, seed: i
 
     A method that is given under a control, or is one, has none.
     """
-    method = subject.method
-    if not isinstance(method, TokenCredit) or subject.control is not None or isinstance(method, PermutedRewards):
-        return {}
-    subjects = {"Shuffled": replace(subject, control=Shuffled())}
-    permuted = replace(subject, method=PermutedRewards(method))
-    first = weigh(permuted, replace(opened, batches=opened.batches[:1]), seed).batches[0]
-    if not torch.equal(first.advantages, weighted.batches[0].advantages):
-        subjects["PermutedRewards"] = permuted
-    return {name: weigh(one, opened, seed) for name, one in subjects.items()}
+    subjects = controls_of(subject)
+    if len(subjects) > 1:
+        first = weigh(subjects[-1], replace(opened, batches=opened.batches[:1]), seed).batches[0]
+        if torch.equal(first.advantages, weighted.batches[0].advantages):  # It does not read rewards.
+            subjects.pop()
+    return {one.name: weigh(one, opened, seed) for one in subjects}
 
 
 def _gains(
