@@ -170,5 +170,5 @@ def check_references(references: References, uniform: Products, world: World) ->
             f"The reference gradients of `{world.name}` must be those of the packaged policy and its stored rollouts, "
             f"but got the squared norm {shipped[0]:.6g} of the first one where the policy has {uniform.power[0]:.6g}. "
             f"Compute {file_of(world).name} again: `compute_references` and `write_references` of "
-            "`grail_lightning.app.benchmark.references`."
+            "`grail_lightning.app.benchmark.compared`."
         )
