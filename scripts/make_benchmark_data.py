@@ -8,11 +8,11 @@
     OMP_NUM_THREADS=1 python scripts/make_benchmark_data.py code --batches 64 --samples 32
 
 The rollouts are samples of the packaged policy on training problems of its world. A token is a choice if the policy
-gave it a probability below 1 - 1e-3; a token that is none moves the value by at most that. From the state before each choice
-`--samples` continuations are sampled and graded, in two independent halves. In a world of several turns, values are
-those of the states before each turn: the environment answers to the turns before once more. The file is written after
-every batch, and a second call goes on where the first one ended. `grail_lightning/app/benchmark/stored.py` lists what
-it holds. Another processor samples other rollouts.
+gave it a probability below 1 - 1e-3; a token that is none moves the value by at most that. From the state before each
+choice `--samples` continuations are sampled and graded, in two independent halves. In a world of several turns, values
+are those of the states before each turn: the environment answers to the turns before once more. The file is written
+after every batch, and a second call goes on where the first one ended. `grail_lightning/app/benchmark/stored.py` lists
+what it holds. Another processor samples other rollouts.
 
 Shapes: ``N`` batches, ``B`` rows, ``T`` response tokens; 2 halves.
 """

@@ -45,15 +45,20 @@ _READ = ("ids", "turn", "end", "rewards", "verdict", "verdicts")
 
 
 class _CountingSampler(Sampler):
-    """A sampler that counts what it samples."""
+    """A sampler that counts what it samples in this process."""
 
     sampled = 0
+    running = False
 
     def responses(
         self, prompts: Sequence[Prompt], number: int, sampling: Sampling, seeds: Sequence[int]
     ) -> SampledBatch:
         """See `Sampler`."""
-        batch = super().responses(prompts, number, sampling, seeds)
+        _CountingSampler.running = True
+        try:
+            batch = super().responses(prompts, number, sampling, seeds)
+        finally:
+            _CountingSampler.running = False
         _CountingSampler.sampled += int(batch.response_mask.sum())
         return batch
 
@@ -84,6 +89,11 @@ class OpenWorld:
     def sampled_tokens(self) -> int:
         """The number of tokens that `sampler` has sampled in this process."""
         return _CountingSampler.sampled
+
+    @property
+    def samples(self) -> bool:
+        """Whether `sampler` is sampling now."""
+        return _CountingSampler.running
 
     def sampler(self) -> Sampler:
         """The sampler of training, with the weights of the policy, for continuations."""
