@@ -7,7 +7,7 @@ Shapes: ``N`` batches, ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +15,14 @@ import torch
 from torch import Tensor
 
 from grail_lightning.app.benchmark.gradients import Products, References, policy_gradients, products
+from grail_lightning.app.benchmark.labels import q_and_v
 from grail_lightning.app.benchmark.reads import reading_files
 from grail_lightning.app.benchmark.rollouts import GROUP_SIZE, OpenWorld
 from grail_lightning.app.benchmark.stored import read_arrays
 from grail_lightning.app.benchmark.worlds import DATA, World
 from grail_lightning.core.advantages import GroupMean
-from grail_lightning.core.credit.turns import turn_table
-from grail_lightning.core.functional.advantages import spread_turns, turn_starts
 from grail_lightning.core.objective import DrGRPO
-from grail_lightning.core.rollout.batch import GradedBatch, RolloutBatch
+from grail_lightning.core.rollout.batch import RolloutBatch
 from grail_lightning.core.step.assign import compute_advantages
 
 NUMBER = 32
@@ -52,29 +51,6 @@ def on_every_token(batch: RolloutBatch) -> Tensor:
     return batch.advantages[:, None] * batch.response_mask
 
 
-def state_values(
-    arrays: Mapping[str, np.ndarray], number: int, batch: GradedBatch, half: int, name: str = "value"
-) -> tuple[Tensor, Tensor]:
-    """``[B, T]`` each: ``Q`` of each token, and ``V`` (or the baseline `best`) of the state before it, by one half.
-
-    A token that was no choice leaves the value as it is. With turns both are those of the turn.
-    """
-    width = batch.response_mask.shape[1]
-    value, before = (torch.from_numpy(arrays[n][number, :, :width, half]).float() for n in ("value", name))
-    after = torch.empty_like(value)
-    q = batch.rewards.float()
-    for t in range(width - 1, -1, -1):
-        after[:, t] = q
-        q = torch.where(value[:, t].isnan(), q, value[:, t])
-    before = torch.where(before.isnan(), after, before)
-    if batch.turn is None:
-        return after, before
-    turns = turn_table(batch)
-    places = turn_starts(turns.numbers, turns.exists.shape[1]).clamp(max=width - 1)
-    own, then = (spread_turns(x.gather(1, places), turns.numbers) for x in (after, before))
-    return own, then
-
-
 def _resampled(opened: OpenWorld) -> dict[str, list[Tensor]]:
     """Token advantages ``Q``, ``V`` and ``b*`` on each batch, from either half of the draws; empty without values."""
     arrays = read_arrays(opened.world.file, ("value", "best"), len(opened.batches))
@@ -83,8 +59,8 @@ def _resampled(opened: OpenWorld) -> dict[str, list[Tensor]]:
     tables: dict[str, list[Tensor]] = {f"{name}{half}": [] for name in ("Q", "V", "b*") for half in (0, 1)}
     for number, batch in enumerate(opened.batches):
         for half in (0, 1):
-            q, v = state_values(arrays, number, batch, half)
-            _, best = state_values(arrays, number, batch, half, "best")
+            q, v = q_and_v(arrays, half, number, batch)
+            _, best = q_and_v(arrays, half, number, batch, "best")
             for name, table in (("Q", q), ("V", v), ("b*", best)):
                 tables[f"{name}{half}"].append(table * batch.response_mask)
     return tables
@@ -137,9 +113,9 @@ def write_references(references: References, file: Path) -> None:
     np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # numpy's stub takes no dict of arrays.
 
 
-def read_references(world: World) -> References | None:
-    """The shipped products of a world; None if there are none."""
-    file = file_of(world)
+def read_references(world: World, file: Path | None = None) -> References | None:
+    """The products of a world in a file, default the shipped one; None if there is none."""
+    file = file or file_of(world)
     if not file.exists():
         return None
     with reading_files(), np.load(file) as arrays:

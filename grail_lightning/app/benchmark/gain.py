@@ -24,8 +24,8 @@ import torch
 from scipy.special import ndtr, stdtrit
 from torch import Tensor
 
-from grail_lightning.app.benchmark.gradients import Products, References, policy_gradients, products
 from grail_lightning.app.benchmark.compared import check_references, on_every_token, read_references, uniform_batches
+from grail_lightning.app.benchmark.gradients import Products, References, policy_gradients, products
 from grail_lightning.app.benchmark.rollouts import OpenWorld
 from grail_lightning.core.credit.base import CreditContext, TokenWeights, token_advantages
 from grail_lightning.core.credit.controls import Balanced
