@@ -122,9 +122,10 @@ def _plain_scores(result: Result, found: _Found, references: Sequence[Result]) -
             alike = []
             for claim in some:
                 theirs = figure(row, claim.world, "auroc_forks", error)
-                if claim.sign > 0 and theirs is not None and theirs.low > CHANCE:
-                    if theirs.value >= claim.estimate.value or overlap(theirs, claim.estimate):
-                        alike.append(Claim(world=claim.world, estimate=theirs, neutral=CHANCE))
+                if claim.sign <= 0 or theirs is None or theirs.low <= CHANCE:
+                    continue
+                if theirs.value >= claim.estimate.value or overlap(theirs, claim.estimate):
+                    alike.append(Claim(world=claim.world, estimate=theirs, neutral=CHANCE))
             if alike:
                 said[plural(error)] = f"{plural(error)} {each(alike)}"
         if said:
@@ -168,10 +169,9 @@ def _blame(result: Result, found: _Found) -> Iterator[Finding]:
         if world in finds and ours is not None and uniform is not None:
             said = f"{number(ours.value)} in {in_words(world)} (uniform credit {number(uniform.value)})"
             (more if ours.low > uniform.high else same).append(said)
-    shares = "The share of the blame of wrong rollouts is"
-    if more:
-        yield Finding(
-            claim="Flawed steps get more of the blame than with uniform credit", evidence=f"{shares} {listed(more)}"
-        )
-    if same:
-        yield Finding(claim="Flawed steps are not seen to get more of the blame", evidence=f"{shares} {listed(same)}")
+    for some, claim in (
+        (more, "Flawed steps get more of the blame than with uniform credit"),
+        (same, "Flawed steps are not seen to get more of the blame"),
+    ):
+        if some:
+            yield Finding(claim=claim, evidence=f"The share of the blame of wrong rollouts is {listed(some)}")

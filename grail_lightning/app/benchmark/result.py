@@ -87,11 +87,9 @@ def _check_world(figures: object, name: str) -> None:
     beside = training.get("beside_baseline") or {}
     parts |= {f"training.beside_baseline.{key}": beside.get(key) for key in _TRAINING}
     for path, value in _leaves(parts):
-        numbers = value if isinstance(value, list) else []
-        if value is not None and not (len(numbers) == 3 and all(map(_is_number, numbers)) and numbers[1] <= numbers[2]):
-            raise ValueError(
-                f"`{path}` of {name} must be [estimate, low, high] or null, but got {value!r:.60}. {_AGAIN}"
-            )
+        if value is not None and not _is_interval(value):
+            got = f"{value!r:.60}. {_AGAIN}"
+            raise ValueError(f"`{path}` of {name} must be [estimate, low, high] or null, but got {got}")
 
 
 def _check_example(example: object, name: str) -> None:
@@ -112,6 +110,10 @@ def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
             yield from _leaves(part, f"{path}.{key}" if path else str(key))
     else:
         yield path, value
+
+
+def _is_interval(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(map(_is_number, value)) and value[1] <= value[2]
 
 
 def _is_number(value: object) -> bool:

@@ -11,7 +11,6 @@ from grail_lightning.app.benchmark.result import Result, errors_of, figure, reas
 from grail_lightning.app.results.statistics import Estimate
 from grail_lightning.app.results.table import plain
 
-
 NOTHING = "-"
 """The cell of a figure that does not apply."""
 

@@ -216,9 +216,8 @@ def _baselines(result: Result) -> Iterator[Finding]:
     for sign, some in groups.items():
         if some:
             claim = f"With praise and blame of equal size {said[sign]} in {worlds(some, len(signs))}"
-            yield Finding(
-                claim=claim, evidence=f"Under the control Balanced, the difference from uniform credit is {each(some)}"
-            )
+            difference = f"the difference from uniform credit is {each(some)}"
+            yield Finding(claim=claim, evidence=f"Under the control Balanced, {difference}")
 
 
 # --- training and cost --------------------------------------------------------------------------------------------

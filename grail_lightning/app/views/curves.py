@@ -57,11 +57,8 @@ def drawn(curves: Mapping[str, Sequence[Point]], width: int = _WIDTH) -> dict[st
         return None
     limits = [x for point in points for x in (point.value, point.low, point.high) if math.isfinite(x)]
     steps = [point.step for point in points]
-    x_ticks = _within(
-        MaxNLocator(width // 76, integer=True, steps=[1, 2, 5, 10]).tick_values(min(steps), max(steps)),
-        min(steps),
-        max(steps),
-    )
+    located = MaxNLocator(width // 76, integer=True, steps=[1, 2, 5, 10]).tick_values(min(steps), max(steps))
+    x_ticks = _within(located, min(steps), max(steps))
     y_ticks = [float(tick) for tick in MaxNLocator(6).tick_values(max(0.0, min(limits)), min(1.0, max(limits)))]
 
     def x(step: float) -> float:
@@ -86,14 +83,9 @@ def drawn(curves: Mapping[str, Sequence[Point]], width: int = _WIDTH) -> dict[st
                 "last": f"{_said(curve[-1])} at step {curve[-1].step:g}",
             }
         )
+    edges = {"left": _LEFT, "right": width - _RIGHT, "bottom": _HEIGHT - _BOTTOM}
     return {
-        "size": {
-            "width": width,
-            "height": _HEIGHT,
-            "left": _LEFT,
-            "right": width - _RIGHT,
-            "bottom": _HEIGHT - _BOTTOM,
-        },
+        "size": {"width": width, "height": _HEIGHT} | edges,
         "lines": lines,
         "x_ticks": [(x(tick), f"{tick:g}") for tick in x_ticks],
         "y_ticks": [(y(tick), f"{tick:.3g}") for tick in y_ticks],

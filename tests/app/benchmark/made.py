@@ -128,7 +128,7 @@ def result(method, worlds, **others):
 
 def score(method, forks, rollout):
     """A reference row that ranks tokens and has no weights."""
-    none = {key: None for key in ("blame", "weights", "gain", "share_of_limit", "gain_beside_baseline", "controls")}
+    none = dict.fromkeys(("blame", "weights", "gain", "share_of_limit", "gain_beside_baseline", "controls"))
     why = {"gain": "A score has no weights.", "training": "A score has no weights."}
     bare = none | {"direction": None, "noise": None, "cost": None, "reasons": why}
     return result(method, {name: world(name, forks, rollout) | bare for name in WORLDS})
