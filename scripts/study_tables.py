@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from grail_lightning.app.results.differences import CURVE, read_scalars
+from grail_lightning.app.results.differences import CURVE, curve_end, curve_mean, read_scalars
 from grail_lightning.app.results.statistics import holm
 
 BASELINE = "Dr. GRPO"
@@ -79,21 +79,10 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(half)
 
 
-def last(values: dict[int, float]) -> float:
-    """The end of the curve."""
-    return values[max(values)]
-
-
-def area(values: dict[int, float]) -> float:
-    """The mean of the curve over the steps, by the trapezoidal rule."""
-    steps = sorted(values)
-    return float(np.trapezoid([values[step] for step in steps], steps) / (steps[-1] - steps[0]))
-
-
 def table(methods: dict[str, Method]) -> list[str]:
     """Final accuracy and the mean over training, with differences from the baseline and p-values (Holm's method)."""
     columns, base = [], methods[BASELINE].curves
-    for of in (last, area):
+    for of in (curve_end, curve_mean):
         column, pairs = {}, {}
         for name, method in methods.items():
             column[name] = "{:.3f} ±{:.3f}".format(*interval(np.array([of(c) for c in method.curves.values()])))

@@ -29,7 +29,7 @@ def call(study, file):
 
 def test_a_choice_runs_each_point_on_seeds_of_its_own_first(study, tmp_path):
     grid = {"model.optimizer.lr": [1e-4, 2e-4]}
-    runs = study.read_study(write(tmp_path, grid=grid, choose={"seeds": [100]})).runs
+    runs = study.read_study(write(tmp_path, grid=grid, choose={"seeds": [100]}))[0].runs
     assert [(run.method, run.seed, run.point, run.choosing) for run in runs] == [
         ("GRPO", 100, {"model.optimizer.lr": 1e-4}, True),
         ("GRPO", 100, {"model.optimizer.lr": 2e-4}, True),
@@ -45,7 +45,7 @@ def test_a_choice_runs_each_point_on_seeds_of_its_own_first(study, tmp_path):
 def test_a_method_with_one_point_has_nothing_to_choose_and_may_have_other_seeds(study, tmp_path):
     methods = {"GRPO": {"seeds": [0, 1]}, "GRAIL": {"model.credit": "GRAIL", "grid": {"model.optimizer.lr": [1e-4]}}}
     grid = {"model.optimizer.lr": [1e-4, 2e-4]}
-    runs = study.read_study(write(tmp_path, methods=methods, grid=grid, choose={"seeds": [100]})).runs
+    runs = study.read_study(write(tmp_path, methods=methods, grid=grid, choose={"seeds": [100]}))[0].runs
     assert [(run.folder.name, run.choosing, run.waits) for run in runs] == [
         ("GRPO_lr=0.0001__sums__100", True, False),
         ("GRPO_lr=0.0002__sums__100", True, False),

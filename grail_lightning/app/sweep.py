@@ -1,7 +1,7 @@
 """``python -m grail_lightning.sweep FILE``: methods × tasks × seeds, each a `grail-lightning fit` in its own folder.
 
 Called again, it goes on: finished runs are skipped, others resume from their last checkpoint. docs/sweeps.md has the
-format of the file. scripts/study.py builds on this module: it chooses points of a grid, and keeps a table of results.
+format of the file. `choice` builds on this module and chooses points of a grid; scripts/study.py keeps a table, too.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ KEYS = ("config", "folder", "options", "methods", "tasks", "seeds", "grid")
 _EMPTY: dict[str, Any] = {"methods": {}, "tasks": {}, "options": {}, "grid": {}}
 _FOLDERS = r"checkpoint\.dirpath|last_checkpoint\.folder|export\.folder"  # All runs would write there.
 _OURS = re.compile(rf"(seed_everything|ckpt_path|trainer\.logger|trainer\.default_root_dir|{_FOLDERS})(\..*)?")
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals at which the runs of a sweep save and end."""
 _NO_STEP = "no step is left"  # What `fit` says of a resume after the last step.
 
 
@@ -185,25 +187,39 @@ def check_options(runs: Sequence[SweepRun]) -> int:
     return devices
 
 
+def say(line: str) -> None:
+    """Print a line at once."""
+    print(line, flush=True)
+
+
 class Runner:
     """Runs processes of ``fit`` side by side, each with the variables of one of the environments.
 
-    `when_finished` is called with each run that has finished, also with one that had before.
+    `when_finished` is called with each run that has finished, also with one that had before; `say` with a line for
+    each that has ended or could not be started.
     """
 
     def __init__(
-        self, environments: Sequence[Mapping[str, str]], when_finished: Callable[[Any], None] = lambda run: None
+        self,
+        environments: Sequence[Mapping[str, str]],
+        when_finished: Callable[[Any], None] = lambda run: None,
+        say: Callable[[str], None] = say,
     ) -> None:
         self._environments: SimpleQueue[Mapping[str, str]] = SimpleQueue()
         for environment in environments:
             self._environments.put(environment)
-        self._number, self._when_finished = len(environments), when_finished
+        self._number, self._when_finished, self._say = len(environments), when_finished, say
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._stopped = threading.Event()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped the runs."""
+        return self._stopped.is_set()
+
     def stop_at_signals(self) -> None:
         """Let Ctrl-C and SIGTERM stop the runs."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in STOPPING:
             signal.signal(number, self._stop)
 
     def _stop(self, number: int, frame: object) -> None:
@@ -227,7 +243,7 @@ class Runner:
             with held(run.folder.with_name(f".{run.folder.name}"), "sweep"):
                 return self._one(run, environment)
         except (OSError, ValueError) as error:
-            print(f"left alone: {run.folder.name}: {error}", flush=True)
+            self._say(f"left alone: {run.folder.name}: {error}")
             return False
         finally:
             self._environments.put(environment)
@@ -257,7 +273,7 @@ class Runner:
         run.write(state=state, outcome=outcome)
         if state == "finished":
             self._when_finished(run)
-        print(f"{state}: {run.folder.name}: {outcome}", flush=True)
+        self._say(f"{state}: {run.folder.name}: {outcome}")
         return state == "finished"
 
     def _fit(self, run: SweepRun, more: Sequence[str], environment: Mapping[str, str]) -> int:

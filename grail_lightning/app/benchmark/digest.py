@@ -1,4 +1,4 @@
-"""A digest of what a figure depends on: the method and its options, the rollouts, and the code that computes with them."""
+"""A digest of what a figure depends on: the method and its options, the rollouts, and the code."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from grail_lightning.app.benchmark.processes import Job, run_jobs
 from grail_lightning.app.benchmark.report import report_name, write_report
 from grail_lightning.app.benchmark.result import FORMAT, Result, read_result
 from grail_lightning.app.benchmark.subjects import Subject
-from grail_lightning.app.benchmark.training import Request, check, estimate, train
+from grail_lightning.app.benchmark.training import Request, check, train
 from grail_lightning.app.benchmark.worlds import DEFAULT_WORLDS, WORLDS
 from grail_lightning.app.cli.mistakes import mistakes_in_one_line
 from grail_lightning.core.runtime.files import check_writable, held

@@ -80,7 +80,7 @@ def cost(method: str, options: Sequence[str], world: str, seed: int, report: Rep
             told = cost_of(opened, subject)
         except DoesNotApply as error:
             return {"figures": None, "reasons": {"cost": str(error)}}
-    return {"figures": told.figures, "reasons": told.reasons}
+    return {"figures": told.figures["cost"], "reasons": told.reasons}
 
 
 def _controls(subject: Subject, opened: OpenWorld, weighted: AllWeights, seed: int) -> dict[str, AllWeights]:

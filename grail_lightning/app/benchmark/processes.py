@@ -100,7 +100,7 @@ def _run(job: Job, connection: Connection) -> None:
     """Measure in this process, and send shares, and at last the outcome or the error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the one that waits, which ends this process.
     try:
-        import torch  # noqa: PLC0415  (the process that waits does not need it)
+        import torch  # The process that waits does not need it.
 
         torch.set_num_threads(1)
         outcome = job.measure(**job.arguments, report=lambda share: connection.send((min(share, 1.0), None, "")))
@@ -108,7 +108,7 @@ def _run(job: Job, connection: Connection) -> None:
         connection.send((1.0, outcome, ""))
     except ValueError as error:
         connection.send((1.0, None, str(error)))
-    except Exception as error:  # noqa: BLE001  (any error of the method is the user's to see)
+    except Exception as error:  # Any error of the method is the user's to see.
         traceback.print_exc()
         connection.send((1.0, None, f"{type(error).__name__}: {error}. The traceback is above."))
 

@@ -107,8 +107,7 @@ def check_devices(trainer: Trainer) -> None:
 
 def environments_of_runs(jobs: int | None, devices: int) -> list[dict[str, str]]:
     """The variables of each run of a sweep at a time: its GPUs, or its threads on the CPU."""
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"`--jobs` must be at least 1, but got {jobs}.")
+    _check_jobs(jobs)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
     if gpus != [""]:
         if devices > len(gpus):
@@ -118,10 +117,21 @@ def environments_of_runs(jobs: int | None, devices: int) -> list[dict[str, str]]
             )
         parts = [gpus[start : start + devices] for start in range(0, len(gpus) - devices + 1, devices)]
         return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts][:jobs]
+    return environments_on_cores(jobs, devices)
+
+
+def environments_on_cores(jobs: int | None, devices: int = 1) -> list[dict[str, str]]:
+    """The variables of each run at a time, of so many processes on the CPU each: the threads of a process."""
+    _check_jobs(jobs)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     number = jobs or max(1, cores // devices)
     threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, cores // number // devices))}
     return [threads] * number
+
+
+def _check_jobs(jobs: int | None) -> None:
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"`--jobs` must be at least 1, but got {jobs}.")
 
 
 class StageCSVLogger(CSVLogger):

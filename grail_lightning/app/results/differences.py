@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from grail_lightning.app.results.records import flat, read_samples, sample_frame, unequal
@@ -164,6 +165,17 @@ def read_scalars(folder: Path, tag: str) -> dict[int, float]:
             values = {step: value for step, value in values.items() if step < point.step}
         values[point.step] = float(point.value)
     return values
+
+
+def curve_end(values: Mapping[int, float]) -> float:
+    """The value of a curve at its last step."""
+    return values[max(values)]
+
+
+def curve_mean(values: Mapping[int, float]) -> float:
+    """The mean of a curve over its steps, by the trapezoidal rule; it must have two steps."""
+    steps = sorted(values)
+    return float(np.trapezoid([values[step] for step in steps], steps) / (steps[-1] - steps[0]))
 
 
 def read_curves(runs: Sequence[LoggedRun]) -> tuple[pd.DataFrame, list[str]]:
