@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,8 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from grail_lightning.app.benchmark.reads import reading_files
 
 _PACKAGE = Path(__file__).parents[2]
 _CODE = ("core", "gallery", "worlds", "answers", "app/benchmark")
@@ -23,8 +24,9 @@ def code_digest() -> str:
     digest = hashlib.sha256(" ".join(version(name) for name in _LIBRARIES).encode())
     code = (file for part in _CODE for file in (_PACKAGE / part).rglob("*.py"))
     data = (_PACKAGE / "app/benchmark/data").glob("*.npz")
-    for file in sorted([*code, *data]):
-        digest.update(str(file.relative_to(_PACKAGE)).encode() + file.read_bytes())
+    with reading_files():
+        for file in sorted([*code, *data]):
+            digest.update(str(file.relative_to(_PACKAGE)).encode() + file.read_bytes())
     return digest.hexdigest()[:12]
 
 
@@ -38,11 +40,12 @@ def digest_of(parts: Sequence[object], **facts: Any) -> str:
 
 def users_files(cls: type) -> set[Path]:
     """The file of a class outside of this package, and those of the modules from its folder that are imported."""
-    defined = inspect.getsourcefile(cls)
-    if defined is None or _PACKAGE in Path(defined).resolve().parents:
+    files = {
+        name: Path(file).resolve()
+        for name, module in [*sys.modules.items()]
+        if (file := getattr(module, "__file__", None))
+    }
+    defined = files.get(cls.__module__)
+    if defined is None or _PACKAGE in defined.parents:
         return set()
-    folder = Path(defined).resolve().parent
-    imported = (
-        Path(file).resolve() for module in [*sys.modules.values()] if (file := getattr(module, "__file__", None))
-    )
-    return {Path(defined).resolve()} | {file for file in imported if file.parent == folder and file.suffix == ".py"}
+    return {file for file in files.values() if file.parent == defined.parent and file.suffix == ".py"}

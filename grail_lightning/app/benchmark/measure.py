@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from grail_lightning.app.benchmark.cost import cost_of
@@ -24,7 +22,7 @@ from grail_lightning.app.benchmark.processes import Report
 from grail_lightning.app.benchmark.references import REFERENCES, controls_of
 from grail_lightning.app.benchmark.rollouts import OpenWorld, open_world
 from grail_lightning.app.benchmark.subjects import Subject, subject_of
-from grail_lightning.app.benchmark.weights import AllWeights, DoesNotApply, weigh
+from grail_lightning.app.benchmark.weights import AllWeights, DoesNotApply, reads_rewards, weigh
 from grail_lightning.core.credit.base import TokenCredit
 from grail_lightning.core.records.task import Prompt
 
@@ -54,7 +52,7 @@ def quality(method: str, options: Sequence[str], world: str, batches: int, seed:
         except DoesNotApply as error:
             return {"figures": None, "reason": str(error), "reads": [], "oracle": False, "examples": []}
         report(_WEIGHED)
-        controls = _controls(subject, opened, weighted, seed)
+        controls = _controls(subject, opened, seed)
         report(_CONTROLLED)
         figures = _gains(subject, opened, weighted, controls, seed, report)
         reads = weighted.reads  # Labels are read below, by nobody but this function.
@@ -83,16 +81,12 @@ def cost(method: str, options: Sequence[str], world: str, seed: int, report: Rep
     return {"figures": told.figures["cost"], "reasons": told.reasons}
 
 
-def _controls(subject: Subject, opened: OpenWorld, weighted: AllWeights, seed: int) -> dict[str, AllWeights]:
+def _controls(subject: Subject, opened: OpenWorld, seed: int) -> dict[str, AllWeights]:
     """The method under its controls: its weights shuffled, and if it reads rewards, with permuted ones.
 
     A method that is given under a control, or is one, has none.
     """
-    subjects = controls_of(subject)
-    if len(subjects) > 1:
-        first = weigh(subjects[-1], replace(opened, batches=opened.batches[:1]), seed).batches[0]
-        if torch.equal(first.advantages, weighted.batches[0].advantages):  # It does not read rewards.
-            subjects.pop()
+    subjects = controls_of(subject, reads_rewards=reads_rewards(subject, opened, seed))
     return {one.name: weigh(one, opened, seed) for one in subjects}
 
 
