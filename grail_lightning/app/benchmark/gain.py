@@ -102,6 +102,9 @@ def interval(values: Tensor, number: int) -> Interval | None:
     """
     level = float(ndtr(math.sqrt(number / (number - 1)) * stdtrit(number - 1, 0.025)))
     drawn = values[1:].nan_to_num(nan=torch.nan, posinf=_HUGE, neginf=-_HUGE)
+    # A draw in which uniform credit gains nothing may have any value: half of them count on either side.
+    either_side = torch.where(torch.arange(len(drawn)) % 2 == 0, _HUGE, -_HUGE).to(drawn)
+    drawn = torch.where(drawn.isnan(), either_side, drawn)
     low, high = (float(drawn.quantile(q)) for q in (level, 1 - level))
     found = [float(values[0]), low, high]
     return found if all(abs(x) < _HUGE for x in found) else None  # NaN is not.
@@ -129,8 +132,7 @@ def gain_figures(
     number = len(uniform.power)
     told = Told()
     if number < FEWEST:
-        few = f"A gain needs at least {FEWEST} batches, but there are {number}."
-        return _nothing(told, few)
+        return _nothing(told, _few(number))
     if not bool((method.power > 0).any()):
         return _nothing(told, _NONE)
     sets = resampled(number, draws, seed)
@@ -143,7 +145,7 @@ def gain_figures(
     told.figures["share_of_limit"] = dict.fromkeys(OPTIMISERS)
     if references is None or references.number < number:
         why = "There are no reference gradients of so many batches."
-        told.reasons |= {"share_of_limit": why, "gain_beside_baseline.best_constant": why}
+        told.reasons.update({"share_of_limit": why, "gain_beside_baseline.best_constant": why})
     else:
         constants, limits = (best_gains(references, kind, number, sets) for kind in ("constants", "limits"))
         beside["best_constant"] = {o: own[o] - constants[o] for o in OPTIMISERS}
@@ -185,6 +187,10 @@ def best_of(references: References, kind: str) -> dict[str, str]:
     rows: Mapping[str, Products] = getattr(references, kind)
     found = {name: gains(one, references.uniform, once) for name, one in rows.items()}
     return {o: max(found, key=lambda name: float(found[name][o])) for o in OPTIMISERS}
+
+
+def _few(number: int) -> str:
+    return f"A gain needs at least {FEWEST} batches, but there are {number}."
 
 
 def _nothing(told: Told, reason: str) -> Told:
@@ -241,6 +247,8 @@ def gain_of(
     Raises:
         ValueError: If the shipped references are not those of this policy and these rollouts.
     """
+    if len(method) < FEWEST:
+        return _nothing(Told(), _few(len(method)))
     uniform = uniform_batches(opened)
     credits = {"uniform": [*map(on_every_token, uniform)], "method": method}
     credits["balanced"] = [

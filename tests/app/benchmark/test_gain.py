@@ -95,7 +95,7 @@ def by_loops(ours, uniform, draw):
 def test_figures_of_each_draw_are_those_of_loops_over_its_batches():
     """A batch that is drawn twice is no pair with itself, and one that is not drawn counts for Adam's scale."""
     uniform = noisy(3, mean=2.0)
-    ours = 0.3 * uniform + noisy(4)
+    ours = torch.linspace(0, 2, 30).double() * uniform + 0.5 * noisy(4, 0.0)
     draws = torch.cat([ONCE, resampled(N, 4)[1:]])
     tables = products(ours, uniform), products(uniform, uniform)
     found = gains(*tables, draws)
@@ -128,7 +128,7 @@ def test_products_of_blocks_are_those_of_the_whole(monkeypatch):
 
 
 def test_shares_and_differences_are_paired_with_the_best_reference():
-    uniform = noisy(0, noise=3.0)
+    uniform = noisy(0, noise=1.5)
     better = uniform.mean(0) + (uniform - uniform.mean(0)) / 2  # The same mean with half the noise.
     best = uniform.mean(0) + (uniform - uniform.mean(0)) / 3
     by = references(uniform, better, best)
@@ -169,6 +169,16 @@ def test_what_does_not_apply_is_none_and_has_a_reason():
     assert (
         pure.figures["gain"]["sgd"] is None or pure.figures["gain"]["sgd"][2] > 5
     )  # Of noise alone anything is a gain.
+
+
+def test_draws_without_a_gain_of_uniform_credit_count_on_both_sides():
+    """One of 200 leaves the interval as it is, and one of ten leaves none."""
+    values = torch.linspace(-1, 1, 200).double()
+    few, many = values.clone(), values.clone()
+    few[50], many[::10] = torch.nan, torch.nan
+    one, other = (interval(torch.cat([torch.zeros(1).double(), some]), 32) for some in (few, values))
+    assert one == pytest.approx(other, abs=0.02)
+    assert interval(torch.cat([torch.zeros(1).double(), many]), 32) is None
 
 
 def test_references_of_more_batches_are_cut_to_the_first_ones():
