@@ -146,7 +146,9 @@ def _gains(result: Result, others: Sequence[Result]) -> Section:
 
 
 def _training(result: Result) -> Section:
-    rows, curves, notes = [], {}, []
+    rows: list[list[str]] = []
+    curves: dict[str, dict[str, Any]] = {}
+    notes: list[str] = []
     for world in worlds_of(result):
         training = value_of(result, world, "training")
         if not training:

@@ -27,7 +27,8 @@ const filled = (colours) => {
   for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
   return [...canvas.getImageData(0, 0, 1, 1).data];
 };
-const behind = (element) => (element ? [...behind(element.parentElement), getComputedStyle(element).backgroundColor] : []);
+const behind = (element) =>
+  element ? [...behind(element.parentElement), getComputedStyle(element).backgroundColor] : [];
 return [...document.querySelectorAll("h2, .quiet, .evidence, td, .t")].map((element) => [
   filled([getComputedStyle(element).color]), filled(behind(element)), element.className,
 ]);
