@@ -4,7 +4,8 @@
 
 A fenced block names its file, ```` ```yaml title="my_reward.yaml" ````, and everything between the fences is replaced.
 Everything between ``<!-- columns -->`` and ``<!-- end of columns -->`` is replaced by the table of
-`grail_lightning.core.records.columns`.
+`grail_lightning.core.records.columns`, and between ``<!-- board -->`` and ``<!-- end of board -->`` by the tables of
+the results in `grail_lightning/app/benchmark/board`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from grail_lightning.app.benchmark.board import BOARD, board_page, read_board
 from grail_lightning.core.records.columns import COLUMNS, PREDICTION, SAMPLE, TRAINING
 
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r'^(```\w+ title="([^"]+)")\n.*?^```$', re.MULTILINE | re.DOTALL)
 BEGIN, END = "<!-- columns -->\n", "<!-- end of columns -->"
+BEGIN_BOARD, END_BOARD = "<!-- board -->\n", "<!-- end of board -->"
 FILES = {"rollouts": TRAINING, "samples": SAMPLE, "predictions": PREDICTION}
 
 
@@ -30,10 +33,14 @@ def columns_table() -> str:
     return "\n".join(rows)
 
 
-def filled(page: str) -> str:
-    """The text of a page with the present text of each file that it names, and the present columns."""
+def filled(page: str, board: Path = BOARD) -> str:
+    """The text of a page with the present text of each file that it names, the present columns, and the board."""
     page = BLOCK.sub(lambda block: f"{block[1]}\n{(DOCS / 'examples' / block[2]).read_text().rstrip()}\n```", page)
-    return re.sub(rf"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{columns_table()}\n\n{END}", page, flags=re.DOTALL)
+    page = re.sub(rf"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{columns_table()}\n\n{END}", page, flags=re.DOTALL)
+    if BEGIN_BOARD not in page:
+        return page
+    before, after = page.split(BEGIN_BOARD)[0], page.split(END_BOARD)[-1]
+    return f"{before}{BEGIN_BOARD}\n{board_page(read_board(board))}\n\n{END_BOARD}{after}"
 
 
 if __name__ == "__main__":

@@ -129,8 +129,10 @@ def _plain_scores(result: Result, found: _Found, references: Sequence[Result]) -
             if alike:
                 said[plural(error)] = f"{plural(error)} {each(alike)}"
         if said:
-            claim = f"The plain score {row['label']} finds {listed([*said])} as well"
-            yield Finding(claim=claim, evidence=f"Its AUROC at forks: {'; '.join(said.values())}")
+            yield Finding(
+                claim=f"The plain score {row['label']} finds {listed([*said])} as well",
+                evidence=f"Its AUROC at forks: {'; '.join(said.values())}",
+            )
 
 
 def _controls(result: Result, found: _Found) -> Iterator[Finding]:
@@ -138,7 +140,8 @@ def _controls(result: Result, found: _Found) -> Iterator[Finding]:
     names = dict.fromkeys(name for world in worlds_of(result) for name in value_of(result, world, "controls") or ())
     number_of = sum(map(len, found.values()))
     for name in names:
-        alike, partly = [], []
+        alike: list[str] = []
+        partly: list[str] = []
         for error, some in found.items():
             for claim in some:
                 raw = figure(result, claim.world, "controls", name, "auroc_forks", error)
@@ -163,7 +166,8 @@ def _controls(result: Result, found: _Found) -> Iterator[Finding]:
 def _blame(result: Result, found: _Found) -> Iterator[Finding]:
     """Whether finding errors puts more of the blame on them."""
     finds = {claim.world for some in found.values() for claim in some if claim.sign > 0}
-    more, same = [], []
+    more: list[str] = []
+    same: list[str] = []
     for world in worlds_of(result):
         ours, uniform = (figure(result, world, "blame", name) for name in ("flawed", "flawed_uniform"))
         if world in finds and ours is not None and uniform is not None:

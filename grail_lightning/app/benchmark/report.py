@@ -64,33 +64,30 @@ def report_name(label: str) -> str:
 
 def report_markdown(result: Result, references: Sequence[Result] = ()) -> str:
     """The report as Markdown: the verdict, the tables of each question, rollouts, and what is needed to repeat it."""
-    parts = [f"# {markdown(title_of(result))}", markdown(about(result)), "## Verdict"]
-    claims = [(markdown(sentence(f.claim)), markdown(sentence(f.evidence))) for f in findings(result, references)]
-    parts += ["\n".join(f"- **{claim}** {evidence}".rstrip() for claim, evidence in claims), markdown(ABOUT_VERDICT)]
+    parts = [f"# {_line(title_of(result))}", _line(about(result)), "## Verdict"]
+    claims = [(_line(sentence(f.claim)), _line(sentence(f.evidence))) for f in findings(result, references)]
+    parts += ["\n".join(f"- **{claim}** {evidence}".rstrip() for claim, evidence in claims), _line(ABOUT_VERDICT)]
     for section in sections(result, references):
-        parts += [f"## {section.title}", markdown(section.about)]
-        tables = [*section.tables, *(picture["table"] for picture in curves_pictures(section, _seeds(result)))]
-        for table in tables:
-            parts += _markdown(table)
+        parts += [f"## {section.title}", _line(section.about)]
+        for table in [*section.tables, *(picture["table"] for picture in curves_pictures(section, _seeds(result)))]:
+            parts += [f"**{_line(table.title)}**", _table(table)]
+            parts.append("\n".join(f"- {_line(note)}" for note in table.notes))
     if result.get("examples"):
-        parts += ["## Rollouts", markdown(ABOUT_ROLLOUTS)]
+        parts += ["## Rollouts", _line(ABOUT_ROLLOUTS)]
         for number, example in enumerate(result["examples"], 1):
-            world, outcome = in_words(example["world"]), example["outcome"]
-            parts.append(f"**{number}. {markdown(plain(world))}, {markdown(plain(outcome))}**")
-            parts.append(f"Prompt: {markdown(plain(example['prompt'], 2000))}")
-            parts.append(markdown_table(*_head_and_rows(steps_table(example, "")), names=2))
-    parts += ["## To repeat it", markdown_table(*_head_and_rows(repeat_table(result)), names=2)]
+            parts.append(f"**{number}. {_line(in_words(example['world']))}, {_line(example['outcome'])}**")
+            parts += [f"Prompt: {_line(example['prompt'])}", _table(steps_table(example, ""), names=2)]
+    parts += ["## To repeat it", _table(repeat_table(result), names=2)]
     return _printable("\n\n".join(part for part in parts if part) + "\n")
 
 
-def _markdown(table: Table) -> list[str]:
-    shown = [f"**{markdown(table.title)}**"]
-    shown += [markdown_table(*_head_and_rows(table))] if table.rows else []
-    return [*shown, *(["\n".join(f"- {markdown(plain(note, 1000))}" for note in table.notes)] if table.notes else [])]
+def _table(table: Table, names: int = 1) -> str:
+    return markdown_table(table.columns, table.rows, names, _line) if table.rows else ""
 
 
-def _head_and_rows(table: Table) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    return table.columns, table.rows
+def _line(text: object) -> str:
+    """The text as a part of a line of Markdown."""
+    return markdown(plain(text, 4000))
 
 
 def report_html(result: Result, references: Sequence[Result] = ()) -> str:

@@ -146,7 +146,9 @@ def _gains(result: Result, others: Sequence[Result]) -> Section:
 
 
 def _training(result: Result) -> Section:
-    rows, curves, notes = [], {}, []
+    rows: list[list[str]] = []
+    curves: dict[str, dict[str, Any]] = {}
+    notes: list[str] = []
     for world in worlds_of(result):
         training = value_of(result, world, "training")
         if not training:
@@ -154,30 +156,35 @@ def _training(result: Result) -> Section:
             continue
         baseline = (training.get("beside_baseline") or {}).get("baseline", "")
         names = {"method": result["label"], "uniform": "uniform credit", "baseline": f"lower baseline {baseline}"}
-        found = {
-            plain(names[key]): curve for key, curve in (training.get("curves") or {}).items() if curve.get("steps")
-        }
-        curves |= {world: found} if found else {}
-        for path, other in ((("training",), "uniform credit"), (("training", "beside_baseline"), baseline)):
-            facts = value_of(result, world, *path)
-            if not facts:
-                continue
-            for key, when in (("over_training", "mean over training"), ("end", "at the end")):
-                tested = (facts.get("p"), facts.get("p_holm")) if key == "over_training" else (None, None)
-                least = facts.get("detectable") if key == "over_training" else None
-                cells = [interval(figure(result, world, *path, key), 1, "+"), *map(p_value, tested)]
-                settings = [training.get("rate"), len(training.get("seeds") or []), training.get("steps")]
-                cells += [NOTHING if least is None else f"{least:.1f}", *map(_cell, settings)]
-                rows.append([f"{in_words(world)}: {when}, less {other}", *cells])
+        drawn = {key: curve for key, curve in (training.get("curves") or {}).items() if curve.get("steps")}
+        curves |= {world: {plain(names[key]): curve for key, curve in drawn.items()}} if drawn else {}
+        rows += _trained(result, world, ("training",), "uniform credit")
+        rows += _trained(result, world, ("training", "beside_baseline"), baseline)
+        if recorded := (training.get("recorded") or {}).get("sentence"):
+            notes.append(f"{in_words(world)}: {recorded}")
     columns = ["", "points", "p", "p (Holm)", "detectable", "rate", "seeds", "steps"]
     about = (
         "Training runs that are paired by seed, in percentage points of accuracy, each with its own learning rate, "
         "which was chosen on other seeds. Detectable is the true difference that such runs would find four times in "
         "five: a p-value above 0.05 says nothing about smaller ones."
     )
-    tables = [Table(title="Differences in training", columns=columns, rows=rows)] if rows else []
-    tables += [Table(title="Where it was not trained", columns=[], rows=[], notes=notes)] if notes else []
+    title = "Differences in training" if rows else "It was not trained"
+    tables = _filled([Table(title=title, columns=columns, rows=rows, notes=notes)])
     return Section(title="Does it train better?", about=about, tables=tables, curves=curves)
+
+
+def _trained(result: Result, world: str, path: tuple[str, ...], other: str) -> Iterator[list[str]]:
+    """The differences from other runs, as a mean over training and at the end."""
+    facts, training = value_of(result, world, *path), value_of(result, world, "training")
+    if not facts:
+        return
+    for key, when, suffix in (("over_training", "mean over training", ""), ("end", "at the end", "_end")):
+        tested = [p_value(facts.get(f"{name}{suffix}")) for name in ("p", "p_holm")]
+        least = facts.get(f"detectable{suffix}")
+        settings = [training.get("rate"), len(training.get("seeds") or []), training.get("steps")]
+        points = interval(figure(result, world, *path, key), 1, "+")
+        cells = [points, *tested, NOTHING if least is None else f"{least:.1f}", *map(_cell, settings)]
+        yield [f"{in_words(world)}: {when}, less {other}", *cells]
 
 
 def _costs(result: Result, others: Sequence[Result]) -> Section:

@@ -196,11 +196,15 @@ def _gain_of_controls(result: Result, found: Sequence[Claim]) -> Iterator[Findin
             )
 
 
+def beside_best(result: Result) -> list[Claim]:
+    """The gain less that of the best constant baseline in each world; the intervals of all hold together."""
+    return claims(result, ("gain_beside_baseline", "best_constant", ADAM), 0.0, len(gains(result)))
+
+
 def _baselines(result: Result) -> Iterator[Finding]:
     """What remains of the gain beside a lower baseline, and with equal praise and blame."""
     signs = {claim.world: claim.sign for claim in gains(result)}
-    best = claims(result, ("gain_beside_baseline", "best_constant", ADAM), 0.0, len(signs))
-    groups = by_sign(claim for claim in best if signs.get(claim.world, -1) >= 0)
+    groups = by_sign(claim for claim in beside_best(result) if signs.get(claim.world, -1) >= 0)
     said = {
         1: "Its gain is more than that of any lower baseline",
         0: "Its gain in a step is that of a lower baseline",
@@ -233,8 +237,8 @@ def _training(result: Result) -> Iterator[Finding]:
     for path, other in ((("training",), "uniform credit"), (("training", "beside_baseline"), "the lower baseline")):
         groups: dict[int | None, list[str]] = {1: [], -1: [], 0: [], None: []}
         for world in trained:
-            if facts := value_of(result, world, *path):
-                groups[_difference(result, world, path, facts)].append(world)
+            if value_of(result, world, *path):
+                groups[difference_in_training(result, world, path)].append(world)
         said = {
             1: f"is better than with {other}",
             0: f"is not seen to differ from that with {other}",
@@ -248,9 +252,9 @@ def _training(result: Result) -> Iterator[Finding]:
                 yield Finding(claim=f"Training in {where} {said[sign]}", evidence=evidence, main=sign is not None)
 
 
-def _difference(result: Result, world: str, path: tuple[str, ...], facts: Result) -> int | None:
+def difference_in_training(result: Result, world: str, path: tuple[str, ...]) -> int | None:
     """The sign of a difference in training, 0 if it could be chance, None without an interval."""
-    mean = figure(result, world, *path, "over_training")
+    facts, mean = value_of(result, world, *path) or {}, figure(result, world, *path, "over_training")
     if mean is None:
         return None
     p = facts.get("p_holm")
@@ -268,7 +272,7 @@ def _trained(result: Result, world: str, path: tuple[str, ...]) -> str:
     p, power = facts.get("p_holm"), facts.get("detectable")
     tested = "" if p is None else ", p < 0.001 (Holm)" if p < 0.001 else f", p = {p:.3f} (Holm)"
     text = f"{in_words(world)}{baseline}, as a mean over training: {_points(mean)}{tested}"
-    if _difference(result, world, path, facts):
+    if difference_in_training(result, world, path):
         return f"{text}, at the end: {_points(end)}" if end is not None else text
     better, worse = (number(max(limit, 0.0), 1) for limit in (mean.high, -mean.low))
     found = f", and {power:.1f} points would be found four times in five" if power is not None else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,10 +100,12 @@ def markdown(text: object) -> str:
     return re.sub(r"([\\`*_{}<>|#~&]|\](?=[(\[:]))", r"\\\1", str(text))
 
 
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]], names: int = 1) -> str:
+def markdown_table(
+    head: Sequence[str], rows: Iterable[Sequence[object]], names: int = 1, escape: Callable[[object], str] = markdown
+) -> str:
     """A table of Markdown, whose texts are escaped: `names` columns of text, then columns of figures to the right."""
     rule = ["---"] * names + ["--:"] * (len(head) - names)
-    lines = [list(map(markdown, head)), rule, *([markdown(cell) for cell in row] for row in rows)]
+    lines = [list(map(escape, head)), rule, *([escape(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

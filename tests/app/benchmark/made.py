@@ -185,7 +185,7 @@ def turn_example():
         "Oslo",
         "}",
     ]
-    weights = [0.8, 0.9, 1.0, 1.0, None, None, None, 1.9, 2.4, 1.8, 1.0, 1.0, 1.1, 1.0]
+    weights = [0.9, 0.9, 1.0, 1.0, None, None, None, 1.9, 2.4, 1.8, 1.0, 1.0, 1.1, 1.0]
     return {
         "world": "search",
         "prompt": "In which town does the neighbour of Norma live?",
