@@ -108,7 +108,8 @@ def _gains(
 
     tables = {name: [one.advantages for one in under.batches] for name, under in controls.items()}
     told = gain_of(opened, [one.advantages for one in weighted.batches], tables, seed=seed, done=done)
-    return {"controls": {}} | told.figures | {"reasons": told.reasons}
+    figures = told.figures | {"controls": told.figures["controls"] or {}}
+    return figures | {"reasons": told.reasons}
 
 
 def _examples(opened: OpenWorld, weighted: AllWeights, labels: Labels) -> list[dict[str, Any]]:

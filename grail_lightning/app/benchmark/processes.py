@@ -25,7 +25,7 @@ class Bar(Protocol):
     def update(self, n: float) -> object:
         """Move the bar by as many units."""
 
-    def set_postfix_str(self, s: str) -> object:
+    def set_postfix_str(self, s: str, refresh: bool) -> object:
         """Show words behind the bar."""
 
 
@@ -80,7 +80,8 @@ def run_jobs(jobs: Sequence[Job], processes: int, bar: Bar) -> list[dict[str, An
                     outcomes[k] = outcome
                     running.pop(connection)
                     process.join()
-            bar.set_postfix_str(", ".join(jobs[k].name for _, k in running.values()))
+            bar.set_postfix_str(", ".join(jobs[k].name for _, k in running.values()), refresh=False)
+            bar.update(0)
     finally:
         for process, _ in running.values():
             process.terminate()
@@ -101,8 +102,10 @@ def _run(job: Job, connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the one that waits, which ends this process.
     try:
         import torch  # The process that waits does not need it.
+        from transformers.utils.logging import disable_progress_bar
 
         torch.set_num_threads(1)
+        disable_progress_bar()
         outcome = job.measure(**job.arguments, report=lambda share: connection.send((min(share, 1.0), None, "")))
         write_whole(job.file, json.dumps(outcome))
         connection.send((1.0, outcome, ""))
