@@ -146,10 +146,7 @@ def _blame(weights: Array, labels: Labels) -> Sums:
     """The share of the sum of absolute weights of flawed rollouts that lies on flawed lines."""
     flawed = _fitted(labels.kinds["flawed"], weights.shape[1])
     blame = np.abs(weights) * (labels.wrong & flawed.any(1))[:, None]
-    # By rollout, so that none counts for more because its advantage or its weights are larger.
-    total = blame.sum(1)
-    part = np.where(total > 0, (blame * flawed).sum(1) / np.where(total > 0, total, 1), np.nan)
-    return Sums.of_rows(part, GROUP_SIZE)
+    return Sums(*(part.sum(1).reshape(-1, GROUP_SIZE).sum(1) for part in (blame * flawed, blame)))
 
 
 def _weight(weights: Array, labels: Labels, kind: str) -> Interval | None:

@@ -5,10 +5,11 @@ variance is that of a ratio of sums over clusters,
 
 .. math:: v = \frac{G}{G - 1} \frac{\sum_g (t_g - p\,c_g)^2}{(\sum_g c_g)^2}
 
-with ``G`` prompts that count. The percentile interval of a bootstrap over prompts would be too short with few prompts,
+with ``G`` prompts that count. Degrees of freedom are one less than Kish's effective number of prompts,
+``(Σ_g c_g)^2 / Σ_g c_g^2``. The percentile interval of a bootstrap over prompts would be too short with few prompts,
 and of no width where all of them agree, as AUROCs of good methods do. So an estimate that lies between 0 and 1 gets the
 interval of Korn and Graubard (1998), that of Clopper and Pearson for ``n* = p(1-p)/v`` independent cases, corrected by
-quantiles of Student's t; others get Student's interval with ``G - 1`` degrees of freedom.
+quantiles of Student's t; others get Student's interval.
 
 Source: E. L. Korn, B. I. Graubard, "Confidence intervals for proportions with small expected number of positive counts
 estimated from survey data", Survey Methodology 24 (1998).
@@ -44,6 +45,12 @@ class Sums:
         return cls(np.nansum(groups, 1), (~np.isnan(groups)).sum(1).astype(np.float64))
 
     @property
+    def number(self) -> float:
+        """Kish's effective number of prompts, at least 2."""
+        squares = float((self.counts**2).sum())
+        return max(float(self.counts.sum()) ** 2 / squares, 2.0) if squares else 2.0
+
+    @property
     def estimate(self) -> float:
         """``p``; NaN where nothing counts."""
         count = float(self.counts.sum())
@@ -55,13 +62,13 @@ def share(sums: Sums) -> Interval | None:
     number, p = int((sums.counts > 0).sum()), sums.estimate
     if number < 2 or math.isnan(p):
         return None
-    variance = _variance(sums, number)
+    variance, effective = _variance(sums, number), sums.number
     if variance > 0 and 0 < p < 1:
         cases = p * (1 - p) / variance
         # Quantiles of t for as many cases and for as many prompts.
-        cases *= (float(t.ppf(_TAIL, max(cases - 1, 1))) / float(t.ppf(_TAIL, number - 1))) ** 2
+        cases *= (float(t.ppf(_TAIL, max(cases - 1, 1))) / float(t.ppf(_TAIL, effective - 1))) ** 2
     else:
-        cases = float(number)
+        cases = effective
     hits = p * cases
     low = float(beta.ppf(_TAIL, hits, cases - hits + 1)) if hits > 0 else 0.0
     high = float(beta.ppf(1 - _TAIL, hits + 1, cases - hits)) if hits < cases else 1.0
@@ -73,7 +80,7 @@ def mean(sums: Sums) -> Interval | None:
     number, p = int((sums.counts > 0).sum()), sums.estimate
     if number < 2 or math.isnan(p):
         return None
-    half = float(t.ppf(1 - _TAIL, number - 1)) * math.sqrt(_variance(sums, number))
+    half = float(t.ppf(1 - _TAIL, sums.number - 1)) * math.sqrt(_variance(sums, number))
     return [p, p - half, p + half]
 
 

@@ -36,7 +36,7 @@ class Subject:
         control: The control that wraps the method.
         advantage: The estimator of the advantage.
         by: What ranks tokens in detection: the method's scores, or its weights. None: the scores if the weights in
-            front of the answer never fall where the scores rise, else the weights.
+            front of the answer never fall where the scores rise, and mostly rise with them, else the weights.
         given: What was given, in the form of a configuration: by `credit`, `control` and `advantage` the class path and
             the options of each.
         reads: What its constructors have read; see `reads.KINDS`.
@@ -77,7 +77,7 @@ def subject_of(credit: str, arguments: Sequence[str] = (), name: str | None = No
             check_arguments(rest)
             parser, given = _parser(), with_arguments({}, rest)
             try:
-                made = parser.instantiate_classes(parser.parse_args(as_arguments({}, rest)))
+                made = parser.instantiate(parser.parse_args(as_arguments({}, rest)))
             except (ArgumentError, TypeError) as error:
                 raise ValueError(wrong_option(parser, given) or last_line(error)) from error
             except ValueError as error:
@@ -87,7 +87,7 @@ def subject_of(credit: str, arguments: Sequence[str] = (), name: str | None = No
         except ValueError as error:
             raise ValueError(_without_model(str(error))) from error
         except Exception as error:  # The constructor of the user's class.
-            raise ValueError(f"`{credit}` cannot be made: its constructor raised {said(error)}.") from error
+            raise ValueError(f"`{credit}` cannot be made: its constructor raised {_line(error)}.") from error
     told = {part: _told(given["model"][part]) for part in _PARTS if part in given["model"]}
     return Subject(
         name=name or _name(parts["credit"], told),
@@ -97,6 +97,10 @@ def subject_of(credit: str, arguments: Sequence[str] = (), name: str | None = No
         given=told,
         reads=tuple(reads),
     )
+
+
+def _line(error: Exception) -> str:
+    return " ".join(said(error).split())
 
 
 def _parser() -> ArgumentParser:

@@ -188,9 +188,9 @@ def _one(
         except ValueError as error:
             raise ValueError(" ".join(str(error).split())) from error
         except Exception as error:  # The user's class.
-            name = getattr(type(subject.method), "__name__", subject.name)
+            name, why = type(subject.method).__name__, " ".join(said(error).split())
             raise ValueError(
-                f"`{name}` must return weights for the rollouts of {opened.world.title}, but raised {said(error)}."
+                f"`{name}` must return weights for the rollouts of {opened.world.title}, but raised {why}."
             ) from error
     advantages, effective = torch.zeros(batch.response_mask.shape), None
     if weights is not None:
@@ -253,31 +253,38 @@ def _ranking(subject: Subject, results: Sequence[Weighted]) -> Literal["score", 
         return "score"
     if subject.control is not None or any(r.weights is None or r.weights.scores is None for r in results):
         return "weight"
-    return "score" if all(map(_rises, results)) and any(map(_varies, results)) else "weight"
+    return "score" if all(map(_rises, results)) and _resolve(results) else "weight"
 
 
-def _rises(result: Weighted) -> bool:
-    """Whether in each row the weights of the tokens in front of the answer rise with the scores, or stay."""
+def _ordered(result: Weighted) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores and weights ``[B, T]`` of each row's tokens in front of the answer, by rising score, and which exist."""
     assert result.effective is not None
     inside = _before_answer(result.batch)
     order = result.ranks.masked_fill(~inside, torch.inf).argsort(dim=1, stable=True)
-    scores = result.ranks.masked_fill(~inside, torch.inf).gather(1, order)
-    weights = result.effective.masked_fill(~inside, torch.inf).gather(1, order)
+    scores, weights = (x.masked_fill(~inside, torch.inf).gather(1, order) for x in (result.ranks, result.effective))
+    return scores, weights, inside.gather(1, order)
+
+
+def _rises(result: Weighted) -> bool:
+    """Whether in each row the weights rise with the scores, or stay."""
+    scores, weights, inside = _ordered(result)
     # Tokens with equal scores may have weights in any order: each is compared with those of smaller scores.
     before = torch.cat([torch.full_like(weights[:, :1], -torch.inf), weights[:, :-1].cummax(1).values], 1)
-    starts = torch.cat([torch.ones_like(scores[:, :1], dtype=torch.bool), scores[:, 1:] > scores[:, :-1]], 1)
+    starts = torch.cat([torch.ones_like(inside[:, :1]), scores[:, 1:] > scores[:, :-1]], 1)
     places = torch.where(starts, torch.arange(scores.shape[1]), 0).cummax(1).values
     smaller = before.gather(1, places)
-    return bool(
-        (weights >= smaller - _ROUNDING * (1 + smaller.abs())).masked_fill(~inside.gather(1, order), True).all()
-    )
+    return bool((weights >= smaller - _ROUNDING * (1 + smaller.abs()))[inside].all())
 
 
-def _varies(result: Weighted) -> bool:
-    assert result.effective is not None
-    inside = _before_answer(result.batch)
-    low = result.effective.masked_fill(~inside, torch.inf).amin(1)
-    return bool((result.effective.masked_fill(~inside, -torch.inf).amax(1) > low).any())
+def _resolve(results: Sequence[Weighted]) -> bool:
+    """Whether weights tell most neighbouring scores apart, in rows in which they vary: a choice of tokens does not."""
+    apart = total = 0
+    for scores, weights, inside in map(_ordered, results):
+        different = (scores[:, 1:] > scores[:, :-1]) & inside[:, 1:]
+        rises = (weights[:, 1:] > weights[:, :-1]) & different
+        rows = rises.any(1)
+        apart, total = apart + int(rises[rows].sum()), total + int(different[rows].sum())
+    return 2 * apart > total
 
 
 def _before_answer(batch: RolloutBatch) -> Tensor:
