@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -65,6 +65,25 @@ class _Counts:
     tokens_run: int = 0
     sampled_tokens: int = 0
     sampling: bool = False
+
+    def begin(self) -> None:
+        """Begin another step."""
+        self.tokens_run = self.sampled_tokens = 0
+
+    @contextmanager
+    def of(self, policy: Policy) -> Iterator[None]:
+        """A context in which forward passes of the policy's decoder, and of others of its class, are counted."""
+        kind = type(policy.decoder)
+
+        def count(module: nn.Module, inputs: Any, output: Any) -> None:
+            if isinstance(module, kind) and not self.sampling:
+                self.tokens_run += math.prod(output.last_hidden_state.shape[:2])
+
+        hook = register_module_forward_hook(count)
+        try:
+            yield
+        finally:
+            hook.remove()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,14 +149,7 @@ class _Alternate(pl.Callback):
     peaks: dict[int, float] = field(default_factory=dict)  # MiB by the side.
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Count the tokens of forward passes from now on."""
-        counts, kind = pl_module.counts, type(pl_module.policy.decoder)
-
-        def count(module: nn.Module, inputs: Any, output: Any) -> None:
-            if isinstance(module, kind) and not counts.sampling:
-                counts.tokens_run += math.prod(output.last_hidden_state.shape[:2])
-
-        self._hook = register_module_forward_hook(count)
+        """Start the clock."""
         self._profiler: Any = None
         self._first, self._ending = _working_seconds(), False
 
@@ -146,7 +158,7 @@ class _Alternate(pl.Callback):
         turn, place = divmod(batch_idx, 2)
         self._side = (turn + place) % 2
         pl_module.take(self.sides[self._side])
-        pl_module.counts.__init__()
+        pl_module.counts.begin()
         if self._ending:
             self._profiler = torch.profiler.profile(
                 activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
@@ -175,10 +187,6 @@ class _Alternate(pl.Callback):
         spent = _working_seconds() - self._first
         if batch_idx % 2 and (len(self.steps) >= self.rounds or (len(self.steps) >= 2 and spent > self.seconds)):
             self._ending = True
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Count no longer."""
-        self._hook.remove()
 
 
 def _working_seconds() -> float:
@@ -220,12 +228,14 @@ def cost_of(opened: OpenWorld, subject: Subject, *, seconds: float = 12.0, round
         seconds: After so many seconds no further round begins, but there are at least two.
         rounds: Most rounds.
     """
+    subject = replace(subject, method=copy.deepcopy(subject.method))  # It may have a state.
     sides = (Subject(name="Uniform", method=Uniform(), advantage=GroupMean()), subject)
     watch = _Alternate(sides=sides, rounds=rounds, seconds=seconds)
     module = _StoredModule(opened, subject)
     rollouts = [opened.batches[k % len(opened.batches)] for k in range(rounds + 2) for _ in sides]
     prompts = [batch.prompts[::GROUP_SIZE] for batch in rollouts]
-    with _silent():
+    assert module.policy is not None
+    with _silent(), module.counts.of(module.policy):
         trainer = pl.Trainer(
             max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0, callbacks=[watch],

@@ -42,11 +42,11 @@ def policy_gradients(
     """
     distinct: dict[str, Sequence[Tensor]] = {}
     same: dict[str, str] = {}
-    for name, tables in credits.items():
-        equal = (known for known, others in distinct.items() if all(map(torch.equal, tables, others)))
+    for name, its in credits.items():
+        equal = (known for known, others in distinct.items() if all(map(torch.equal, its, others)))
         same[name] = next(equal, name)
         if same[name] == name:
-            distinct[name] = tables
+            distinct[name] = its
     parameters = [p for p in policy.parameters() if p.requires_grad]
     sizes = [p.numel() for p in parameters]
     found = {name: torch.zeros(len(batches), sum(sizes)) for name in distinct}
@@ -61,7 +61,7 @@ def policy_gradients(
 
 
 def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    parts = flat.split([p.numel() for p in parameters])
+    parts = torch.split(flat, [p.numel() for p in parameters])
     return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
 
 

@@ -19,7 +19,7 @@ class TwoPasses(TokenCredit):
     def __call__(self, policy, batch, context):
         for _ in range(2):
             logprobs(policy, batch, context, torch.arange(len(batch)))
-        held = torch.ones(64 * 2**18)  # 64 MiB
+        held = torch.ones(128 * 2**18)  # 128 MiB
         weights = uniform_weights(batch)
         assert held.sum() > 0
         return weights
@@ -47,7 +47,7 @@ def test_passes_and_memory_of_a_method_are_counted(opened):
     cost = told.figures["cost"]
     mixed = sum(int(b.rewards.reshape(-1, 8).std(1).gt(0).sum()) for b in opened.batches) / 32
     assert 2 < cost["forward_passes"] < 2.5 / mixed
-    assert 20 < cost["memory_mib"] < 70
+    assert 40 < cost["memory_mib"] < 128 + 20  # The peaks of a step are in its credit here, in its update there.
     assert told.reasons == {}
 
 
