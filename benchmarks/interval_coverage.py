@@ -16,6 +16,10 @@ and `wide` (a beta distribution of concentration 20 and 1), `all or nothing` (ea
   of up to 0, 0.5, 1 and 3 standard errors of the problems (evenly distributed); difficulties are `wide`, 1 sample.
 - `lengths`: the mean length of all, of right and of wrong responses. The lengths of a problem's responses are lognormal
   (sigma 0.5) around e^(6 + h) tokens, where h is the probability of a wrong one. Widths are shares of the truth.
+- `training`: the difference of two methods' trainings, paired over S seeds. What a seed adds to both runs has a share
+  of 0, 0.5 or 0.9 of the variance; the runs' own parts are normal, or those of one method are `skewed` (the negative of
+  a gamma of shape 4: a few runs fall far). `sums` and so on draw the differences of recorded runs from uniform credit,
+  each less the mean of its arm (`recorded`), which have one figure for all correlations.
 """
 
 import argparse
@@ -30,7 +34,9 @@ import torch
 from scipy.special import ndtr
 from scipy.stats import beta
 
-from grail_lightning.app.results.statistics import Estimate, difference, estimate, ratio_interval
+from grail_lightning.app.benchmark.recorded import recorded
+from grail_lightning.app.results.differences import curve_mean
+from grail_lightning.app.results.statistics import Estimate, difference, estimate, ratio_interval, seeds_difference
 from grail_lightning.functional import pass_at_k, pass_at_k_variance
 
 CONCENTRATION = {"same": math.inf, "mild": 20.0, "wide": 1.0, "all or nothing": 0.0}
@@ -177,7 +183,49 @@ def lengths(options: argparse.Namespace) -> Rows:
         yield {"problems": number, "samples": samples, "rate": rate}, cells
 
 
-PARTS = {"mean": mean, "difference": difference_of_runs, "average": average, "seeds": seeds, "lengths": lengths}
+def recorded_differences(world: str) -> np.ndarray:
+    """Differences of recorded runs from uniform credit of the same seed, over training, less the mean of their arm."""
+    arms = defaultdict(dict)
+    for (options, seed), accuracy in recorded(world).rows.items():
+        if seed < 100:  # Reported.
+            arms[options][seed] = curve_mean(accuracy)
+    plain = next(
+        seeds
+        for arm, seeds in arms.items()
+        if not any(o.startswith("--model.advantage") for o in arm) and "--model.credit=Uniform" in arm
+    )
+    parts = [np.array([seeds[s] - plain[s] for s in plain]) for seeds in arms.values() if seeds is not plain]
+    # A deviation from the mean of n has (n - 1) / n of the variance.
+    return np.concatenate([(part - part.mean()) * math.sqrt(len(part) / (len(part) - 1)) for part in parts])
+
+
+def training(options: argparse.Namespace) -> Rows:
+    """Accuracies are shares; a run's own standard deviation is two points, and one method is three points better."""
+    pools = {world: recorded_differences(world) for world in ("sums", "words", "code", "search", "charts")}
+    for count, shared in product((3, 6, 8), (0.0, 0.5, 0.9)):
+        cells, draw = defaultdict(Cell), np.random.default_rng(options.seed)
+        for _ in range(options.repetitions):
+            common = math.sqrt(shared) * draw.standard_normal(count)
+            ours, theirs = draw.standard_normal((2, count))
+            skewed = (4 - draw.gamma(4, size=count)) / 2
+            base = 0.6 + 0.02 * (common + math.sqrt(1 - shared) * theirs)
+            for name, own in (("normal", ours), ("skewed", skewed)):
+                better = 0.63 + 0.02 * (common + math.sqrt(1 - shared) * own)
+                cells[name].add(seeds_difference([*better], [*base], paired=True), 0.03)
+            for world, pool in pools.items():
+                drawn = draw.choice(pool, count) + 0.002 * draw.standard_normal(count)  # One response of 512.
+                cells[world].add(seeds_difference([*(0.6 + drawn)], [0.6] * count, paired=True), float(pool.mean()))
+        yield {"seeds": count, "shared": shared}, cells
+
+
+PARTS = {
+    "training": training,
+    "mean": mean,
+    "difference": difference_of_runs,
+    "average": average,
+    "seeds": seeds,
+    "lengths": lengths,
+}
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from grail_lightning.app.cli.app import FitOptions, mistakes_in_one_line
 from grail_lightning.app.cli.config_files import find_config, read_options
@@ -92,6 +92,9 @@ class SweepRun:
         log = self.folder / "fit.log"
         lines = log.read_text(errors="replace").strip().split("\n") if log.exists() else [""]
         return lines[-1].strip()
+
+
+Run = TypeVar("Run", bound=SweepRun)
 
 
 def file_name(*parts: str) -> str:
@@ -288,7 +291,7 @@ class Runner:
         return code
 
 
-def selected(runs: Sequence[SweepRun], options: argparse.Namespace) -> list[SweepRun]:
+def selected(runs: Sequence[Run], options: argparse.Namespace) -> list[Run]:
     """The runs of a call: all, the one of an index, or those that match."""
     chosen = [run for k, run in enumerate(runs) if options.index in (None, k)]
     if options.only:
