@@ -59,6 +59,10 @@ def test_the_report_is_as_wide_as_the_window(opened, width):
     driver = opened(report_html(grail(), references()), width)
     driver.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+    heads = (
+        "return Math.max(...[...document.querySelectorAll('th')].map((head) => head.getBoundingClientRect().height))"
+    )
+    assert driver.execute_script(heads) < 110, "words of names are not broken into letters"
     size = "return Math.min(...[...document.querySelectorAll('p, td, th, li, summary, svg text')].map("
     size += "(e) => parseFloat(getComputedStyle(e).fontSize) * (e.ownerSVGElement?.viewBox.baseVal.width ? "
     size += "e.ownerSVGElement.clientWidth / e.ownerSVGElement.viewBox.baseVal.width : 1)))"
