@@ -13,6 +13,13 @@ from typing import Any
 
 _PACKAGE = Path(__file__).parents[2]
 _CODE = ("core", "gallery", "worlds", "answers", "app/benchmark")
+_SHOWING = frozenset(
+    (
+        *("board", "claims", "detection", "digest", "main", "pictures", "processes", "recorded", "report", "result"),
+        *("tables", "training", "training_figures", "training_progress", "verdict"),
+    )
+)
+"""Modules of the benchmark that no figure of a world depends on."""
 _LIBRARIES = ("torch", "transformers", "numpy", "scipy")
 
 
@@ -21,8 +28,10 @@ def code_digest() -> str:
     """Of the package's Python and data that figures depend on, and of the versions of the libraries."""
     digest = hashlib.sha256(" ".join(version(name) for name in _LIBRARIES).encode())
     code = (file for part in _CODE for file in (_PACKAGE / part).rglob("*.py"))
-    data = (_PACKAGE / "app/benchmark/data").glob("*.npz")
-    for file in sorted([*code, *data]):
+    data = [*(_PACKAGE / "app/benchmark/data").glob("*.npz")]
+    for file in sorted(
+        [*(file for file in code if file.parent.name != "benchmark" or file.stem not in _SHOWING), *data]
+    ):
         digest.update(str(file.relative_to(_PACKAGE)).encode() + file.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -252,6 +252,7 @@ def _has(shipped: Sequence[Result], name: str, call: argparse.Namespace) -> bool
 
 def _run(every: Sequence[Judged], shipped: Sequence[Result], call: argparse.Namespace) -> None:
     jobs = [job for one in every for pair in one.jobs.values() for job in pair]
+    jobs.sort(key=lambda job: -job.units)  # The last ones to end are then short.
     how = {"unit": "s", "bar_format": "{percentage:3.0f}% |{bar:30}| about {remaining} left {postfix}"}
     with tqdm(total=sum(job.units for job in jobs), mininterval=1.0 if sys.stderr.isatty() else 30.0, **how) as bar:
         found = run_jobs(jobs, call.jobs or len(os.sched_getaffinity(0)), bar)

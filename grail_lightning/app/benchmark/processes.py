@@ -45,7 +45,7 @@ class Job:
 
 
 def run_jobs(jobs: Sequence[Job], processes: int, bar: Bar) -> list[dict[str, Any]]:
-    """The outcomes of all jobs, of which those that are kept are not measured again.
+    """The outcomes of all jobs, which begin in their order; those that are kept are not measured again.
 
     An error of a job is raised when it happens, and ends the others at once, as Ctrl-C does; outcomes of jobs that are
     finished are kept.
@@ -57,55 +57,65 @@ def run_jobs(jobs: Sequence[Job], processes: int, bar: Bar) -> list[dict[str, An
     outcomes = [job.kept() for job in jobs]
     for job, outcome in zip(jobs, outcomes, strict=True):
         bar.update(job.units if outcome is not None else 0)
-    missing = sorted((k for k, outcome in enumerate(outcomes) if outcome is None), key=lambda k: -jobs[k].units)
-    running: dict[Connection, tuple[BaseProcess, int]] = {}
+    missing = [k for k, outcome in enumerate(outcomes) if outcome is None]
+    busy: dict[Connection, int] = {}  # By its connection, the job that a process has.
+    workers: dict[Connection, BaseProcess] = {}
     shares = [0.0] * len(jobs)
     try:
-        while missing or running:
-            while missing and len(running) < processes:
-                connection, process = _start(jobs[missing[0]])
-                running[connection] = process, missing.pop(0)
-            for connection in wait([*running], timeout=1.0):
-                process, k = running[connection]
+        for _ in missing[:processes]:
+            connection, process = _start()
+            workers[connection] = process
+        while missing or busy:
+            for connection in [other for other in workers if other not in busy][: len(missing)]:
+                busy[connection] = missing.pop(0)
+                connection.send(jobs[busy[connection]])
+            for connection in wait([*busy], timeout=1.0):
+                assert isinstance(connection, Connection)
+                k = busy[connection]
                 try:
                     share, outcome, mistake = connection.recv()
                 except EOFError:
-                    process.join()
-                    mistake = _death(process)
+                    workers[connection].join()
+                    mistake = _death(workers[connection])
                 if mistake:
                     raise ValueError(f"{jobs[k].name}: {mistake}")
                 bar.update((share - shares[k]) * jobs[k].units)
                 shares[k] = share
                 if outcome is not None:
                     outcomes[k] = outcome
-                    running.pop(connection)
-                    process.join()
-            bar.set_postfix_str(", ".join(jobs[k].name for _, k in running.values()), refresh=False)
+                    busy.pop(connection)
+            bar.set_postfix_str(", ".join(jobs[k].name for k in busy.values()), refresh=False)
             bar.update(0)
     finally:
-        for process, _ in running.values():
+        for process in workers.values():
             process.terminate()
     return [outcome for outcome in outcomes if outcome is not None]
 
 
-def _start(job: Job) -> tuple[Connection, BaseProcess]:
+def _start() -> tuple[Connection, BaseProcess]:
     context = get_context("spawn")  # The child of a process with threads may hang.
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(job, there), daemon=True)
+    here, there = context.Pipe()
+    process = context.Process(target=_work, args=(there,), daemon=True)
     process.start()
     there.close()  # The end of the process is then the end of what can be read.
     return here, process
 
 
-def _run(job: Job, connection: Connection) -> None:
-    """Measure in this process, and send shares, and at last the outcome or the error."""
+def _work(connection: Connection) -> None:
+    """Measure one job after another, until this process is ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the one that waits, which ends this process.
-    try:
-        import torch  # The process that waits does not need it.
-        from transformers.utils.logging import disable_progress_bar
+    import torch  # The process that waits does not need it.
+    from transformers.utils.logging import disable_progress_bar
 
-        torch.set_num_threads(1)
-        disable_progress_bar()
+    torch.set_num_threads(1)
+    disable_progress_bar()
+    while True:
+        _measure(connection.recv(), connection)
+
+
+def _measure(job: Job, connection: Connection) -> None:
+    """Measure, and send shares, and at last the outcome or the mistake."""
+    try:
         outcome = job.measure(**job.arguments, report=lambda share: connection.send((min(share, 1.0), None, "")))
         write_whole(job.file, json.dumps(outcome))
         connection.send((1.0, outcome, ""))
