@@ -327,16 +327,19 @@ def _describe(figures: dict[str, Any], world: _World) -> None:
     figures["rates"] = sorted({run.point["model.optimizer.lr"] for run in world.choosing})
     figures["chosen_on"] = sorted({run.seed for run in world.choosing})
     figures["recorded"] = None
-    arms = [arm for arm in Arms._fields if all(run.row for run in world.arm(arm))]
+    arms = [arm for arm in Arms._fields if any(run.row for run in world.arm(arm))]
     if not arms or world.recorded is None:
         return
+    seeds = [run.seed for run in world.arm(arms[0]) if run.row]
+    part = f" (seeds {seeds[0]} to {seeds[-1]})" if len(seeds) < len(world.arm(arms[0])) else ""
     starts = _starts(world.arm("method"), world.recorded)
     same = sum(
         here.accuracy == there.accuracy and abs(here.first_batch - there.first_batch) < 1e-4
         for here, there in starts.values()
     )
     names = {"method": "the method", "uniform": "uniform credit", "baseline": "the lower baseline"}
-    sentence = f"The runs of {' and of '.join(names[arm] for arm in arms)} are recorded ones, made on another machine."
+    which = " and of ".join(names[arm] for arm in arms)
+    sentence = f"The runs of {which} are recorded ones{part}, made on another machine."
     if not starts:
         sentence = "All runs are recorded ones, made on one machine."
     elif same == len(starts):

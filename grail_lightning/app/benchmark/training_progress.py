@@ -80,7 +80,11 @@ def reporting(
 
     def look() -> None:
         while not ended.wait(_EVERY):
-            progress(watch.look())
+            try:
+                now = watch.look()
+            except OSError:  # A run's folder is being removed, to begin it anew.
+                continue
+            progress(now)
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
