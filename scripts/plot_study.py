@@ -6,7 +6,7 @@
 
 From a page: a row is a method, a column a table. The figures are read from the page, so that they stand in one place.
 Of a table with several columns of the name, as "minus Dr. GRPO, points", the last one is drawn: the mean over training.
-`scripts/study_tables.py` makes the tables from runs, `benchmarks/credit_gradients.py` those of one step.
+`scripts/study_tables.py` makes the tables of training from runs; those of one step are in docs/research alone.
 
 From the folder of a sweep: held-out accuracy of at most four methods, a column a task.
 """
