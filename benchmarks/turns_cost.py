@@ -30,16 +30,26 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from credit_values import setting
 from transformers import AutoModelForCausalLM
 
-from grail_lightning import ArithmeticTask, ChartsData, HFEngine, Loading, Policy, SampledBatch, Sampling, build_batch
+from grail_lightning import (
+    ArithmeticTask,
+    ChartsData,
+    HFEngine,
+    Loading,
+    Policy,
+    SampledBatch,
+    Sampling,
+    SearchData,
+    build_batch,
+)
 from grail_lightning.core.engines.base import TurnRequest, resend_turns
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.core.policy.micro_batch import cut_rows
 from grail_lightning.core.policy.source import LoadedPolicy
 from grail_lightning.core.records.task import TokenText
 from grail_lightning.core.step.episodes import play
+from grail_lightning.worlds.search.task import SearchSpace
 from grail_lightning.worlds.sums.task import ProblemSpace
 
 GROUP = 8
@@ -80,11 +90,11 @@ class Case:
 
     def _play(self, options: argparse.Namespace) -> None:
         """Take prompts, limits and sizes from rollouts with their environment."""
-        where_from = setting("search", 5, options.prompts, seed=0)
-        policy = load_policy(where_from.policy).eval()
+        data = SearchData(problems=SearchSpace(min_hops=2, max_hops=3), num_test=options.prompts, seed=0)
+        policy, sampling = load_policy("search").eval(), Sampling(max_response_length=64)
         self.engine.update_weights(policy)
-        prompts = where_from.data.load("train")[0].prompts[: options.prompts]
-        batch = play(self.engine, policy, prompts, GROUP, where_from.sampling, range(len(prompts) * GROUP))
+        prompts = data.load("train")[0].prompts[: options.prompts]
+        batch = play(self.engine, policy, prompts, GROUP, sampling, range(len(prompts) * GROUP))
         self.engine.update_weights(self.policy)
         self.prompts = [prompt for prompt in prompts for _ in range(GROUP)]
         whole = zip(batch.input_ids.tolist(), batch.prompt_lengths.tolist(), strict=True)

@@ -1,12 +1,12 @@
 """Draw the differences from Dr. GRPO that the tables of a page report, or the curves of a sweep's runs.
 
-    python scripts/plot_study.py docs/study_credit.md docs/pictures/study_credit.png
-    python scripts/plot_study.py docs/study_credit.md docs/pictures/study_limit.png --column "share, Adam"
+    python scripts/plot_study.py docs/research/training_studies.md docs/pictures/study_credit.png
+    python scripts/plot_study.py docs/research/one_step.md docs/pictures/study_limit.png --column "share, Adam"
     python scripts/plot_study.py runs/study docs/pictures/study_curves.png --methods 'Dr. GRPO' GRAIL OAR-G AnswerOnly
 
 From a page: a row is a method, a column a table. The figures are read from the page, so that they stand in one place.
 Of a table with several columns of the name, as "minus Dr. GRPO, points", the last one is drawn: the mean over training.
-`scripts/study_tables.py` makes the tables from runs, `benchmarks/credit_gradients.py` those of one step.
+`scripts/study_tables.py` makes the tables of training from runs; those of one step are in docs/research alone.
 
 From the folder of a sweep: held-out accuracy of at most four methods, a column a task.
 """

@@ -23,7 +23,7 @@ from tests.shell import SHORT, main
 
 ROOT = Path(__file__).parents[2]
 DOCS, EXAMPLES = ROOT / "docs", ROOT / "docs" / "examples"
-PAGES = {page.name: page.read_text() for page in sorted(DOCS.glob("*.md"))} | {
+PAGES = {str(page.relative_to(DOCS)): page.read_text() for page in sorted(DOCS.rglob("*.md"))} | {
     "README": (ROOT / "README.md").read_text()
 }
 
@@ -205,17 +205,19 @@ def test_every_credit_method_stands_on_the_pages_that_compare_them():
 
 
 @pytest.mark.parametrize(
-    ("column", "intervals", "heading", "row", "figure"),
+    ("page", "column", "intervals", "heading", "row", "figure"),
     [
-        ("minus Dr. GRPO, points", 4, "Sums of five terms", "GRAIL", (-1.8, 1.0)),
-        ("share, Adam", 5, "In one step: five terms", "GRAIL", (-0.36, 0.07)),
+        ("training_studies", "minus Dr. GRPO, points", 4, "Sums of five terms", "GRAIL", (-1.8, 1.0)),
+        ("one_step", "share, Adam", 5, "In one step: five terms", "GRAIL", (-0.36, 0.07)),
     ],
 )
-def test_the_pictures_of_a_study_have_every_figure_of_the_tables(column, intervals, heading, row, figure, monkeypatch):
+def test_the_pictures_of_a_study_have_every_figure_of_the_tables(
+    page, column, intervals, heading, row, figure, monkeypatch
+):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    page = PAGES["study_credit.md"]
-    tables = script("plot_study").differences(page, column)
-    sections = re.findall(r"^### (.+?)\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
+    text = PAGES[f"research/{page}.md"]
+    tables = script("plot_study").differences(text, column)
+    sections = re.findall(r"^### (.+?)\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
     rows = {name: [line for line in text.splitlines() if line.startswith("|")] for name, text in sections}
     drawn = {name: sum(line.count(" ±") >= intervals for line in lines) for name, lines in rows.items()}
     assert {name: len(table) for name, table in tables.items()} == {
