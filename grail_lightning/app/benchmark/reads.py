@@ -11,6 +11,7 @@ This finds what a method does openly. It is no sandbox: code that changes the be
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import mmap
 import os
 import sys
@@ -99,12 +100,10 @@ def _install() -> None:
 
 def _within_borders() -> bool:
     """Whether a task is asked where steps end, which `find_borders` returns alone, and not of what kind they are."""
-    frame = sys._getframe(2)
-    while (back := frame.f_back) is not None:
-        if frame.f_code is find_borders.__code__:
-            return True
-        frame = back
-    return False
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not find_borders.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _note(kind: str) -> None:
@@ -130,7 +129,8 @@ def _watched(kind: type[K], name: str, event: str) -> type[K]:
     slot = vars(kind)[name]
 
     def read(record: K) -> Any:
-        if sys._getframe(1).f_code is not dataclasses.replace.__code__:
+        caller = (frame := inspect.currentframe()) and frame.f_back
+        if caller is None or caller.f_code is not dataclasses.replace.__code__:
             sys.audit(event)
         return slot.__get__(record)
 
