@@ -132,7 +132,7 @@ def _at_forks(forks: Forks, tokens: Array, lines: Array | None) -> Sums:
     known = ~(np.isnan(flawed) | np.isnan(sound))
     won = ((flawed > sound) + (flawed == sound) / 2) * known
     group, number = forks.row[0] // GROUP_SIZE, len(tokens) // GROUP_SIZE
-    return Sums(*(np.bincount(group, weights=values, minlength=number) for values in (won, known.astype(float))))
+    return Sums(np.bincount(group, won, number).astype(float), np.bincount(group, known, number).astype(float))
 
 
 def _agreement(lines: Array, labels: Labels, outcome: Literal["wrong", "right"]) -> Sums:

@@ -28,7 +28,7 @@ from grail_lightning.core.credit.oar import scoped_tokens
 from grail_lightning.core.credit.turns import turn_table
 from grail_lightning.core.functional.advantages import group_advantages, spread_turns, sum_by_turn, turn_starts
 from grail_lightning.core.records.task import Step, StepKind
-from grail_lightning.core.rollout.batch import GradedBatch
+from grail_lightning.core.rollout.batch import GradedBatch, RolloutBatch
 
 _KINDS: tuple[StepKind, ...] = get_args(StepKind)
 _START, _STOP, _KIND, _RESULT, _FIRST, _LAST = 0, 1, 2, 3, 5, 6  # Columns of the array `steps`.
@@ -91,8 +91,8 @@ class Labels:
     @property
     def earned(self) -> Array:
         """``[R, S]``: the gain of each line in the direction of the outcome; in wrong rollouts the loss."""
-        sign: Array = np.where(self.right, 1.0, -1.0)[:, None]
-        return self.gains.mean(0) * sign
+        earned: Array = self.gains.mean(0) * np.where(self.right, 1.0, -1.0)[:, None]
+        return earned
 
     def steps(self, row: int) -> list[Step] | None:
         """The labelled steps of a row; None where there are none."""
@@ -175,7 +175,7 @@ def _steps(batch: GradedBatch, arrays: dict[str, Array], world: World) -> dict[s
     moved = {name: np.take_along_axis(part, order, 1) for name, part in ordered.items()}
     columns = np.arange(width)
     inside = (columns >= steps[..., _FIRST, None]) & (columns < steps[..., _LAST, None])
-    reasoning = (batch.response_mask if world.programs else scoped_tokens(batch, "reasoning")).numpy()
+    reasoning = (batch.response_mask if world.programs else scoped_tokens(_ready(batch), "reasoning")).numpy()
     exists = (places < number[:, None])[..., None]
 
     def tokens(*names: str) -> Array:
@@ -195,12 +195,17 @@ def _steps(batch: GradedBatch, arrays: dict[str, Array], world: World) -> dict[s
     }
 
 
+def _ready(batch: GradedBatch) -> RolloutBatch:
+    """The batch as functions of credit methods take it, without advantages."""
+    return batch.with_advantages(torch.zeros(len(batch)))
+
+
 _LABELLED = ("sound", *ERRORS, "inherited")
 
 
 def _turns(batch: GradedBatch, arrays: dict[str, Array], world: World) -> dict[str, Any]:
     """The turns of a batch. A call is sound if the environment scores it above 0; an answer has no kind."""
-    turns = turn_table(batch)
+    turns = turn_table(_ready(batch))
     number = turns.exists.shape[1]
     score = torch.from_numpy(arrays["score"][:, :number]).float()
     begin = turn_starts(turns.numbers, number)
@@ -225,7 +230,7 @@ def _joined(parts: Sequence[Array], fill: float) -> Array:
 
 def _forks(ids: list[list[int]], begin: Array, kind: dict[str, Array], chosen: Array, error: str) -> Forks:
     """The forks at which a line with this error and a sound one follow the same tokens of the same prompt."""
-    after: dict[tuple[object, ...], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    after: dict[tuple[int, ...], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for name in (error, "sound"):
         for b, s in np.argwhere(chosen & kind[name]).tolist():
             after[b // GROUP_SIZE, s, *ids[b][: begin[b, s]]][name].append(b)
@@ -259,7 +264,7 @@ def q_and_v(
     before = torch.where(before.isnan(), after, before)
     if batch.turn is None:
         return after, before
-    turns = turn_table(batch)
+    turns = turn_table(_ready(batch))
     places = turn_starts(turns.numbers, turns.exists.shape[1]).clamp(max=width - 1)
     first, then = (spread_turns(x.gather(1, places), turns.numbers) for x in (after, before))
     return first, then

@@ -2,8 +2,8 @@
 
 Tasks and environments raise audit events (`sys.audit`) where they label a step or score a turn, and `read_arrays` where
 it reads labels. Prompts, verdicts and turns that raise them when they are asked are made here. An audit hook cannot be
-removed. The files of the benchmark are closed to everybody but `read_arrays`, and to that while a method runs: the hook
-raises, also in forks of the process.
+removed. While a method runs, the files of the benchmark cannot be opened: the hook raises, also in forks of the
+process.
 
 This finds what a method does openly. It is no sandbox: code that changes the benchmark itself is not found.
 """
@@ -39,8 +39,8 @@ _EVENTS = {
 _COLUMNS = frozenset(("answer", "solution", "suggested", "path", "reference", "tempting", "tests", "values"))
 """Columns of the worlds' problems that say what the right answer or a right step is."""
 _STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
-_RUNNING, _READING, _SEEN = 0, 1, 2
-_memory = mmap.mmap(-1, 16)  # Shared with forks: whether a method runs, whether files are read, what has been seen.
+_RUNNING, _SEEN = 0, 1
+_memory = mmap.mmap(-1, 16)  # Shared with forks: whether a method runs, and what it has read.
 
 K = TypeVar("K")
 
@@ -66,13 +66,6 @@ def unrecorded() -> Iterator[None]:
 
 
 @contextmanager
-def reading_files() -> Iterator[None]:
-    """A context in which `read_arrays` opens files of the benchmark, unless a method runs."""
-    with _set(_READING, 1 - _memory[_RUNNING]):
-        yield
-
-
-@contextmanager
 def _set(place: int, value: int) -> Iterator[None]:
     before = _memory[place]
     _memory[place] = value
@@ -90,16 +83,16 @@ def _install() -> None:
     files = {_identity(file) for file in DATA.glob("*.npz")}
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open":
-            if not _memory[_READING] and _identity(arguments[0]) in files:
-                _note(FILES)
-                raise PermissionError("The files of the benchmark hold labels, which no credit method may read.")
-        elif _memory[_RUNNING]:
-            if event in _EVENTS:
-                if not _within_borders():
-                    _note(_EVENTS[event])
-            elif event in _STARTS and any(word in str(arguments) for word in ("app.benchmark", "app/benchmark")):
-                _note(FILES)
+        if not _memory[_RUNNING]:
+            return
+        if event in _EVENTS:
+            if not _within_borders():
+                _note(_EVENTS[event])
+        elif event == "open" and _identity(arguments[0]) in files:
+            _note(FILES)
+            raise PermissionError("The files of the benchmark hold labels, which no credit method may read.")
+        elif event in _STARTS and any(word in str(arguments) for word in ("app.benchmark", "app/benchmark")):
+            _note(FILES)
 
     sys.addaudithook(hook)
 

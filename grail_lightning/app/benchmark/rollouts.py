@@ -18,6 +18,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from grail_lightning.answers.records import Verdict
+from grail_lightning.app.benchmark.programs import StoredCode
 from grail_lightning.app.benchmark.reads import unrecorded, watched_prompt, watched_verdict
 from grail_lightning.app.benchmark.replay import replay
 from grail_lightning.app.benchmark.stored import read_arrays
@@ -34,7 +35,7 @@ from grail_lightning.core.rollout.grading import TaskVerifiers, align_rows, answ
 from grail_lightning.core.runtime.clock import PhaseClock
 from grail_lightning.core.runtime.seeds import derive_seed
 from grail_lightning.core.step.sampler import Sampler
-from grail_lightning.worlds.code.task import CodeTask, ProgramVerdict
+from grail_lightning.worlds.code.task import ProgramVerdict
 from grail_lightning.worlds.programs.outcome import ProgramOutcome
 
 GROUP_SIZE = 8
@@ -145,8 +146,8 @@ class OpenWorld:
         """End the processes that compare answers and run programs."""
         self._verifiers.close()
         for task in {id(batch.prompts[0].task): batch.prompts[0].task for batch in self.batches}.values():
-            if isinstance(task, CodeTask):
-                task.executor.close()
+            if isinstance(task, StoredCode):
+                task.close()
 
 
 @contextmanager

@@ -28,8 +28,6 @@ from typing import Any
 
 import numpy as np
 
-from grail_lightning.app.benchmark.reads import reading_files
-
 LABELS = ("steps", "num_steps", "score", "value", "best")
 """The arrays that no credit method may see."""
 
@@ -42,7 +40,7 @@ def read_arrays(file: Path, names: Iterable[str], number: int | None = None) -> 
     wanted = [*names]
     if not {*wanted}.isdisjoint(LABELS):
         sys.audit("grail_lightning.labels", file.name)
-    with reading_files(), np.load(file) as arrays:
+    with np.load(file) as arrays:
         return {
             name: arrays[name] if name == "verdicts" else arrays[name][:number]
             for name in wanted

@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from grail_lightning import DrGRPO
 from grail_lightning.app.benchmark.labels import check_labels_absent
+from grail_lightning.app.benchmark.programs import why_not_run
 from grail_lightning.app.benchmark.reads import KINDS, ORACLE, recording
 from grail_lightning.app.benchmark.rollouts import GROUP_SIZE, OpenWorld
 from grail_lightning.app.benchmark.subjects import Subject
@@ -162,7 +163,7 @@ def reads_rewards(subject: Subject, opened: OpenWorld, seed: int = 0) -> bool:
 
 @contextmanager
 def _services(method: Any, subject: Subject, opened: OpenWorld) -> Iterator[Opened]:
-    owners = [subject.advantage, *([method] if isinstance(method, TokenCredit) else [])]
+    owners: list[Any] = [subject.advantage, *([method] if isinstance(method, TokenCredit) else [])]
     yield opened.services(owners)
 
 
@@ -188,6 +189,8 @@ def _one(
         except ValueError as error:
             raise ValueError(" ".join(str(error).split())) from error
         except Exception as error:  # The user's class.
+            if opened.world.programs and (reason := why_not_run()):
+                raise DoesNotApply(f"The method runs programs. {reason}") from error
             name, why = type(subject.method).__name__, " ".join(said(error).split())
             raise ValueError(
                 f"`{name}` must return weights for the rollouts of {opened.world.title}, but raised {why}."

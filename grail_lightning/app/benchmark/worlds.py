@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from grail_lightning.app.benchmark.programs import StoredCode
 from grail_lightning.core.data.modules import PromptData
 from grail_lightning.core.rollout.batch import Sampling
 from grail_lightning.worlds.charts.data import ChartsData
@@ -108,7 +109,7 @@ _WORLDS = (
         policy="code",
         config="quickstart_code",
         length=80,
-        make_data=lambda number: CodeData(num_train=number),
+        make_data=lambda number: CodeData(task=StoredCode(), num_train=number),
         programs=True,
     ),
     World(

@@ -13,7 +13,7 @@ import torch
 
 from grail_lightning.app.benchmark.labels import read_labels
 from grail_lightning.app.benchmark.replay import turns_of
-from grail_lightning.app.benchmark.rollouts import GROUP_SIZE, PROMPTS, open_world
+from grail_lightning.app.benchmark.rollouts import GROUP_SIZE, open_world
 from grail_lightning.app.benchmark.stored import read_arrays
 from grail_lightning.app.benchmark.worlds import DATA, WORLDS, world_of
 from grail_lightning.core.rollout.batch import SampledBatch
@@ -102,13 +102,14 @@ def test_stored_steps_are_those_that_the_task_labels(name):
 
 def test_the_script_makes_a_file_and_goes_on_with_it(script, tmp_path, monkeypatch):
     file = tmp_path / "sums.npz"
+    monkeypatch.setattr(script, "PROMPTS", 2)
     for number in (1, 2):
         arguments = ["sums", f"--file={file}", f"--batches={number}", "--samples=2"]
         monkeypatch.setattr(sys, "argv", ["make_benchmark_data.py", *arguments])
         script.main()
         arrays = dict(np.load(file))
         assert len(arrays["ids"]) == len(arrays["steps"]) == len(arrays["value"]) == number
-    assert arrays["ids"].shape == (2, PROMPTS * GROUP_SIZE, 64)
+    assert arrays["ids"].shape == (2, 2 * GROUP_SIZE, 64)
     values = arrays["value"][~np.isnan(arrays["value"])]
     assert set(values.tolist()) <= {0.0, 0.5, 1.0}
     assert {json.loads(text)["status"] for text in arrays["verdicts"]} <= {"right", "wrong", "missing", "unevaluated"}

@@ -141,3 +141,13 @@ def test_whether_a_method_reads_rewards(sums):
     assert reads_rewards(ours(TreeAdvantage()), sums)
     assert not reads_rewards(ours(GRAIL()), sums)
     assert not reads_rewards(replace(REFERENCES["entropy"].subject()), sums)
+
+
+def test_the_world_of_code_needs_no_sandbox_and_methods_that_run_programs_say_so(monkeypatch):
+    from grail_lightning.worlds.programs import probe
+
+    monkeypatch.setattr(probe, "refusal", lambda isolation: "there is none")
+    with open_world("code", 1) as code:
+        assert weigh(ours(TreeAdvantage()), code).batches[0].effective.any()
+        with pytest.raises(DoesNotApply, match=r"The method runs programs\. Nothing isolates programs here"):
+            weigh(subject_of("EGCA"), code)
