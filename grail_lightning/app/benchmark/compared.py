@@ -16,7 +16,6 @@ from torch import Tensor
 
 from grail_lightning.app.benchmark.gradients import Products, References, policy_gradients, products
 from grail_lightning.app.benchmark.labels import q_and_v
-from grail_lightning.app.benchmark.reads import reading_files
 from grail_lightning.app.benchmark.rollouts import GROUP_SIZE, OpenWorld
 from grail_lightning.app.benchmark.stored import read_arrays
 from grail_lightning.app.benchmark.worlds import DATA, World
@@ -118,7 +117,7 @@ def read_references(world: World, file: Path | None = None) -> References | None
     file = file or file_of(world)
     if not file.exists():
         return None
-    with reading_files(), np.load(file) as arrays:
+    with np.load(file) as arrays:
         read = {name: arrays[name] for name in arrays.files}
     number = read["power"].shape[1]
     rows, columns = np.triu_indices(number)
