@@ -187,6 +187,8 @@ class _Alternate(pl.Callback):
         spent = _working_seconds() - self._first
         if batch_idx % 2 and (len(self.steps) >= self.rounds or (len(self.steps) >= 2 and spent > self.seconds)):
             self._ending = True
+            # A profile of a step that samples has too many events.
+            trainer.should_stop = any(ours.sampled_tokens for _, ours in self.steps)
 
 
 def _working_seconds() -> float:
@@ -220,7 +222,8 @@ def cost_of(opened: OpenWorld, subject: Subject, *, seconds: float = 12.0, round
     - `step`: its time over that of a step with uniform credit, sampling and grading left out: the median over rounds.
     - `forward_passes`: the tokens that forward passes run beyond those of uniform's step, over the latter.
     - `extra_tokens`: the tokens that the method samples for each token of the rollouts.
-    - `memory_mib`: the peak of the tensors of a step less that of uniform's, and the weights of further models.
+    - `memory_mib`: the peak of the tensors of a step less that of uniform's, and the weights of further models; None
+      for a method that samples.
 
     Args:
         opened: The world.
@@ -256,8 +259,10 @@ def cost_of(opened: OpenWorld, subject: Subject, *, seconds: float = 12.0, round
         "step": median_interval(ratios),
         "forward_passes": sum(ours.tokens_run for ours, _ in rows) / base_tokens - 1 if base_tokens else None,
         "extra_tokens": sum(ours.sampled_tokens for ours, _ in rows) / sum(ours.rollout_tokens for ours, _ in rows),
-        "memory_mib": watch.peaks[1] - watch.peaks[0] + weights / _MIB,
+        "memory_mib": watch.peaks[1] - watch.peaks[0] + weights / _MIB if watch.peaks else None,
     }
+    if not watch.peaks:
+        told.reasons["cost.memory_mib"] = "The memory of a step is not measured for methods that sample."
     if not base_tokens:
         told.reasons["cost.forward_passes"] = "No group of these rollouts has both outcomes, so nothing is trained."
     return told

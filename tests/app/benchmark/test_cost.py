@@ -54,7 +54,10 @@ def test_passes_and_memory_of_a_method_are_counted(opened):
 def test_sampled_tokens_are_counted_apart(opened):
     """Two continuations of each step's beginning, of few tokens each; their passes are no forward passes."""
     method = Resampled(2, search="bisection")
-    cost = cost_of(opened, Subject(name="Resampled", method=method), seconds=0).figures["cost"]
+    told = cost_of(opened, Subject(name="Resampled", method=method), seconds=0)
+    cost = told.figures["cost"]
+    assert cost["memory_mib"] is None
+    assert told.reasons == {"cost.memory_mib": "The memory of a step is not measured for methods that sample."}
     assert cost["extra_tokens"] > 0.05
     assert cost["forward_passes"] < 0.5
 
