@@ -27,6 +27,7 @@ ROWS = [name for name, reference in REFERENCES.items() if reference.role != "con
 
 
 def main() -> None:
+    """Measure, and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
     parser.add_argument("--rows", nargs="+", choices=list(REFERENCES), default=ROWS, metavar="ROW")

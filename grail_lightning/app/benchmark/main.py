@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="METHOD",
-        help="further methods to show beside it, with their default options; those that the package has no figures of are measured",
+        help="further methods to show beside it, with their default options (measured if no figures are shipped)",
     )
     made.add_argument(
         "--batches",
@@ -157,7 +157,7 @@ def result_of(one: Judged, outcomes: Mapping[str, dict[str, Any]], call: argpars
         figures["reasons"] |= its_cost["reasons"] | {"training": "It was not trained: give --train."}
     subject = one.subject
     told = dict(subject.given)
-    credit = told.get("credit", {"class_path": one.name})
+    credit = told.get("credit", {"class_path": getattr(subject.method, "__name__", one.name)})
     return {
         "format": FORMAT,
         "method": credit["class_path"],

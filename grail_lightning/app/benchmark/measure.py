@@ -113,7 +113,7 @@ def _gains(
 
 
 def _examples(opened: OpenWorld, weighted: AllWeights, labels: Labels) -> list[dict[str, Any]]:
-    """A wrong rollout with each kind of error beside a sound step, and a right one, with the weights of their tokens."""
+    """A wrong rollout with each kind of error beside a sound step, and a right one, with their tokens' weights."""
     if weighted.batches[0].effective is None:
         return []
     sound, chosen = labels.kind["sound"].any(1), []

@@ -76,7 +76,7 @@ def position(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Ten
     return torch.arange(batch.response_mask.shape[1]).float().expand(batch.response_mask.shape)
 
 
-def leaves_tree(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
+def rarity(policy: Policy, batch: RolloutBatch, context: CreditContext) -> Tensor:
     """``[B, T]``: 1 at the first token of each row after which no other row of its group is at the same place."""
     nodes = group_nodes(batch)
     number = torch.bincount(nodes[nodes >= 0])[nodes.clamp(min=0)].masked_fill(nodes < 0, 0)
@@ -96,7 +96,7 @@ SCORES: dict[str, Scorer] = {
     "-log p": surprisal,
     "entropy": entropy,
     "position": position,
-    "the row leaves the tree": leaves_tree,
+    "the row leaves the tree": rarity,
     "chance": chance,
 }
 
