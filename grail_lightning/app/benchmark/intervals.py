@@ -64,7 +64,8 @@ def share(sums: Sums) -> Interval | None:
         return None
     variance, effective = _variance(sums, number), sums.number
     if variance > 0 and 0 < p < 1:
-        cases = p * (1 - p) / variance
+        # As if one more prompt were at one half: few prompts near 1 may by chance all agree more than others would.
+        cases = p * (1 - p) / (variance + ((p - 0.5) / effective) ** 2)
         # Quantiles of t for as many cases and for as many prompts.
         cases *= (float(t.ppf(_TAIL, max(cases - 1, 1))) / float(t.ppf(_TAIL, effective - 1))) ** 2
     else:
