@@ -1,10 +1,10 @@
 """Measure the methods of the package by the benchmark, and write their results, from which the board is made.
 
-    python scripts/make_board.py build/board                        # all rows in the default worlds: hours
+    python scripts/make_board.py build/board                        # all rows in the default worlds: two hours
     python scripts/make_board.py build/board --rows GRAIL OAR-G --worlds sums search
     python scripts/add_to_board.py build/board/rows/*.json
 
-Called again, the script goes on. A row has the worlds that are measured.
+Called again, the script goes on. A row has the worlds that are measured, and the trainings of docs/results.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from grail_lightning.app.benchmark.main import BATCHES, judged, result_of
+from grail_lightning.app.benchmark.main import BATCHES, Judged, judged, result_of
 from grail_lightning.app.benchmark.processes import run_jobs
 from grail_lightning.app.benchmark.references import REFERENCES
 from grail_lightning.app.benchmark.report import report_name
+from grail_lightning.app.benchmark.result import Result
+from grail_lightning.app.benchmark.training import Request, estimate, train
 from grail_lightning.app.benchmark.worlds import DEFAULT_WORLDS, WORLDS
 from grail_lightning.core.runtime.files import write_whole
 
@@ -50,8 +52,28 @@ def main() -> None:
         if call.worlds:
             row = judged(name, [], call)
             outcomes = {job.name: job.kept() for pair in row.jobs.values() for job in pair}
-            file = call.output / "rows" / f"{report_name(name)}.json"
-            write_whole(file, json.dumps(result_of(row, outcomes, call), indent=1) + "\n")
+            result = result_of(row, outcomes, call)
+            if REFERENCES[name].credit is not None:
+                add_recorded(row, result, call)
+            write_whole(call.output / "rows" / f"{report_name(name)}.json", json.dumps(result, indent=1) + "\n")
+
+
+def add_recorded(row: Judged, result: Result, call: argparse.Namespace) -> None:
+    """Add the trainings of the package's studies, where they have the method."""
+    for world, figures in result["worlds"].items():
+        request = Request(
+            method=REFERENCES[row.name].credit or "",
+            options=REFERENCES[row.name].arguments,
+            worlds=(world,),
+            folder=call.output / "runs" / report_name(row.name),
+            arms="all",
+        )
+        if figures is None or estimate(request) > 0:
+            continue
+        trained = train(request, say=print)
+        figures["training"] = trained.figures[world]
+        figures["reasons"].pop("training")
+        figures["reasons"] |= {path.replace(world, "training", 1): said for path, said in trained.reasons.items()}
 
 
 if __name__ == "__main__":

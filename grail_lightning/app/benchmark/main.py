@@ -30,6 +30,7 @@ from grail_lightning.app.benchmark.report import report_name, write_report
 from grail_lightning.app.benchmark.result import FORMAT, Result, read_result
 from grail_lightning.app.benchmark.subjects import Subject
 from grail_lightning.app.benchmark.training import Request, check, train
+from grail_lightning.app.benchmark.training_progress import Progress
 from grail_lightning.app.benchmark.worlds import DEFAULT_WORLDS, WORLDS
 from grail_lightning.app.cli.mistakes import mistakes_in_one_line
 from grail_lightning.core.runtime.files import check_writable, held
@@ -85,6 +86,13 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--train", action="store_true", help="train with the method, too: some ten minutes and more a world"
+    )
+    made.add_argument(
+        "--arms",
+        choices=["recorded", "here"],
+        default="recorded",
+        help="whether the trainings with uniform credit and with the lower baseline are those that the package has, or "
+        "are made here, too (default: recorded)",
     )
     made.add_argument("--seeds", type=PositiveInt, default=6, help="of training (default: 6)")
     made.add_argument("--seed", type=NonNegativeInt, default=0, help="of what methods draw at random (default: 0)")
@@ -195,7 +203,13 @@ def add_training(one: Judged, result: Result, call: argparse.Namespace) -> None:
     """Train with the method, and put the figures into its result."""
     worlds = tuple(world for world, figures in result["worlds"].items() if figures is not None)
     request = _request(one, worlds, call)
-    trained = train(request, progress=lambda progress: print(f"\r{progress}", end="", flush=True), say=print)
+    with tqdm(bar_format="{desc}", mininterval=1.0 if sys.stderr.isatty() else 60.0) as bar:
+
+        def show(progress: Progress) -> None:
+            bar.set_description_str(str(progress), refresh=False)
+            bar.update(0)
+
+        trained = train(request, progress=show, say=tqdm.write)
     for world, figures in trained.figures.items():
         result["worlds"][world]["training"] = figures
     for path, reason in trained.reasons.items():
@@ -214,6 +228,8 @@ def _request(one: Judged, worlds: Sequence[str], call: argparse.Namespace) -> Re
         seeds=call.seeds,
         folder=call.output / "runs" / f"{report_name(one.subject.name)}_{key}",
         jobs=call.jobs,
+        arms=call.arms,
+        arms_folder=call.output / "runs" / "arms",
     )
 
 
