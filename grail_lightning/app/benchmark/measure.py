@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,12 @@ from grail_lightning.app.benchmark.detect import detect
 from grail_lightning.app.benchmark.gain import gain_of
 from grail_lightning.app.benchmark.labels import Labels, read_labels
 from grail_lightning.app.benchmark.processes import Report
-from grail_lightning.app.benchmark.references import REFERENCES, controls_of
+from grail_lightning.app.benchmark.references import REFERENCES
 from grail_lightning.app.benchmark.rollouts import OpenWorld, open_world
 from grail_lightning.app.benchmark.subjects import Subject, subject_of
-from grail_lightning.app.benchmark.weights import AllWeights, DoesNotApply, reads_rewards, weigh
+from grail_lightning.app.benchmark.weights import AllWeights, DoesNotApply, reads_rewards, under_control, weigh
 from grail_lightning.core.credit.base import TokenCredit
+from grail_lightning.core.credit.controls import PermutedRewards, Shuffled
 from grail_lightning.core.records.task import Prompt
 
 _WEIGHED, _CONTROLLED, _GAINED = 0.25, 0.5, 0.95  # The shares of the time that are over then.
@@ -52,7 +54,7 @@ def quality(method: str, options: Sequence[str], world: str, batches: int, seed:
         except DoesNotApply as error:
             return {"figures": None, "reason": str(error), "reads": [], "oracle": False, "examples": []}
         report(_WEIGHED)
-        controls = _controls(subject, opened, seed)
+        controls = _controls(subject, opened, weighted, seed)
         report(_CONTROLLED)
         figures = _gains(subject, opened, weighted, controls, seed, report)
         reads = weighted.reads  # Labels are read below, by nobody but this function.
@@ -81,13 +83,18 @@ def cost(method: str, options: Sequence[str], world: str, seed: int, report: Rep
     return {"figures": told.figures["cost"], "reasons": told.reasons}
 
 
-def _controls(subject: Subject, opened: OpenWorld, seed: int) -> dict[str, AllWeights]:
+def _controls(subject: Subject, opened: OpenWorld, weighted: AllWeights, seed: int) -> dict[str, AllWeights]:
     """The method under its controls: its weights shuffled, and if it reads rewards, with permuted ones.
 
-    A method that is given under a control, or is one, has none.
+    A bare score has none, and a method that is given under a control, or is one.
     """
-    subjects = controls_of(subject, reads_rewards=reads_rewards(subject, opened, seed))
-    return {one.name: weigh(one, opened, seed) for one in subjects}
+    method = subject.method
+    if not isinstance(method, TokenCredit) or subject.control is not None or isinstance(method, PermutedRewards):
+        return {}
+    controls = {"Shuffled": under_control(weighted, Shuffled(), opened, seed)}
+    if reads_rewards(subject, opened, seed):
+        controls["PermutedRewards"] = weigh(replace(subject, method=PermutedRewards(method)), opened, seed)
+    return controls
 
 
 def _gains(

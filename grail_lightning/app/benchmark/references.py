@@ -15,7 +15,6 @@ from torch import Tensor
 from grail_lightning.app.benchmark.subjects import Scorer, Subject, subject_of
 from grail_lightning.app.benchmark.worlds import WORLDS, World
 from grail_lightning.core.credit.base import CreditContext, TokenCredit, TokenWeights
-from grail_lightning.core.credit.controls import PermutedRewards, Shuffled
 from grail_lightning.core.credit.measure import entropies, logprobs
 from grail_lightning.core.policy.layout import group_nodes
 from grail_lightning.core.policy.model import Policy
@@ -244,16 +243,3 @@ REFERENCES = {reference.name: reference for reference in _all()}
 def references_in(world: World) -> list[Reference]:
     """The rows that are listed in a world."""
     return [reference for reference in REFERENCES.values() if world.name in reference.worlds]
-
-
-def controls_of(subject: Subject, *, reads_rewards: bool = True) -> list[Subject]:
-    """The controls of any method: its weights shuffled and, if it reads rewards, itself with these permuted.
-
-    A method that samples continuations grades them anew, which no order changes.
-    """
-    if not isinstance(subject.method, TokenCredit) or subject.control is not None:
-        return []
-    controls = [replace(subject, name="Shuffled", control=Shuffled(), by="weight")]
-    if reads_rewards and not isinstance(subject.method, PermutedRewards):
-        controls.append(replace(subject, name="PermutedRewards", method=PermutedRewards(subject.method), by=subject.by))
-    return controls

@@ -22,7 +22,7 @@ from grail_lightning.app.benchmark.programs import why_not_run
 from grail_lightning.app.benchmark.reads import KINDS, ORACLE, recording
 from grail_lightning.app.benchmark.rollouts import GROUP_SIZE, OpenWorld
 from grail_lightning.app.benchmark.subjects import Subject
-from grail_lightning.core.credit.base import TokenCredit, TokenWeights, token_advantages
+from grail_lightning.core.credit.base import CreditControl, TokenCredit, TokenWeights, token_advantages
 from grail_lightning.core.credit.controls import PermutedRewards
 from grail_lightning.core.credit.service import Opened, listed, with_inner
 from grail_lightning.core.functional.advantages import group_advantages
@@ -113,6 +113,19 @@ def weigh(subject: Subject, opened: OpenWorld, seed: int = 0) -> AllWeights:
     by = subject.by or _ranking(subject, results)
     results = [replace(r, ranks=_ranks(r, by)) for r in results]
     return AllWeights(batches=results, by=by, reads=tuple(kind for kind in KINDS if kind in seen))
+
+
+def under_control(weighted: AllWeights, control: CreditControl, opened: OpenWorld, seed: int = 0) -> AllWeights:
+    """The same weights changed by a control: what `weigh` gives with it, without another call of the method."""
+    records = []
+    for number, one in enumerate(weighted.batches):
+        assert one.weights is not None
+        weights = control(one.weights, one.batch, opened.context(number, seed))
+        advantages = token_advantages(one.batch.advantages, weights).float()
+        changed = {"weights": weights, "advantages": advantages, "effective": _effective(advantages, one.batch)}
+        record = replace(one, **changed)
+        records.append(replace(record, ranks=_ranks(record, "weight")))
+    return AllWeights(batches=records, by="weight", reads=weighted.reads)
 
 
 def check_applies(subject: Subject, opened: OpenWorld) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from grail_lightning import GroupMean
-from grail_lightning.app.benchmark.references import REFERENCES, SCORES, controls_of, references_in
-from grail_lightning.app.benchmark.subjects import Subject, is_scorer, subject_of
+from grail_lightning.app.benchmark.references import REFERENCES, SCORES, references_in
+from grail_lightning.app.benchmark.subjects import is_scorer, subject_of
 from grail_lightning.app.benchmark.worlds import WORLDS
 from grail_lightning.app.cli.classes import choices
-from grail_lightning.credit import GRAIL, PRIME, PermutedRewards, Shuffled, TreeAdvantage
+from grail_lightning.credit import GRAIL, PRIME, PermutedRewards, Shuffled
 
 EXAMPLES = Path(__file__).parents[3] / "docs/examples"
 
@@ -82,12 +82,3 @@ def test_rows_are_listed_where_they_belong():
     assert "GiGPO" in names["search"] & names["charts"] - names["sums"]
     assert "Resampled" in names["words"] - names["search"]
     assert all("GRAIL" in of_world for of_world in names.values())
-
-
-def test_the_controls_of_a_method():
-    tree = Subject(name="ours", method=TreeAdvantage())
-    one, other = controls_of(tree)
-    assert (one.name, type(one.control), one.method) == ("Shuffled", Shuffled, tree.method)
-    assert (other.name, type(other.method), other.method.inner) == ("PermutedRewards", PermutedRewards, tree.method)
-    assert [control.name for control in controls_of(tree, reads_rewards=False)] == ["Shuffled"]
-    assert controls_of(one) == []

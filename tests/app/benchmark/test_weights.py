@@ -9,7 +9,14 @@ from grail_lightning import GroupMean
 from grail_lightning.app.benchmark.references import REFERENCES
 from grail_lightning.app.benchmark.rollouts import GROUP_SIZE, open_world
 from grail_lightning.app.benchmark.subjects import Subject, subject_of
-from grail_lightning.app.benchmark.weights import DoesNotApply, check_applies, check_subject, reads_rewards, weigh
+from grail_lightning.app.benchmark.weights import (
+    DoesNotApply,
+    check_applies,
+    check_subject,
+    reads_rewards,
+    under_control,
+    weigh,
+)
 from grail_lightning.core.functional.advantages import group_advantages
 from grail_lightning.credit import GRAIL, PRIME, RLSD, Balanced, HighEntropy, Oracle, Shuffled, TreeAdvantage, Uniform
 from tests.app.benchmark import methods
@@ -76,6 +83,9 @@ def test_controls_and_balance_are_those_of_training(sums):
     assert shuffled.by == "weight"
     ordered = [one.batches[0].weights.values.sort(1).values for one in (shuffled, plain)]
     assert torch.equal(*ordered)
+    again = under_control(plain, Shuffled(), sums)
+    assert torch.equal(again.batches[0].advantages, shuffled.batches[0].advantages)
+    assert torch.equal(again.batches[0].ranks, shuffled.batches[0].ranks)
 
 
 def test_tokens_are_ranked_by_scores_where_weights_rise_with_them(sums):
