@@ -28,6 +28,7 @@ from grail_lightning.app.benchmark.digest import code_digest, digest_of
 from grail_lightning.app.benchmark.processes import Job, run_jobs
 from grail_lightning.app.benchmark.report import report_name, write_report
 from grail_lightning.app.benchmark.result import FORMAT, Result, read_result
+from grail_lightning.app.benchmark.stored import stored_batches
 from grail_lightning.app.benchmark.subjects import Subject
 from grail_lightning.app.benchmark.training import Request, check, train
 from grail_lightning.app.benchmark.training_progress import Progress
@@ -118,6 +119,9 @@ class Judged(NamedTuple):
 
 def judged(name: str, options: list[str], call: argparse.Namespace) -> Judged:
     """A method with its jobs; a ValueError of one line about a mistake in what was given."""
+    for world in call.worlds:
+        if (number := stored_batches(WORLDS[world].file)) < call.batches:
+            raise ValueError(f"`--batches` must be at most {number}, as many as {world} has, but got {call.batches}.")
     subject = measure.subject_named(name, options)
     parts = [subject.method, subject.control, subject.advantage]
     given = {"method": name, "options": options, "batches": call.batches, "seed": call.seed}

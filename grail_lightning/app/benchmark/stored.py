@@ -46,3 +46,9 @@ def read_arrays(file: Path, names: Iterable[str], number: int | None = None) -> 
             for name in wanted
             if name in arrays.files
         }
+
+
+def stored_batches(file: Path) -> int:
+    """The number of batches in a file."""
+    with np.load(file) as arrays:
+        return len(arrays["rewards"])

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from grail_lightning.app import sweep
 from grail_lightning.app.benchmark.recorded import FIRST_BATCH, Recorded, Start, largest_chance, recorded
-from grail_lightning.app.benchmark.training_figures import Arms, training_figures
+from grail_lightning.app.benchmark.training_figures import SIDES, Arms, training_figures
 from grail_lightning.app.benchmark.training_progress import Progress, reporting
 from grail_lightning.app.choice import StudyRun, study_of
 from grail_lightning.app.cli.app import FitOptions
@@ -171,7 +171,7 @@ def train(
             reasons[name] = why
     finished = {name: world for name, world in worlds.items() if name not in reasons}
     curves = {
-        name: Arms(*({run.seed: run.curve(CURVE) for run in world.arm(arm)} for arm in Arms._fields))
+        name: Arms(*({run.seed: run.curve(CURVE) for run in world.arm(arm)} for arm in SIDES))
         for name, world in finished.items()
     }
     figures, missing = training_figures(curves)
@@ -321,13 +321,13 @@ def _other_start(world: _World, runs: Sequence[StudyRun]) -> str:
 
 def _describe(figures: dict[str, Any], world: _World) -> None:
     """Add to the figures of a world what was trained, and where."""
-    rates = {arm: world.arm(arm)[0].point["model.optimizer.lr"] for arm in Arms._fields}
+    rates = {arm: world.arm(arm)[0].point["model.optimizer.lr"] for arm in SIDES}
     figures["rate"], figures["uniform_rate"] = rates["method"], rates["uniform"]
     figures["beside_baseline"]["rate"] = rates["baseline"]
     figures["rates"] = sorted({run.point["model.optimizer.lr"] for run in world.choosing})
     figures["chosen_on"] = sorted({run.seed for run in world.choosing})
     figures["recorded"] = None
-    arms = [arm for arm in Arms._fields if any(run.row for run in world.arm(arm))]
+    arms = [arm for arm in SIDES if any(run.row for run in world.arm(arm))]
     if not arms or world.recorded is None:
         return
     seeds = [run.seed for run in world.arm(arms[0]) if run.row]

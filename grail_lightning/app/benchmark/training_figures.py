@@ -22,6 +22,9 @@ _SUFFIX = {"over_training": "", "end": "_end"}  # The first one is the primary o
 _REFERENCES = ("uniform", "baseline")
 
 
+SIDES = ("method", "uniform", "baseline")
+
+
 class Arms(NamedTuple):
     """The finished runs of one world: those of the method, of uniform credit and of the lower baseline."""
 
@@ -44,7 +47,7 @@ def training_figures(worlds: Mapping[str, Arms]) -> tuple[dict[str, dict[str, An
         ends = {max(curves[seed]) for curves in arms for seed in shared}
         if len(ends) > 1:
             raise ValueError(f"The runs of a world must have one length, but those of {world} end at {sorted(ends)}.")
-        bands = {name: _band([curves[seed] for seed in shared]) for name, curves in arms._asdict().items()}
+        bands = {name: _band([curves[seed] for seed in shared]) for name, curves in zip(SIDES, arms, strict=True)}
         figures[world] = {"seeds": shared, "steps": ends.pop(), "curves": bands}
         figures[world]["beside_baseline"] = {"baseline": BASELINE}
     for outcome, of in _OUTCOMES.items():
