@@ -54,4 +54,6 @@ def users_files(cls: type) -> set[Path]:
     defined = files.get(cls.__module__)
     if defined is None or _PACKAGE in defined.parents:
         return set()
-    return {file for file in files.values() if file.parent == defined.parent and file.suffix == ".py"}
+    return {
+        file for file in files.values() if file.parent == defined.parent and file.suffix == ".py" and file.is_file()
+    }

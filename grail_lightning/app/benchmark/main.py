@@ -166,7 +166,7 @@ def result_of(one: Judged, outcomes: Mapping[str, dict[str, Any]], call: argpars
             continue
         figures["cost"] = its_cost["figures"]
         figures["training"] = None
-        figures["reasons"] |= its_cost["reasons"] | {"training": "It was not trained: give --train."}
+        figures["reasons"] |= its_cost["reasons"] | {"training": "Give --train to train with it."}
     subject = one.subject
     told = dict(subject.given)
     credit = told.get("credit", {"class_path": getattr(subject.method, "__name__", one.name)})

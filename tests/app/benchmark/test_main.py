@@ -116,7 +116,7 @@ def test_the_command_writes_a_report_from_a_class_in_the_working_folder(tmp_path
     assert result["method"] == f"{methods}.Constant"
     assert result["worlds"]["sums"]["rollouts"] == 256
     assert result["worlds"]["sums"]["cost"]["forward_passes"] == pytest.approx(0.0, abs=1e-9)
-    assert result["worlds"]["sums"]["reasons"]["training"] == "It was not trained: give --train."
+    assert result["worlds"]["sums"]["reasons"]["training"] == "Give --train to train with it."
     assert re.search("uniform credit", " ".join(result["verdict"]))
     assert (tmp_path / "out" / "Constant.html").stat().st_size < 1_000_000
     assert result["verdict"][0] in out
