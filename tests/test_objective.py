@@ -155,7 +155,10 @@ def test_the_loss_of_each_algorithm_is_that_of_its_paper(kind):
     advantages = torch.randn(6, 9, generator=random, dtype=torch.float64)
     counts = {"num_rollouts": 5, "num_tokens": int(mask.sum()), "max_response_length": 12}
     inputs = LossInputs(
-        stats=TokenStats(logprobs.requires_grad_(), None), old_logprobs=old, token_advantages=advantages, mask=mask
+        stats=TokenStats(logprobs.requires_grad_(), entropy=torch.zeros_like(old)),
+        old_logprobs=old,
+        token_advantages=advantages,
+        mask=mask,
     )
     loss, sums = micro_batch_loss(inputs, kind(), counts)
     assert loss.item() == pytest.approx(by_loops(kind, logprobs, old, advantages, mask, 12), rel=1e-12)

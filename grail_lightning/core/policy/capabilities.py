@@ -107,7 +107,7 @@ def _trial_weights(policy: _Policy) -> dict[str, Tensor]:
 @torch.enable_grad()
 def _differentiate(policy: _Policy, weights: dict[str, Tensor], layout: TokenLayout) -> tuple[Tensor, list[Tensor]]:
     """The log-probabilities of a layout's tokens with some weights replaced, and the gradients of these weights."""
-    logprobs = functional_call(cast(nn.Module, policy), weights, (layout,)).logprobs[layout.response_mask]
+    logprobs = functional_call(cast(nn.Module, policy), weights, (layout,))[layout.response_mask]
     gradients = torch.autograd.grad(logprobs.sum(), list(weights.values()), materialize_grads=True)
     # The embeddings of an earlier fit may still hand on sparse gradients.
     return logprobs.detach(), [gradient.to_dense() for gradient in gradients]

@@ -81,7 +81,7 @@ times the limit of 10 tokens, which gives 1 / 20.
 >>> logprobs = torch.full((2, 4), 0.25).log().requires_grad_()
 >>> loss, _ = micro_batch_loss(
 ...     LossInputs(
-...         stats=TokenStats(logprobs, None),
+...         stats=TokenStats(logprobs, entropy=torch.zeros(2, 4)),
 ...         old_logprobs=logprobs.detach(),
 ...         token_advantages=of_tokens,
 ...         mask=torch.ones(2, 4, dtype=torch.bool),

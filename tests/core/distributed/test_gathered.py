@@ -22,11 +22,11 @@ def _passes():
         ids = torch.arange(12)[None] % 10 + 2
         everything = torch.ones_like(ids, dtype=torch.bool)
         layout = padded_layout(ids, everything, everything[:, 4:])
-        policy(layout).logprobs.sum().backward()  # Its end leaves no order of passes.
+        policy(layout).sum().backward()  # Its end leaves no order of passes.
         with gathered(policy), torch.no_grad():
             for _ in range(2 * rank):  # Rank 0 makes no pass, rank 1 two.
                 policy.decode(layout)
-        policy(layout).logprobs.sum().backward()
+        policy(layout).sum().backward()
         report = {"gradient": policy.blocks[0].self_attn.q_proj.weight.grad.to_local().any().item()}
         batch = rollouts(build_batch(policy, problems(1), 2, [[5, 6], [7]], [True] * 2), group_size=2)
         for credit in (Uniform(), OARGradient()):
