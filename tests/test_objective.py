@@ -219,7 +219,7 @@ def test_the_first_lines_of_a_run_and_its_config_name_the_algorithm(tmp_path, ca
 
 
 def test_saliency_is_fused_under_every_algorithm_but_not_beside_a_companion():
-    assert all(kind().companion(None, None) is None for kind in ROWS)
+    assert all(kind().companion(None, None, None) is None for kind in ROWS)
     module = GrailModule("arithmetic", SAMPLING, objective=SDPG(), credit=GRAIL())
     assert module.objective.trains_all_rows
     assert not SDPG(only_positive=True).trains_all_rows

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.core.advantages import AdvantageEstimator, GroupMean
+from grail_lightning.core.credit.base import CreditContext
 from grail_lightning.core.credit.service import FrozenReference, Service
 from grail_lightning.core.functional.policy_gradient import (
     Aggregation,
@@ -116,13 +117,19 @@ class Objective(ABC):
     def advantage(self) -> AdvantageEstimator:
         """The algorithm's own estimator of the advantage, which `model.advantage` replaces."""
 
-    def companion(self, policy: Policy, batch: RolloutBatch) -> Companion | None:
-        """Another distribution to stay close to, for the rows of a batch; None without one."""
+    def companion(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> Companion | None:
+        """Another distribution to stay close to, for the rows of a batch; None without one.
+
+        It is called once a batch, on every rank. `context.service` returns the services that the objective lists.
+        """
         return None
 
     @property
     def services(self) -> tuple[type[Service], ...]:
-        """The classes of the services that the loss uses: the reference of the KL term."""
+        """The classes of the services that the loss uses: the reference of the KL term.
+
+        A class of your own, whose companion uses further ones, adds them to ``super().services``.
+        """
         return (FrozenReference,) if self.kl_coefficient else ()
 
     @property

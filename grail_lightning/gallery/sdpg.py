@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from grail_lightning.core.credit.base import CreditContext
 from grail_lightning.core.objective import Companion, DrGRPO
 from grail_lightning.core.policy.capabilities import within_attention_window
 from grail_lightning.core.policy.layout import TokenLayout, gather_rows
@@ -59,7 +60,7 @@ class SDPG(DrGRPO):
         """Whether rows without an advantage have a gradient, too."""
         return super().trains_all_rows or not self.only_positive
 
-    def companion(self, policy: Policy, batch: RolloutBatch) -> Companion:
+    def companion(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> Companion:
         """The teacher of a batch."""
         return _Teacher(self, policy, batch)
 

@@ -105,7 +105,10 @@ class Service(ABC):
         del owner, source, loading  # Most services have no options.
 
     def models_to_gather(self) -> Sequence[Policy]:
-        """The models whose sharded weights must be whole while a credit method that lists the service is called."""
+        """The models whose sharded weights must be whole while a credit method or an estimator is called.
+
+        These are the ones that list the service. An objective's companion runs models through their own call instead.
+        """
         return ()
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,7 +9,16 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
 import grail_lightning.credit as credits
-from grail_lightning import ArithmeticData, DrGRPO, Execution, GrailModule, GroupMean, PredictionWriter, Sampling
+from grail_lightning import (
+    ArithmeticData,
+    Companion,
+    DrGRPO,
+    Execution,
+    GrailModule,
+    GroupMean,
+    PredictionWriter,
+    Sampling,
+)
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.credit import DGPO, PRIME, FrozenReference, OptimalBaseline, PermutedRewards, Service, TokenCredit
 from grail_lightning.credit import TokenWeights as Weights
@@ -95,6 +104,42 @@ def test_a_service_of_ones_own_samples_with_the_engine_of_the_run():
     assert torch.equal(output.weights.additive.double(), expected)
     assert not output.weights.values.any()
     assert output.metrics["credit/greedy_reward"] == pytest.approx(float(greedy.mean()))
+
+
+class BeforeTraining(Companion):
+    """The policy before training, as a distribution to stay close to."""
+
+    figure = "kl_before_training"
+
+    def __init__(self, policy, reference):
+        self.policy, self.reference = policy, reference
+
+    def states(self, micro, layout):
+        with self.reference.running(self.policy) as frozen, torch.no_grad():
+            return frozen(layout, figures=lambda states: states)
+
+    def losses(self, divergence, advantages):
+        return 0.1 * divergence
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloseToTheBeginning(DrGRPO):
+    """An objective of one's own whose companion uses a service."""
+
+    services = (FrozenReference,)
+
+    def companion(self, policy, batch, context):
+        return BeforeTraining(policy, context.service(FrozenReference))
+
+
+def test_the_companion_of_an_objective_gets_the_services_that_the_objective_lists():
+    watch = Watch()
+    ours = GrailModule(
+        "arithmetic", SHORT, objective=CloseToTheBeginning(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1)
+    )
+    trainer(2, watch).fit(ours, batches(2, size=4))
+    first, second = (output.metrics["kl_before_training"] for output in watch.outputs)
+    assert abs(first) < 1e-6 < second
 
 
 @dataclass(frozen=True, kw_only=True)
