@@ -135,7 +135,7 @@ class CloseToTheBeginning(DrGRPO):
 def test_the_companion_of_an_objective_gets_the_services_that_the_objective_lists():
     watch = Watch()
     ours = GrailModule(
-        "arithmetic", SHORT, objective=CloseToTheBeginning(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1)
+        "arithmetic", SHORT, objective=CloseToTheBeginning(), optimizer=lambda p: torch.optim.AdamW(p, lr=1e-4)
     )
     trainer(2, watch).fit(ours, batches(2, size=4))
     first, second = (output.metrics["kl_before_training"] for output in watch.outputs)
