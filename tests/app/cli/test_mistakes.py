@@ -79,6 +79,8 @@ NO_OPTION = "There is no option `%s`.*Did you mean `?%s`?\\?"
         ("--config=nowhere.yaml", "`--config` must name a YAML file, but got nowhere.yaml: .*No such file"),
         ("--model.optimizer=nowhere.Adam", "`model.optimizer` must .*'nowhere.Adam': No module named 'nowhere'"),
         ("--model.credit=GRPO", "but got 'GRPO'. `GRPO` is an objective: --model.objective=GRPO.$"),
+        ("--model.credit=GroupMean", "`GroupMean` is an estimator of the advantage: --model.advantage=GroupMean.$"),
+        ("--model.credit=same_magnitude", "`SameMagnitude` is a control: --model.control=SameMagnitude.$"),
         ("--model.advantage=dr_grpo", "`DrGRPO` is an objective: --model.objective=DrGRPO.$"),
         (
             "--model.objective=gspo",
