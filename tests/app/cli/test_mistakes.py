@@ -308,6 +308,7 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
         ("--model.policy=./nowhere", "`policy` './nowhere' cannot be loaded: it does not exist. Give a folder"),
         ("--model.policy=arithmetc", "`policy` 'arithmetc' cannot be loaded: .* a packaged policy such as"),
         ("--model.policy=", "`policy` '' cannot be loaded"),
+        ("--model.policy=[a]", r"`policy` must be a folder .* but got '\[a\]', which is no folder here .*Correct it"),
         ("--ckpt_path=last", "last.ckpt does not exist .*Train first"),
         (
             "--ckpt_path=text.ckpt",
