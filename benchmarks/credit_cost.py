@@ -12,7 +12,7 @@ checkpointed blocks; `tiny` is a small version. On a GPU three columns more: tok
 what PyTorch has allocated, and MFU = 6 · parameters · tokens that were run / (seconds of the update · peak FLOP/s).
 
 The default sides are Dr. GRPO (`Uniform`); GRAIL with its defaults; GRAIL with a separate saliency pass; GRAIL with
-`refresh: update`; and GRAIL as in published code: before every optimiser step, with all rows, whole sequences, all
+`refresh: step`; and GRAIL as in published code: before every optimiser step, with all rows, whole sequences, all
 logits and parameter gradients. `--sides` chooses others, such as the methods of the group's prefix tree (`tree`),
 PRIME, also with a second forward pass (`PRIME, twice`), or SDPG's loss beside Dr. GRPO.
 Prints medians, ratios to Dr. GRPO with the same number of updates, with and without sampling.
@@ -179,7 +179,7 @@ CREDITS: dict[str, credit.TokenCredit] = {
     "DrGRPO": credit.Uniform(),
     "GRAIL": credit.GRAIL(),
     "own pass": credit.GRAIL(saliency=credit.SaliencyOptions(fuse=False)),
-    "every update": credit.GRAIL(saliency=credit.SaliencyOptions(refresh="update")),
+    "every update": credit.GRAIL(saliency=credit.SaliencyOptions(refresh="step")),
     "published way": Published(),
     "tree": credit.TreeAdvantage(),
     "optimal baseline": credit.OptimalBaseline(),

@@ -51,7 +51,7 @@ class Companion(ABC):
     """Another distribution over the next token, to which an objective keeps the policy close.
 
     Attributes:
-        figure: The name under which the mean divergence of the tokens in the loss is logged.
+        figure: The name under which the mean divergence of the tokens in the loss is logged, such as `policy/my_kl`.
     """
 
     figure: str

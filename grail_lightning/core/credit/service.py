@@ -80,8 +80,8 @@ class Service(ABC):
     opened service with `CreditContext.service`.
 
     Attributes:
-        uses_engine: Whether it samples with the rollout engine during a step. `execution.sample_ahead` is then refused,
-            because the engine is busy with the next batch.
+        uses_engine: Whether it samples with the rollout engine in a training step. `execution.sample_ahead` is then
+            refused, because the engine is busy with the next batch.
         trains_model: Whether it trains a model, with two moments for each weight. It is then opened for `fit` alone.
         copies_of_model: The number of frozen copies of the policy that it holds where the policy has no adapters, for
             the plan of memory.

@@ -39,12 +39,12 @@ def method_to_fuse(
 
     - for a method that is no function of saliency, or that does not fuse (`TokenCredit.fuses`), as with
       `saliency.fuse` off;
-    - with `refresh: update`, since the weights are then computed before every optimiser step;
+    - with `refresh: step`, since the weights are then computed before every optimiser step;
     - with a control, which may need all weights at once;
     - with an entropy bonus or a companion, whose gradients the fused pass does not have;
     - with dropout, which saliency excludes.
     """
-    once = credit.refresh == "rollout" and control is None
+    once = credit.refresh == "batch" and control is None
     plain = objective.entropy_coefficient == 0 and companion is None and not has_dropout(policy)
     return credit if once and plain and credit.fuses and isinstance(credit, SaliencyCredit) else None
 
@@ -91,7 +91,7 @@ class SaliencyForward(Forward):
     def weights_so_far(self) -> TokenWeights:
         """The token weights of the batch, from the saliency that has been computed so far.
 
-        Rows whose first pass has not run yet have provisional ones.
+        Rows whose first pass has not run yet have provisional ones, those of a saliency of 0 at every token.
         """
         return self.credit.weights_from(self._scores, self.policy, self.batch, self.context)
 

@@ -33,12 +33,12 @@ step, with which DDP reduces gradients over ranks. FSDP2 does so with each, unle
 
 
 def deal_rows(batch: GradedBatch, execution: Execution, generator: torch.Generator) -> list[Tensor]:
-    """The rows of each mini-batch of one pass, each row in one of them; in random order if there are several.
+    """The rows of each mini-batch of one iteration, each row in one of them; in random order if there are several.
 
-    Whole groups of this rank are dealt in equal numbers; if a batch has fewer groups than mini-batches (as the last
-    batch may), the mini-batches at the end are empty. With `execution.split_groups` single rows of all ranks are, by
-    their identity in the step: the deal is the same for any number of ranks, as long as `generator` is. A rank's own
-    numbers of rows may then differ. Rows without a reward are not dealt.
+    Whole groups of this rank are dealt in numbers that differ by at most one; if a batch has fewer groups than
+    mini-batches (as the last batch may), the mini-batches at the end are empty. With `execution.split_groups` single
+    rows of all ranks are, by their identity in the training step: the deal is the same for any number of ranks, as long
+    as `generator` is. A rank's own numbers of rows may then differ. Rows without a reward are not dealt.
     """
     if execution.split_groups:
         keys, units = batch.row.cpu(), all_gather_rows(batch.row[batch.scored]).cpu().sort().values
@@ -56,7 +56,7 @@ class _OldLogprobs:
     *Same weights*: in the first optimiser step the policy still has its old weights. The log-probabilities of the pass
     itself, detached, are the old ones, and the ratio is 1. A batch with one optimiser step needs no other rule.
 
-    *Recorded*: rows that the first step has scored have their log-probabilities recorded for later passes.
+    *Recorded*: rows that the first step has scored have their log-probabilities recorded for later steps.
 
     *Computed before*: rows that the first step does not run need their old log-probabilities before it changes the
     weights. With dropout and several steps these are all rows: the first step has dropout, but the sampler had none.
