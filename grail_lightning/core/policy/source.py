@@ -179,7 +179,8 @@ def reading(name: str, option: str = "policy") -> Iterator[str]:
 
 def _check_name(path: str, name: str, option: str) -> None:
     """Check that what is no folder may be the name of a model on the hub, whose library would speak of a "repo id"."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # A lazy export.
 
     if Path(path).exists():
         return

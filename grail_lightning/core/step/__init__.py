@@ -49,7 +49,7 @@ loss, which rows are live on any rank, the number of micro-batches, figures and 
 rank enters the loss, but where the estimator of the advantage or the credit method says so.
 
 With *fused saliency* (GRAIL's default; `fused.method_to_fuse` lists the exceptions) the weights of a row become known
-later: the first pass of the row returns them beside its log-probabilities (`forward.Pass.weights`), in
+later: the first pass of the row returns them beside its log-probabilities (`weights` of `forward.Pass`), in
 `Update.compute_before_steps` or in `Update.accumulate`, which then computes the loss with them. The weights of rows
 that need no saliency are known before, those of right rollouts among them. Either way saliency is that of the policy
 before the update: a row has its first pass in the first optimiser step, or before it.
