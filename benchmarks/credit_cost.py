@@ -160,7 +160,7 @@ def random_qwen3(hidden: int, layers: int, vocabulary: int, **changes) -> Policy
 class Published(credit.TokenCredit):
     """GRAIL's weights, computed as in published code: before every optimiser step."""
 
-    refresh = "update"
+    refresh = "step"
 
     def __call__(self, policy, batch, context):
         embeds = policy.embed(batch.input_ids)

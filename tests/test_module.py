@@ -237,7 +237,7 @@ def test_weights_are_refreshed_before_every_optimiser_step_and_predicted_at_the_
     steps = []
 
     class Steps(TokenCredit):
-        refresh = "update"
+        refresh = "step"
 
         def __call__(self, policy, batch, context):
             steps.append(context.step)

@@ -109,7 +109,7 @@ class GrailModule(GuardedModule):
         self.objective = checked(objective or DrGRPO())
         self.advantage = advantage or self.objective.advantage()
         check_engine(self.engine, execution, self.objective, self.advantage, self.credit, control)
-        assign.check_advantage(advantage, self.credit)
+        assign.check_credit(advantage, self.credit)
         check_optimizer(optimizer, scheduler)
         check_services([self.objective, self.advantage, self.credit], source, loading)
         self.sampler_cap = resolve_cap(execution.sampler_cap, self.engine.copies_weights)

@@ -18,6 +18,7 @@ from grail_lightning.core.advantages import AdvantageContext, AdvantageEstimator
 from grail_lightning.core.credit.base import (
     CreditContext,
     CreditControl,
+    Refresh,
     TokenCredit,
     TokenWeights,
     Uniform,
@@ -32,15 +33,16 @@ from grail_lightning.core.objective import Objective
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.records.task import Prompt, Task, TokenText
 from grail_lightning.core.rollout.batch import AnswerMasks, GradedBatch, RolloutBatch, cut_responses
-from grail_lightning.core.runtime.checks import Claim, check_claims, check_tensor
+from grail_lightning.core.runtime.checks import Claim, check_claims, check_option, check_tensor
 from grail_lightning.core.runtime.clock import PhaseClock
 from grail_lightning.core.runtime.collectives import all_reduce
 from grail_lightning.core.step.forward import Forward
 from grail_lightning.core.step.loss import live_rows, loss_mask
 
 
-def check_advantage(advantage: AdvantageEstimator | None, credit: TokenCredit) -> None:
-    """Check that no estimator is configured which the credit method would ignore."""
+def check_credit(advantage: AdvantageEstimator | None, credit: TokenCredit) -> None:
+    """Check when the method's weights are computed, and that it does not ignore an estimator that is configured."""
+    check_option(f"{type(credit).__name__}.refresh", credit.refresh, Refresh)
     if advantage is not None and credit.replaces_advantage:
         raise ValueError(
             f"`model.advantage` must be null with `{type(credit).__name__}`, which has a baseline of its own and "

@@ -223,3 +223,17 @@ def test_a_checkpoint_of_an_earlier_version_with_a_trained_model_is_refused_in_o
     ) as no:
         trainer(2).fit(module(credit=PRIME(), sampling=SHORT), batches(2, size=1), ckpt_path=file)
     assert "\n" not in str(no.value)
+
+
+class Always(TokenCredit):
+    """Says when its weights are computed with a word of an earlier version."""
+
+    refresh = "update"
+
+    def __call__(self, policy, batch, context):
+        raise AssertionError
+
+
+def test_a_method_says_when_its_weights_are_computed_in_one_of_two_words():
+    with pytest.raises(ValueError, match=r"`Always.refresh` must be one of batch, step, but got 'update'\."):
+        GrailModule("arithmetic", SHORT, credit=Always())
