@@ -45,8 +45,8 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     └── figures.batch_figures
 
 A batch in which no rank has a row to run takes one step, without rows, in place of all. Ranks reduce the counts of the
-loss, which rows are live on any rank, the number of micro-batches, figures and gradients; no other number of another
-rank enters the loss, but where the estimator of the advantage or the credit method says so.
+loss, whether any row is live, the number of micro-batches, figures and gradients; no other number of another rank
+enters the loss, but where the estimator of the advantage or the credit method says so.
 
 With *fused saliency* (GRAIL's default; `fused.method_to_fuse` lists the exceptions) the weights of a row become known
 later: the first pass of the row returns them beside its log-probabilities (`weights` of `forward.Pass`), in
