@@ -22,7 +22,7 @@ from grail_lightning import (
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.credit import DGPO, PRIME, FrozenReference, OptimalBaseline, PermutedRewards, Service, TokenCredit
 from grail_lightning.credit import TokenWeights as Weights
-from tests.runs import TASK, Watch, batches, module, problems, trainer
+from tests.runs import SAMPLING, TASK, Watch, batches, module, problems, trainer
 
 ReMax = runpy.run_path(str(Path(__file__).parents[3] / "docs/examples/my_service.py"))["ReMax"]
 SHORT = Sampling(max_response_length=24)
@@ -135,7 +135,7 @@ class CloseToTheBeginning(DrGRPO):
 def test_the_companion_of_an_objective_gets_the_services_that_the_objective_lists():
     watch = Watch()
     ours = GrailModule(
-        "arithmetic", SHORT, objective=CloseToTheBeginning(), optimizer=lambda p: torch.optim.AdamW(p, lr=1e-4)
+        "arithmetic", SAMPLING, objective=CloseToTheBeginning(), optimizer=lambda p: torch.optim.AdamW(p, lr=1e-4)
     )
     trainer(2, watch).fit(ours, batches(2, size=4))
     first, second = (output.metrics["kl_before_training"] for output in watch.outputs)
