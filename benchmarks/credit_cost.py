@@ -12,7 +12,7 @@ checkpointed blocks; `tiny` is a small version. On a GPU three columns more: tok
 what PyTorch has allocated, and MFU = 6 · parameters · tokens that were run / (seconds of the update · peak FLOP/s).
 
 The default sides are Dr. GRPO (`Uniform`); GRAIL with its defaults; GRAIL with a separate saliency pass; GRAIL with
-`refresh: update`; and GRAIL as in published code: before every optimiser step, with all rows, whole sequences, all
+`refresh: step`; and GRAIL as in published code: before every optimiser step, with all rows, whole sequences, all
 logits and parameter gradients. `--sides` chooses others, such as the methods of the group's prefix tree (`tree`),
 PRIME, also with a second forward pass (`PRIME, twice`), or SDPG's loss beside Dr. GRPO.
 Prints medians, ratios to Dr. GRPO with the same number of updates, with and without sampling.
@@ -160,7 +160,7 @@ def random_qwen3(hidden: int, layers: int, vocabulary: int, **changes) -> Policy
 class Published(credit.TokenCredit):
     """GRAIL's weights, computed as in published code: before every optimiser step."""
 
-    refresh = "update"
+    refresh = "step"
 
     def __call__(self, policy, batch, context):
         embeds = policy.embed(batch.input_ids)
@@ -179,7 +179,7 @@ CREDITS: dict[str, credit.TokenCredit] = {
     "DrGRPO": credit.Uniform(),
     "GRAIL": credit.GRAIL(),
     "own pass": credit.GRAIL(saliency=credit.SaliencyOptions(fuse=False)),
-    "every update": credit.GRAIL(saliency=credit.SaliencyOptions(refresh="update")),
+    "every update": credit.GRAIL(saliency=credit.SaliencyOptions(refresh="step")),
     "published way": Published(),
     "tree": credit.TreeAdvantage(),
     "optimal baseline": credit.OptimalBaseline(),
@@ -280,8 +280,6 @@ def stand_in_policy(case: str, device: str) -> Policy:
 
 def build(case: str, repeats: int, mini_batches: int, sides: Sequence[str], device: str) -> tuple[GrailModule, list]:
     """The module, with what the sides need beside it, and the prompts of a batch for any number of rounds."""
-    # The one that needs the most: a run loads what its first credit method needs.
-    method = max((CREDITS[name] for name in sides), key=lambda one: len(one.services))
 
     def still(parameters):
         return torch.optim.AdamW(parameters, lr=0.0, weight_decay=0.0, fused=device == "cuda")
@@ -289,7 +287,8 @@ def build(case: str, repeats: int, mini_batches: int, sides: Sequence[str], devi
     if case == "quickstart":
         execution, sampling = Execution(group_size=8, mini_batches=mini_batches), Sampling(max_response_length=64)
         (problems,) = ArithmeticData(num_train=512).load("train")
-        made = GrailModule("arithmetic", sampling, execution=execution, optimizer=still, credit=method)
+        made = GrailModule("arithmetic", sampling, execution=execution, optimizer=still)
+        _add_services(made, sides)
         return made, [problems.prompts[16 * k : 16 * k + 16] for k in range(32)]
     shortest, longest = LENGTHS[case]
     engine, sampling = StandInEngine(shortest, repeats), Sampling(max_response_length=longest)
@@ -298,8 +297,16 @@ def build(case: str, repeats: int, mini_batches: int, sides: Sequence[str], devi
     loading = policy.loading
     made = GrailModule("arithmetic", sampling, loading, engine=engine, execution=execution, optimizer=still)
     made.policy = policy
-    made.credit, made.services = method, Copied()
+    made.services = Copied()
+    _add_services(made, sides)
     return made, [[StandInTask().prompt({"problem": f"{k}+{k}\n"}) for k in (11, 12)]]
+
+
+def _add_services(module: GrailModule, sides: Sequence[str]) -> None:
+    """The run opens what any side uses, since each takes its turn."""
+    for name in sides:
+        for part in (CREDITS[name], OBJECTIVES.get(name, OBJECTIVE)):
+            module.services.add(part)
 
 
 def alternate(options: argparse.Namespace, sides: list[tuple[str, int]]) -> None:

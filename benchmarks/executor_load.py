@@ -19,7 +19,7 @@ import time
 import psutil
 
 from grail_lightning.worlds.programs.executor import Executor
-from grail_lightning.worlds.programs.outcome import Job, Limits, TestCall, Tests
+from grail_lightning.worlds.programs.outcome import Job, ProgramLimits, TestCall, Tests
 from grail_lightning.worlds.programs.probe import LOCAL, refusal
 
 PROGRAM = "def f(n, m):\n    s = 0\n    for i in range(n):\n        if i {} m:\n            s += i\n    return s  # {}"
@@ -74,7 +74,7 @@ def memory_mb(running: list[psutil.Process]) -> float:
 def load(isolation, num_programs, kill_every):
     """Wrong verdicts, kills and memory of a run under attack."""
     rng = random.Random(0)
-    executor = Executor(isolation, Limits(seconds=1.0, memory_mb=128))
+    executor = Executor(isolation, ProgramLimits(seconds=1.0, memory_mb=128))
     jobs, allowed = jobs_of(num_programs, rng)
     stop, kills, memory, wrong = threading.Event(), 0, [], []
 
@@ -124,7 +124,7 @@ def speed(isolation):
     interpreter = [sys.executable, "-S", "-c", "pass"]
     for turn in range(5):
         bare.append(statistics.median(seconds_of(lambda: subprocess.run(interpreter, check=True)) for _ in range(5)))
-        sandbox = isolation.open(Limits())
+        sandbox = isolation.open(ProgramLimits())
         starts.append(seconds_of(sandbox._start))
         sandbox.close()
         for kind, tests in {"calls": Tests("f", CALLS), "assertions": Tests("f", (), ASSERTIONS)}.items():

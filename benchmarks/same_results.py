@@ -62,7 +62,7 @@ Table = dict[str, list[str | None]]
 CREDIT = {
     "Uniform": "",
     "GRAIL": "gate=-,positive,all answer_overwrite=-,gated,never normalise=-,mean_one std=-,0.3 "
-    "saliency.read_at=-,token saliency.box=-,first saliency.refresh=-,-,update saliency.fuse=-,true,false",
+    "saliency.read_at=-,token saliency.box=-,first saliency.refresh=-,-,step saliency.fuse=-,true,false",
     "OARGradient": "distribution=-,last,answer_joint scope=-,response read_at=-,token product=-,noisy",
     "OARPerturbation": "",
     "HighEntropy": "",
@@ -158,7 +158,7 @@ CASES = {
     "PermutedRewards": "model.credit=PermutedRewards model.credit.inner=TreeAdvantage",
     **{name: f"model.credit=GRAIL model.control={name}" for name in CONTROLS},
     "own_pass": "model.credit=GRAIL model.credit.saliency.fuse=false",
-    "refreshed": "model.credit=GRAIL model.credit.saliency.refresh=update model.execution.updates_per_batch=2",
+    "refreshed": "model.credit=GRAIL model.credit.saliency.refresh=step model.execution.updates_per_batch=2",
     "whole_rows": "model.credit=GRAIL model.execution.share_prefixes=false",
     "two_passes": "model.credit=GRAIL model.execution.updates_per_batch=2",
     "kl": "model.objective.kl_coefficient=0.05 model.execution.updates_per_batch=2",

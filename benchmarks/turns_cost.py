@@ -64,7 +64,7 @@ class Update:
     def __call__(self, batch: SampledBatch) -> None:
         for micro in cut_rows(self.policy, batch, torch.arange(len(batch)), 4096):
             layout = self.policy.layout(batch.select(micro.rows), micro.starts)
-            (-self.policy(layout).logprobs.sum() / len(batch)).backward()
+            (-self.policy(layout).sum() / len(batch)).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from grail_lightning.core.records.task import GradedAnswer, Prompt, Step, Task
     from grail_lightning.core.rollout.batch import GradedBatch, RolloutBatch, SampledBatch, Sampling
     from grail_lightning.core.rollout.grading import grade_answers
-    from grail_lightning.core.runtime.collectives import all_gather_objects
+    from grail_lightning.core.runtime.collectives import all_gather_objects, all_gather_rows
     from grail_lightning.core.step.execution import Execution
     from grail_lightning.core.step.figures import StepOutput
     from grail_lightning.core.tasks.answered import AnswerTask, MathTask
@@ -63,6 +63,10 @@ if TYPE_CHECKING:
     from grail_lightning.worlds.charts.data import ChartsData
     from grail_lightning.worlds.code.data import CodeData
     from grail_lightning.worlds.code.task import CodeTask
+    from grail_lightning.worlds.programs.isolation import Bubblewrap, Isolation
+    from grail_lightning.worlds.programs.outcome import ProgramLimits
+    from grail_lightning.worlds.programs.process import ProcessSandbox
+    from grail_lightning.worlds.programs.sandbox import Sandbox
     from grail_lightning.worlds.search.data import SearchData
     from grail_lightning.worlds.sums.data import ArithmeticData
     from grail_lightning.worlds.sums.task import ArithmeticTask
@@ -82,6 +86,7 @@ __all__ = [
     "ArithmeticData",
     "ArithmeticTask",
     "BatchNormalised",
+    "Bubblewrap",
     "ChartsData",
     "CodeData",
     "CodeTask",
@@ -104,6 +109,7 @@ __all__ = [
     "GrailModule",
     "GroupMean",
     "HFEngine",
+    "Isolation",
     "KeepRollouts",
     "Kept",
     "LastCheckpoint",
@@ -116,6 +122,8 @@ __all__ = [
     "Policy",
     "PredictionWriter",
     "Preflight",
+    "ProcessSandbox",
+    "ProgramLimits",
     "Prompt",
     "PromptData",
     "RewardSpec",
@@ -123,6 +131,7 @@ __all__ = [
     "RolloutEngine",
     "SampledBatch",
     "Sampling",
+    "Sandbox",
     "SearchData",
     "ShowResponses",
     "Split",
@@ -138,6 +147,7 @@ __all__ = [
     "WordProblemTask",
     "__version__",
     "all_gather_objects",
+    "all_gather_rows",
     "build_batch",
     "correctness",
     "default_callbacks",
@@ -159,6 +169,7 @@ _EXPORTS = {
     "ArithmeticTask": "grail_lightning.worlds.sums.task",
     "BNPO": "grail_lightning.core.advantages",
     "BatchNormalised": "grail_lightning.core.advantages",
+    "Bubblewrap": "grail_lightning.worlds.programs.isolation",
     "CISPO": "grail_lightning.core.objective",
     "ChartsData": "grail_lightning.worlds.charts.data",
     "CodeData": "grail_lightning.worlds.code.data",
@@ -185,6 +196,7 @@ _EXPORTS = {
     "GrailModule": "grail_lightning.core.module",
     "GroupMean": "grail_lightning.core.advantages",
     "HFEngine": "grail_lightning.core.engines.hf.engine",
+    "Isolation": "grail_lightning.worlds.programs.isolation",
     "KeepRollouts": "grail_lightning.app.callbacks.rollouts",
     "Kept": "grail_lightning.core.data.tables",
     "LastCheckpoint": "grail_lightning.app.callbacks.checkpoints",
@@ -197,6 +209,8 @@ _EXPORTS = {
     "Policy": "grail_lightning.core.policy.model",
     "PredictionWriter": "grail_lightning.app.callbacks.predictions",
     "Preflight": "grail_lightning.app.callbacks.preflight",
+    "ProcessSandbox": "grail_lightning.worlds.programs.process",
+    "ProgramLimits": "grail_lightning.worlds.programs.outcome",
     "Prompt": "grail_lightning.core.records.task",
     "PromptData": "grail_lightning.core.data.modules",
     "RewardSpec": "grail_lightning.core.tasks.rewards",
@@ -205,6 +219,7 @@ _EXPORTS = {
     "SDPG": "grail_lightning.gallery.sdpg",
     "SampledBatch": "grail_lightning.core.rollout.batch",
     "Sampling": "grail_lightning.core.rollout.batch",
+    "Sandbox": "grail_lightning.worlds.programs.sandbox",
     "SearchData": "grail_lightning.worlds.search.data",
     "ShowResponses": "grail_lightning.app.callbacks.responses",
     "Split": "grail_lightning.core.data.modules",
@@ -219,6 +234,7 @@ _EXPORTS = {
     "WordProblemData": "grail_lightning.worlds.words.data",
     "WordProblemTask": "grail_lightning.worlds.words.task",
     "all_gather_objects": "grail_lightning.core.runtime.collectives",
+    "all_gather_rows": "grail_lightning.core.runtime.collectives",
     "build_batch": "grail_lightning.core.engines.base",
     "correctness": "grail_lightning.core.tasks.rewards",
     "default_callbacks": "grail_lightning.app.callbacks",

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
         Shuffled,
     )
     from grail_lightning.core.credit.grail import GRAIL, SaliencyOptions
+    from grail_lightning.core.credit.measure import entropies, logprobs
     from grail_lightning.core.credit.oar import BilevelOptions, OARGradient, OARPerturbation
     from grail_lightning.core.credit.oracle import Oracle
-    from grail_lightning.core.credit.saliency import input_saliency
-    from grail_lightning.core.credit.service import FrozenReference, RunParts, Service
+    from grail_lightning.core.credit.saliency import SaliencyCredit, SaliencyTarget, input_saliency
+    from grail_lightning.core.credit.service import FrozenReference, RolloutSampler, RunParts, Service
     from grail_lightning.core.credit.tree import OptimalBaseline, PrefixWeights, TreeAdvantage
     from grail_lightning.core.credit.turns import GiGPO, TurnRewards
     from grail_lightning.gallery.code_credit import EGCA, ExecutedMask
@@ -72,8 +73,11 @@ __all__ = [
     "Random",
     "RandomSubset",
     "Resampled",
+    "RolloutSampler",
     "RunParts",
+    "SaliencyCredit",
     "SaliencyOptions",
+    "SaliencyTarget",
     "SameMagnitude",
     "SampledContinuations",
     "ScoredSpan",
@@ -86,7 +90,9 @@ __all__ = [
     "TreeAdvantage",
     "TurnRewards",
     "Uniform",
+    "entropies",
     "input_saliency",
+    "logprobs",
 ]
 
 _EXPORTS = {
@@ -122,8 +128,11 @@ _EXPORTS = {
     "Random": "grail_lightning.core.credit.controls",
     "RandomSubset": "grail_lightning.core.credit.controls",
     "Resampled": "grail_lightning.gallery.resampled",
+    "RolloutSampler": "grail_lightning.core.credit.service",
     "RunParts": "grail_lightning.core.credit.service",
+    "SaliencyCredit": "grail_lightning.core.credit.saliency",
     "SaliencyOptions": "grail_lightning.core.credit.grail",
+    "SaliencyTarget": "grail_lightning.core.credit.saliency",
     "SameMagnitude": "grail_lightning.core.credit.controls",
     "SampledContinuations": "grail_lightning.gallery.continuations",
     "ScoredSpan": "grail_lightning.gallery.spans",
@@ -137,7 +146,9 @@ _EXPORTS = {
     "TurnRewards": "grail_lightning.core.credit.turns",
     "UCAS": "grail_lightning.gallery.entropy",
     "Uniform": "grail_lightning.core.credit.base",
+    "entropies": "grail_lightning.core.credit.measure",
     "input_saliency": "grail_lightning.core.credit.saliency",
+    "logprobs": "grail_lightning.core.credit.measure",
 }
 
 __getattr__ = lazy(__name__, _EXPORTS)

@@ -3,7 +3,14 @@
 from grail_lightning.core.functional.advantages import group_advantages
 from grail_lightning.core.functional.pass_at_k import maj_at_k, pass_at_k, pass_at_k_variance
 from grail_lightning.core.functional.policy_gradient import aggregate, clipped_surrogate, kl_estimate
-from grail_lightning.core.functional.tokens import TokenStats, masked_mean, masked_sum, masked_zscore, token_logprobs
+from grail_lightning.core.functional.tokens import (
+    TokenStats,
+    masked_mean,
+    masked_sum,
+    masked_zscore,
+    token_logprobs,
+    token_stats,
+)
 from grail_lightning.core.functional.weighting import answer_overwrite, bilevel_map, grail_map, mean_one
 
 __all__ = [
@@ -23,4 +30,5 @@ __all__ = [
     "pass_at_k",
     "pass_at_k_variance",
     "token_logprobs",
+    "token_stats",
 ]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from grail_lightning import HFEngine, Loading, Sampling
-from grail_lightning.core.functional.tokens import HeadGradient, token_logprobs
+from grail_lightning.core.functional.tokens import HeadGradient, token_stats
 from grail_lightning.core.policy.layout import packed_layout, padded_layout
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.credit import GRAIL, input_saliency
@@ -100,8 +100,8 @@ def test_the_head_of_a_large_vocabulary_has_the_gradients_of_float64(dtype):
     def differentiate(device, dtype):
         states, own = (tensor.to(device, dtype, copy=True).requires_grad_() for tensor in (hidden, weight))
         gradient = HeadGradient([own], own)
-        options = {"temperature": 0.7, "chunk_tokens": 32, "with_entropy": True, "head_gradient": gradient}
-        stats = token_logprobs(states, lambda h: h @ own.T, ids.to(device), **options)
+        options = {"temperature": 0.7, "chunk_tokens": 32, "head_gradient": gradient}
+        stats = token_stats(states, lambda h: h @ own.T, ids.to(device), **options)
         stats.logprobs.square().sum().backward()
         return [t.detach().double().cpu() for t in (stats.logprobs, stats.entropy, states.grad, own.grad)]
 
@@ -117,7 +117,7 @@ def test_log_probabilities_of_sampled_tokens_are_those_of_training():
     engine.update_weights(policy)
     batch = engine.generate(runs.problems(4), 4, Sampling(max_response_length=48), seed=0)
     with torch.no_grad():
-        found = policy(padded_layout(batch.input_ids, batch.attention_mask, batch.response_mask)).logprobs
+        found = policy(padded_layout(batch.input_ids, batch.attention_mask, batch.response_mask))
     torch.testing.assert_close(found, batch.sampling_logprobs, rtol=0, atol=1e-3)
 
 
@@ -127,8 +127,8 @@ def test_packed_rows_have_the_log_probabilities_of_padded_rows(attention, rollou
     tensors = batch.input_ids, batch.attention_mask, batch.response_mask
     packed = on_device(torch.bfloat16, dtype="bfloat16", attention=attention, packing=True)
     with torch.no_grad():
-        found = packed(packed_layout(*tensors, flash=attention != "sdpa")).logprobs
-        expected = on_device(torch.bfloat16)(padded_layout(*tensors)).logprobs
+        found = packed(packed_layout(*tensors, flash=attention != "sdpa"))
+        expected = on_device(torch.bfloat16)(padded_layout(*tensors))
     assert (found - expected).norm() / expected.norm() < 0.05
 
 

@@ -39,7 +39,7 @@ def _grpo_by_hand(loader, updates, group_size=4, lr=1e-4):
         old = None
         for _ in range(updates):
             layout = padded_layout(rows.input_ids, rows.attention_mask, rows.response_mask)
-            lp = policy(layout, with_entropy=True, in_place=gradients.in_place).logprobs
+            lp = policy.token_stats(layout, in_place=gradients.in_place).logprobs
             old = lp.detach() if old is None else old
             ratio, a = (lp - old).exp(), advantages[kept][:, None]
             token_losses = -torch.minimum(ratio * a, ratio.clamp(0.8, 1.28) * a)
@@ -237,7 +237,7 @@ def test_weights_are_refreshed_before_every_optimiser_step_and_predicted_at_the_
     steps = []
 
     class Steps(TokenCredit):
-        refresh = "update"
+        refresh = "step"
 
         def __call__(self, policy, batch, context):
             steps.append(context.step)

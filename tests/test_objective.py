@@ -155,7 +155,10 @@ def test_the_loss_of_each_algorithm_is_that_of_its_paper(kind):
     advantages = torch.randn(6, 9, generator=random, dtype=torch.float64)
     counts = {"num_rollouts": 5, "num_tokens": int(mask.sum()), "max_response_length": 12}
     inputs = LossInputs(
-        stats=TokenStats(logprobs.requires_grad_(), None), old_logprobs=old, token_advantages=advantages, mask=mask
+        stats=TokenStats(logprobs.requires_grad_(), entropy=torch.zeros_like(old)),
+        old_logprobs=old,
+        token_advantages=advantages,
+        mask=mask,
     )
     loss, sums = micro_batch_loss(inputs, kind(), counts)
     assert loss.item() == pytest.approx(by_loops(kind, logprobs, old, advantages, mask, 12), rel=1e-12)
@@ -216,7 +219,7 @@ def test_the_first_lines_of_a_run_and_its_config_name_the_algorithm(tmp_path, ca
 
 
 def test_saliency_is_fused_under_every_algorithm_but_not_beside_a_companion():
-    assert all(kind().companion(None, None) is None for kind in ROWS)
+    assert all(kind().companion(None, None, None) is None for kind in ROWS)
     module = GrailModule("arithmetic", SAMPLING, objective=SDPG(), credit=GRAIL())
     assert module.objective.trains_all_rows
     assert not SDPG(only_positive=True).trains_all_rows

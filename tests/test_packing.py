@@ -135,7 +135,7 @@ def test_log_probabilities_gradients_and_saliency_are_those_of_padded_rows(optio
     saliency, grads, found = [], [], []
     for policy in _pair(**options):
         saliency.append(input_saliency(policy, batch, batch.answer.content, leaf=leaf, read_at=read_at))
-        stats = policy(policy.layout(batch), with_entropy=True, entropy_gradient=True)
+        stats = policy.token_stats(policy.layout(batch), entropy_gradient=True)
         (stats.logprobs.sum() + 0.1 * stats.entropy.sum()).backward()
         found.append(stats)
         grads.append({name: p.grad for name, p in policy.named_parameters() if p.grad is not None})
@@ -161,7 +161,7 @@ def test_sharded_policies_can_be_packed(batch, tmp_path):
         plain, packed = _pair()
         shard(packed, init_device_mesh("cpu", (1,)))
         for policy in (plain, packed):
-            policy(policy.layout(batch)).logprobs.sum().backward()
+            policy(policy.layout(batch)).sum().backward()
         theirs = dict(plain.named_parameters())
         for name, parameter in packed.named_parameters():
             assert_near(parameter.grad.full_tensor(), theirs[name].grad, 64, torch.float32)
@@ -208,7 +208,7 @@ def test_variable_length_kernels_are_told_once_where_rows_begin(batch, monkeypat
         policy.model.config._attn_implementation = implementation
         for part in (torch.arange(5), torch.arange(5, 9)):
             piece = batch.select(part)
-            policy(policy.layout(piece)).logprobs.sum().backward()
+            policy(policy.layout(piece)).sum().backward()
         grads.append(torch.cat([p.grad.float().flatten() for p in policy.parameters()]))
     assert len(calls) == 2 * len(policy.blocks)
     assert len({id(bounds) for bounds, _ in calls}) == 2

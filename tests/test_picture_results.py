@@ -114,7 +114,7 @@ def test_log_probabilities_are_those_of_the_model_called_with_the_pixels_of_the_
     answers = [f"so \\boxed{{7}}{END}", f"it is 8 .{END}"]
     batch = played(policy, task_of(calls=calls), [[CALLS[calls].format(3 * k), answers[k]] for k in (0, 1)], [first])
     for trees in (None, [0]):
-        found = policy(policy.layout(batch.select(torch.arange(2)), trees)).logprobs
+        found = policy(policy.layout(batch.select(torch.arange(2)), trees))
         for row in range(2):
             shown = [first.open(), image(3 * row), image(3 * row + 1, 30, 20)]
             result = "picture <image> of < image> <image>"

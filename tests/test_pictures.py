@@ -78,7 +78,7 @@ def test_log_probabilities_are_those_of_the_model_called_with_pixels(name, form,
             place = policy.vision.pictures.place_id
             assert prompt == [place if i >= FIRST_PICTURE_ID else i for i in policy.encode(messages)]
     layout = policy.layout(batch.select(torch.arange(len(batch))), range(0, len(batch), 2) if trees else None)
-    found = policy(layout).logprobs
+    found = policy(layout)
     for row, logprobs in enumerate(expected):
         assert_near(found[row, : len(logprobs)], logprobs, 16, torch.float32)
     assert not trees or layout.shares
@@ -90,7 +90,7 @@ def test_rollouts_from_pictures_are_sampled_by_the_log_probabilities_of_training
     engine = HFEngine()
     engine.update_weights(policy)
     batch = engine.generate(_prompts(*_asked()), 4, Sampling(max_response_length=8), 5)
-    found = policy(policy.layout(batch.select(torch.arange(len(batch))))).logprobs
+    found = policy(policy.layout(batch.select(torch.arange(len(batch)))))
     assert (batch.response_ids < FIRST_PICTURE_ID).all()
     assert len({tuple(row) for row in batch.response_ids.tolist()}) > 8
     # The sampler's are kept in float32.
@@ -100,8 +100,8 @@ def test_rollouts_from_pictures_are_sampled_by_the_log_probabilities_of_training
 
 def _gradients(policy, batch, rows, starts):
     policy.zero_grad(set_to_none=True)
-    stats = policy(policy.layout(batch.select(torch.tensor(rows)), starts))
-    stats.logprobs.sum().backward()
+    logprobs = policy(policy.layout(batch.select(torch.tensor(rows)), starts))
+    logprobs.sum().backward()
     return {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}
 
 
@@ -201,11 +201,11 @@ def test_a_picture_whose_prompt_was_dropped_stays_known_to_an_equal_one(tmp_path
     first, other = _prompts(question(*pictures(1)))[0], _prompts(question(*pictures(1)))[0]
     build_batch(policy, [first], 1, [[30, 41]], [True])
     batch = build_batch(policy, [other], 1, [[30, 41]], [True])
-    before = policy(policy.layout(batch.select(torch.tensor([0])))).logprobs
+    before = policy(policy.layout(batch.select(torch.tensor([0]))))
     del first
     policy.vision.forget()
     for one in (policy, copy.deepcopy(policy)):
-        assert torch.equal(before, one(one.layout(batch.select(torch.tensor([0])))).logprobs)
+        assert torch.equal(before, one(one.layout(batch.select(torch.tensor([0])))))
 
 
 def test_pictures_of_pillow_that_differ_in_orientation_alone_are_two(tmp_path):

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,19 @@ def test_the_command_line_loads_the_methods_that_its_arguments_name_alone():
     parse = f"from grail_lightning.app.cli.app import FitOptions; FitOptions().parse({credit})"
     loaded = {name for name in _loaded_by(parse) if name.startswith("grail_lightning.gallery.")}
     assert loaded == {"grail_lightning.gallery.entropy"}
+
+
+IMPORT = re.compile(r"(?:^|\n|\\n\",\s*\")\s*(?:from|import) (grail_lightning[\w.]*)")
+
+
+@pytest.mark.parametrize("folder", ["README.md", "docs"])
+def test_pages_and_examples_import_nothing_from_inside_the_wings(folder):
+    place = Path(__file__).parents[1] / folder
+    files = [place] if place.is_file() else [f for f in place.rglob("*") if f.suffix in (".md", ".py", ".ipynb")]
+    found = {(str(file.relative_to(place.parent)), name) for file in files for name in IMPORT.findall(file.read_text())}
+    assert folder != "docs" or len(found) > 20
+    wings = ("core", "gallery", "worlds", "app")
+    assert not {(file, name) for file, name in found if name.split(".")[1:2] and name.split(".")[1] in wings}
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():

@@ -22,7 +22,6 @@ import pytest
 import torch
 
 from grail_lightning import CISPO, DAPO, GRPO, DrGRPO, GSPOToken, RolloutBatch, Sampling
-from grail_lightning.core.functional.tokens import TokenStats
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.core.policy.micro_batch import MicroBatch
 from grail_lightning.core.step.loss import loss_mask
@@ -76,7 +75,7 @@ def batch(policy):
     rewards = torch.randint(2, (ROWS,), generator=random).float()
     rewards[GROUP : 2 * GROUP] = 1.0
     with torch.no_grad():
-        logprobs = policy(policy.layout(made)).logprobs
+        logprobs = policy(policy.layout(made))
     noise = 0.4 * torch.randn(logprobs.shape, generator=random)
     assert 0 < (~made.finished).sum() < ROWS
     ready = rollouts(made, rewards, group_size=GROUP)
@@ -144,7 +143,7 @@ def _ours(policy, batch, weights=None, reference=None, temperature=1.0, **option
     update = update_of(policy, batch, weights, reference, **options)
     assert len(update.steps) == 1
     if batch.old_logprobs is not None:
-        update.old_logprobs.record(MicroBatch(rows=torch.arange(len(batch))), TokenStats(batch.old_logprobs, None))
+        update.old_logprobs.record(MicroBatch(rows=torch.arange(len(batch))), batch.old_logprobs)
     metrics = update.accumulate(0, backward)
     return metrics, {n.removeprefix("model."): p.grad.clone() for n, p in policy.named_parameters()}
 
@@ -231,7 +230,7 @@ def test_two_even_micro_batches_of_trl_and_its_truncated_rollouts_beside_ours(ho
 @pytest.mark.parametrize(("how", "corrected"), [("grpo", True), ("dr_grpo", False), ("dapo", True)])
 def test_the_kl_term_k3_equals_trl_with_and_without_the_ratio(how, corrected, policy, reference, batch, peer):
     with torch.no_grad():
-        found = reference(reference.layout(batch)).logprobs
+        found = reference(reference.layout(batch))
     trainer = peer(loss_type=how, use_bias_correction_kl=corrected)
     trainer.beta = 0.3  # Not in the config: it would load a second model by name. The log-probabilities are given.
     options = {"aggregation": how, "kl_coefficient": 0.3, "kl_corrected": corrected}
@@ -263,7 +262,7 @@ def test_logprobs_entropies_and_a_first_step_at_a_temperature_equal_trls_own(pol
         logprobs, entropies, _ = trainer._get_per_token_logps_and_entropies(
             trainer.model, batch.input_ids, batch.attention_mask.long(), columns, compute_entropy=True
         )
-        ours = policy(policy.layout(batch), temperature=0.6, with_entropy=True)
+        ours = policy.token_stats(policy.layout(batch), temperature=0.6)
     assert ours.logprobs.min() < -1
     assert_near(ours.logprobs, logprobs, 400, torch.float32)
     assert_near(ours.entropy, entropies, 400, torch.float32)

@@ -85,7 +85,7 @@ def test_every_layout_has_the_log_probabilities_of_rows_that_are_run_alone(polic
     shared = []
     for by, rows, layout in _layouts(policy, packing, batch):
         with torch.no_grad():
-            found = by(layout).logprobs
+            found = by(layout)
         expected = alone[0][rows][:, : layout.response_mask.shape[1]]
         assert_near(found, expected, 100, torch.float32)  # Norms run in float32.
         assert torch.equal(found != 0, layout.response_mask)

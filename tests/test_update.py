@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from grail_lightning import Execution, Loading, LoRA
-from grail_lightning.core.functional.tokens import TokenStats
 from grail_lightning.core.policy.layout import padded_layout
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.core.policy.micro_batch import MicroBatch, stand_in
@@ -56,7 +55,7 @@ def _old_logprobs(update):
     """The old log-probabilities of the rows that are run; 0 of those that are not known."""
     rows = update.live.nonzero().flatten()
     unknown = torch.zeros(len(rows), update.mask.shape[1])
-    return update.old_logprobs.of(MicroBatch(rows=rows), TokenStats(unknown, None)).double()
+    return update.old_logprobs.of(MicroBatch(rows=rows), unknown).double()
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +111,8 @@ def test_the_kl_of_a_later_pass_is_corrected_by_each_tokens_own_ratio_at_either_
     moved.zero_grad(set_to_none=True)
     rows = _whole(batch)
     with torch.no_grad():
-        old, ref = load_policy("arithmetic").double()(rows).logprobs, reference(rows).logprobs
-    lp = moved(rows).logprobs
+        old, ref = load_policy("arithmetic").double()(rows), reference(rows)
+    lp = moved(rows)
     estimate = (lp - old).exp() * ((ref - lp).exp() - 1 - (ref - lp))
     mask = batch.response_mask & batch.finished[:, None]
     (0.1 * (estimate * mask).sum() / (batch.finished.sum() * LIMIT)).backward()
@@ -183,7 +182,7 @@ def test_old_log_probabilities_are_those_before_the_first_step(cuts, batch, give
     update = _update(moving, batch, given, token_budget=300, **cuts)
     optimizer = torch.optim.SGD(moving.parameters(), lr=0.5)
     with torch.no_grad():
-        expected = moving(_whole(batch)).logprobs
+        expected = moving(_whole(batch))
     ratios = []
     for number in range(len(update.steps)):
         optimizer.zero_grad()
@@ -247,7 +246,7 @@ def test_a_rank_without_rows_keeps_in_step_on_a_row_that_has_a_response(policy, 
 def test_with_dropout_old_log_probabilities_are_all_of_the_policy_that_sampled(cuts, batch):
     dropping = live(load_policy("arithmetic", Loading(lora=LoRA(rank=4, dropout=0.3))).double())
     with torch.no_grad():
-        expected = dropping.eval()(_whole(batch)).logprobs
+        expected = dropping.eval()(_whole(batch))
     update = _update(dropping.train(), batch, **cuts)
     for number in range(len(update.steps)):
         update.accumulate(number, backward)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from grail_lightning import Policy, RolloutBatch
-from grail_lightning.core.credit.measure import logprobs
-from grail_lightning.credit import CreditContext, TokenCredit, TokenWeights
+from grail_lightning.credit import CreditContext, TokenCredit, TokenWeights, logprobs
 
 
 class Surprise(TokenCredit):

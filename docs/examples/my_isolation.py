@@ -2,10 +2,7 @@
 
 from dataclasses import dataclass
 
-from grail_lightning.worlds.programs.isolation import Bubblewrap, Isolation
-from grail_lightning.worlds.programs.outcome import Limits
-from grail_lightning.worlds.programs.process import ProcessSandbox
-from grail_lightning.worlds.programs.sandbox import Sandbox
+from grail_lightning import Bubblewrap, Isolation, ProcessSandbox, ProgramLimits, Sandbox
 
 
 @dataclass(frozen=True)
@@ -18,7 +15,7 @@ class OnCores(Isolation):
 
     cores: str
 
-    def open(self, limits: Limits) -> Sandbox:
+    def open(self, limits: ProgramLimits) -> Sandbox:
         """A sandbox whose processes run on these cores alone."""
         command = ["taskset", "--cpu-list", self.cores, *Bubblewrap().command(limits)]
         return ProcessSandbox(command, limits)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning import Policy, Prompt, RolloutBatch
-from grail_lightning.core.credit.service import RolloutSampler
-from grail_lightning.credit import CreditContext, RunParts, Service, TokenCredit, TokenWeights
+from grail_lightning.credit import CreditContext, RolloutSampler, RunParts, Service, TokenCredit, TokenWeights
 
 
 class GreedyResponses(Service):

@@ -56,9 +56,13 @@ class AdvantageEstimator(ABC):
 
     Attributes:
         trains_equal_groups: Whether a group whose rewards are all equal may have advantages.
+        runs_policy: Whether it may run the policy or the models of its services. Their sharded weights (FSDP2) are then
+            whole while it is called, for which a device may have no room. Those of the package set it to False where
+            they do not; a subclass of one that runs it sets True.
     """
 
     trains_equal_groups: bool = False
+    runs_policy: bool = True
 
     @property
     def services(self) -> tuple[type[Service], ...]:
@@ -107,6 +111,7 @@ class GroupMean(AdvantageEstimator):
     Source: DeepSeekMath, arXiv 2402.03300, section 4.1; Dr. GRPO, arXiv 2503.20783, section 3.
     """
 
+    runs_policy = False
     scale: Scale = "none"
     share: float = 1.0
     train_equal: bool = False
@@ -140,6 +145,7 @@ class LeaveOneOut(AdvantageEstimator):
     Source: RLOO, arXiv 2402.14740.
     """
 
+    runs_policy = False
     scale: BatchScale = "none"
 
     def __post_init__(self) -> None:
@@ -168,6 +174,7 @@ class BatchNormalised(AdvantageEstimator):
     Source: REINFORCE++-baseline, arXiv 2501.03262.
     """
 
+    runs_policy = False
     share: float = 1.0
 
     def __post_init__(self) -> None:
@@ -194,6 +201,7 @@ class BNPO(AdvantageEstimator):
     Source: BNPO, arXiv 2506.02864.
     """
 
+    runs_policy = False
     share: float = 1.0
 
     def __post_init__(self) -> None:
@@ -221,6 +229,7 @@ class GDPO(AdvantageEstimator):
     Source: GDPO, arXiv 2601.05242.
     """
 
+    runs_policy = False
     scale_batch: bool = True
     trains_equal_groups = True  # Equal totals may be made of different values.
 

@@ -70,7 +70,7 @@ class GrailModule(GuardedModule):
         loading: Options with which the policy is loaded.
         engine: The rollout engine that samples; default `HFEngine`.
         objective: The algorithm: GRPO, DrGRPO (the default), DAPO, CISPO, GSPOToken, SDPG, or a class of your own.
-        execution: Options that define how a step is run: group size, passes, mini-batches, token budget.
+        execution: Options that define how a training step is run: group size, iterations, mini-batches, token budget.
         advantage: The estimator of the advantage of a rollout; default the algorithm's own, such as `GroupMean`.
         credit: The credit method: Uniform (no token credit), GRAIL, or a class of your own by its import path.
         control: A control experiment around the credit: Shuffled, Random, AnswerOnly, SameMagnitude or Balanced.
@@ -109,7 +109,7 @@ class GrailModule(GuardedModule):
         self.objective = checked(objective or DrGRPO())
         self.advantage = advantage or self.objective.advantage()
         check_engine(self.engine, execution, self.objective, self.advantage, self.credit, control)
-        assign.check_advantage(advantage, self.credit)
+        assign.check_credit(advantage, self.credit)
         check_optimizer(optimizer, scheduler)
         check_services([self.objective, self.advantage, self.credit], source, loading)
         self.sampler_cap = resolve_cap(execution.sampler_cap, self.engine.copies_weights)
@@ -272,7 +272,7 @@ class GrailModule(GuardedModule):
                 max_response_length=self.sampling.max_response_length,
                 seed=derive_seed(run_seed(), "update", self.global_step, dealer),
                 sampler_cap=self.sampler_cap,
-                refreshed=self.credit.refresh == "update",
+                refreshed=self.credit.refresh == "step",
             )
             update.compute_before_steps()
             last_step = self.take_steps(update)

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.core.advantages import AdvantageEstimator, GroupMean
+from grail_lightning.core.credit.base import CreditContext
 from grail_lightning.core.credit.service import FrozenReference, Service
 from grail_lightning.core.functional.policy_gradient import (
     Aggregation,
@@ -50,7 +51,7 @@ class Companion(ABC):
     """Another distribution over the next token, to which an objective keeps the policy close.
 
     Attributes:
-        figure: The name under which the mean divergence of the tokens in the loss is logged.
+        figure: The name under which the mean divergence of the tokens in the loss is logged, such as `policy/my_kl`.
     """
 
     figure: str
@@ -116,13 +117,19 @@ class Objective(ABC):
     def advantage(self) -> AdvantageEstimator:
         """The algorithm's own estimator of the advantage, which `model.advantage` replaces."""
 
-    def companion(self, policy: Policy, batch: RolloutBatch) -> Companion | None:
-        """Another distribution to stay close to, for the rows of a batch; None without one."""
+    def companion(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> Companion | None:
+        """Another distribution to stay close to, for the rows of a batch; None without one.
+
+        It is called once a batch, on every rank. `context.service` returns the services that the objective lists.
+        """
         return None
 
     @property
     def services(self) -> tuple[type[Service], ...]:
-        """The classes of the services that the loss uses: the reference of the KL term."""
+        """The classes of the services that the loss uses: the reference of the KL term.
+
+        A class of your own, whose companion uses further ones, adds them to ``super().services``.
+        """
         return (FrozenReference,) if self.kl_coefficient else ()
 
     @property

@@ -15,7 +15,6 @@ from torch.func import functional_call
 
 from grail_lightning.core.credit.base import CreditContext, TokenCredit, TokenWeights, one_elsewhere, uniform_weights
 from grail_lightning.core.credit.measure import logprobs
-from grail_lightning.core.functional.tokens import TokenStats
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.records.picture import Messages, add_text
 from grail_lightning.core.rollout.batch import RolloutBatch, pad_left
@@ -86,7 +85,7 @@ class RLSD(TokenCredit):
         """Restore the teacher of a checkpoint. If there is none, a copy is taken at the next batch."""
         self._copied_at, self._weights = state.get("copied_at", 0), dict(state.get("weights", {}))
 
-    def _teacher(self, policy: Policy, step: int) -> Callable[..., TokenStats] | None:
+    def _teacher(self, policy: Policy, step: int) -> Callable[..., Tensor] | None:
         """A function that runs the policy with the copied weights; None if the policy itself is the teacher."""
         if self.refresh_steps == 1 or step >= self.decay_steps:
             self._weights = {}

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from grail_lightning.core.advantages import AdvantageContext, AdvantageEstimator, Scale, scaled_group_advantages
-from grail_lightning.core.distributed.sharding import gathered
 from grail_lightning.core.functional.advantages import EQUAL_REWARDS, energy_baselines, reward_ranges
 from grail_lightning.core.rollout.batch import GradedBatch
 from grail_lightning.core.runtime.checks import check_options
@@ -45,8 +44,7 @@ class EnergyBaseline(AdvantageEstimator):
 
         groups, mask = batch.rewards.reshape(-1, group_size), context.mask
         mixed = (reward_ranges(groups) > EQUAL_REWARDS).repeat_interleave(group_size) & mask.any(1)
-        with gathered(context.policy):
-            tokens = gradient_energies(context.policy, batch, context.credit, mixed.nonzero().flatten())
+        tokens = gradient_energies(context.policy, batch, context.credit, mixed.nonzero().flatten())
         energies = tokens.masked_fill(~mask, 0).sum(1) * context.row_scale.square()
         pooled = all_gather_rows(batch.rewards[mixed]), all_gather_rows(energies[mixed])
         return energy_baselines(batch.rewards, mask.any(1), group_size, *pooled)

@@ -16,7 +16,6 @@ from grail_lightning.core.credit.base import CreditContext, Mean, TokenCredit, T
 from grail_lightning.core.credit.measure import logprobs
 from grail_lightning.core.credit.service import FrozenReference
 from grail_lightning.core.functional.advantages import discounted_returns, group_sums, process_advantages, ranked_pairs
-from grail_lightning.core.functional.tokens import TokenStats
 from grail_lightning.core.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.rollout.batch import RolloutBatch
@@ -112,11 +111,11 @@ class PRIME(TokenCredit):
 
         def loss(micro: MicroBatch) -> Tensor:
             piece = batch.select(micro.rows)
-            stats: TokenStats = model(model.layout(piece, micro.starts), temperature=1.0)
+            present: Tensor = model(model.layout(piece, micro.starts), temperature=1.0)
             if micro.stands_in:
-                return stats.logprobs.sum() * 0
+                return present.sum() * 0
             places, width = micro.rows.to(base.device), piece.response_mask.shape[1]
-            gaps = stats.logprobs - base[places, :width].to(stats.logprobs.dtype)
+            gaps = present - base[places, :width].to(present.dtype)
             scatter(log_ratios, micro.rows, gaps)
             logits = self.beta * gaps.sum(1)
             each = binary_cross_entropy_with_logits(logits, batch.correct[places].to(logits), reduction="none")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from grail_lightning.core.credit.base import CreditContext
 from grail_lightning.core.objective import Companion, DrGRPO
 from grail_lightning.core.policy.capabilities import within_attention_window
 from grail_lightning.core.policy.layout import TokenLayout, gather_rows
@@ -59,7 +60,7 @@ class SDPG(DrGRPO):
         """Whether rows without an advantage have a gradient, too."""
         return super().trains_all_rows or not self.only_positive
 
-    def companion(self, policy: Policy, batch: RolloutBatch) -> Companion:
+    def companion(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> Companion:
         """The teacher of a batch."""
         return _Teacher(self, policy, batch)
 
@@ -78,19 +79,13 @@ class _Teacher(Companion):
 
         Rows that share a prediction in the student's layout have the same teacher, since they are of one group.
         """
-        states: list[Tensor] = []
-
-        def decode(teacher_layout: TokenLayout) -> Tensor:
-            states.append(self.policy.decode(teacher_layout))
-            return states[0]
-
         # Its rows are longer than those for which the trees were made.
         shared = within_attention_window(self.policy, self.batch.input_ids.shape[1])
         teacher_layout = self.policy.layout(self.batch.select(micro.rows), micro.starts if shared else None)
         with self.policy.evaluating(), torch.no_grad():
             # Through the policy's own call: sharded weights (FSDP2) are whole only inside of it.
-            self.policy(teacher_layout, decode=decode)
-            of_tokens = gather_rows(teacher_layout.at_predictors(states[0]), teacher_layout.prediction_of)
+            states: Tensor = self.policy(teacher_layout, figures=lambda states: states)
+            of_tokens = gather_rows(states, teacher_layout.prediction_of)
         return of_tokens[layout.source_of]
 
     def losses(self, divergence: Tensor, advantages: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def _rows():
 def test_log_probabilities_equal_the_golden_tensors(golden, golden_policy, golden_batch):
     mask = golden_batch.response_mask
     with torch.no_grad():
-        found = golden_policy(golden_policy.layout(golden_batch)).logprobs
+        found = golden_policy(golden_policy.layout(golden_batch))
     assert_near(found[mask].double(), golden["logprobs"][mask].double(), 100, torch.float32)
     assert (found[~mask] == 0).all()
 
@@ -59,7 +59,7 @@ def test_log_probabilities_equal_the_models_own_logits(name, arithmetic):
     with torch.no_grad():
         logits = model(input_ids=ids, attention_mask=mask.long()).logits[:, -8:-1] / 0.7
         policy = Policy(model, arithmetic.tokenizer)
-        found = policy(padded_layout(ids, mask, response), temperature=0.7, with_entropy=True)
+        found = policy.token_stats(padded_layout(ids, mask, response), temperature=0.7)
     distribution = torch.distributions.Categorical(logits=logits.double())
     expected = distribution.log_prob(ids[:, -7:])
     assert_near(found.logprobs[response].double(), expected[response], 64, torch.float32)
@@ -100,7 +100,7 @@ def test_rows_without_a_response_token_have_no_log_probability_and_gradients_of_
     policy = load_policy("arithmetic", Loading(packing=packing))
     ids, mask, _ = _rows()
     rows = SimpleNamespace(input_ids=ids, attention_mask=mask, response_mask=torch.ones(3, 0, dtype=torch.bool))
-    found = policy(policy.layout(rows), with_entropy=True)
+    found = policy.token_stats(policy.layout(rows))
     assert found.logprobs.shape == found.entropy.shape == (3, 0)
     found.logprobs.sum().backward()
     assert all((p.grad == 0).all() for p in policy.blocks.parameters())
@@ -114,10 +114,10 @@ def test_adapters_alone_are_trainable_and_switched_off_they_are_the_reference(ar
     live(policy)
     ids, mask, response = _rows()
     with torch.no_grad():
-        base = arithmetic(padded_layout(ids, mask, response)).logprobs
-        assert (policy(padded_layout(ids, mask, response)).logprobs - base).abs().max() > 1e-3
+        base = arithmetic(padded_layout(ids, mask, response))
+        assert (policy(padded_layout(ids, mask, response)) - base).abs().max() > 1e-3
         with policy.adapters_off():
-            assert_near(policy(padded_layout(ids, mask, response)).logprobs, base, 64, torch.float32)
+            assert_near(policy(padded_layout(ids, mask, response)), base, 64, torch.float32)
 
 
 def test_random_weights_are_those_of_the_seed_so_that_a_reference_has_the_policys():
@@ -138,7 +138,7 @@ def test_a_saved_policy_loads_anywhere_and_says_the_same(tmp_path):
     again = load_policy(str(tmp_path)).eval()
     ids, mask, response = _rows()
     with torch.no_grad():
-        ours, theirs = (one(padded_layout(ids, mask, response)).logprobs for one in (policy, again))
+        ours, theirs = (one(padded_layout(ids, mask, response)) for one in (policy, again))
         logits = AutoModelForCausalLM.from_pretrained(tmp_path)(input_ids=ids, attention_mask=mask.long()).logits
     expected = logits[:, -8:-1].log_softmax(-1).gather(-1, ids[:, -7:, None]).squeeze(-1)
     assert_near(ours, theirs, 100, torch.float32)

@@ -8,7 +8,7 @@ import torch
 from grail_lightning import CodeTask, build_batch
 from grail_lightning.core.credit.base import check_weights, token_advantages
 from grail_lightning.credit import EGCA, ExecutedMask
-from grail_lightning.worlds.programs.outcome import Limits
+from grail_lightning.worlds.programs.outcome import ProgramLimits
 from tests.batches import in_turns, rollouts
 from tests.core.credit.rollouts import context
 from tests.worlds.programs.traced import REFERENCE, Trusted, changed
@@ -85,7 +85,7 @@ def test_each_mode_blames_its_statement_on_all_of_its_tokens_alike(golden_policy
 def test_an_endless_loop_has_a_trace_and_a_statement(golden_policy, grouped, programs_run):
     counted = "def total(values, limit):\n    k = 0\n    while k < len(values):\n        k += 1\n    return k"
     row = {**ROW, "tests": [[[[1, 2], 0], 2]], "reference": counted}
-    task = CodeTask(limits=Limits(seconds=0.5))
+    task = CodeTask(limits=ProgramLimits(seconds=0.5))
     batch = grouped([counted, counted.replace("k += 1", "k += 0")], row=row, rewards=[1, 0], task=task)
     weights = EGCA()(golden_policy, batch, context())
     task.executor.close()

@@ -13,7 +13,7 @@ from grail_lightning.app.regrade import main as regrade
 from grail_lightning.core.rollout.grading import TaskVerifiers, labelled_steps
 from grail_lightning.worlds.code.functions import FunctionSpace, slips
 from grail_lightning.worlds.code.task import read_problem
-from grail_lightning.worlds.programs.outcome import Limits, TestCall, Tests
+from grail_lightning.worlds.programs.outcome import ProgramLimits, TestCall, Tests
 from tests.shell import SHORT, fails_early, main
 
 REFERENCE = """def f(xs, n):
@@ -60,7 +60,7 @@ def fenced(program):
 
 @pytest.fixture(scope="module")
 def task(programs_run):
-    made = CodeTask(instruction="", limits=Limits(seconds=1.0))
+    made = CodeTask(instruction="", limits=ProgramLimits(seconds=1.0))
     yield made
     made.executor.close()
 

@@ -9,7 +9,7 @@ from grail_lightning import EpisodeLimits
 from grail_lightning.core.environments.calls import ParsedCall
 from grail_lightning.core.environments.tools import ToolSet, run_calls
 from grail_lightning.worlds.code.python import Python
-from grail_lightning.worlds.programs.outcome import Limits
+from grail_lightning.worlds.programs.outcome import ProgramLimits
 from grail_lightning.worlds.words.task import WordProblemSpace
 
 pytestmark = pytest.mark.usefixtures("programs_run")
@@ -18,7 +18,7 @@ TRACEBACK = "Traceback (most recent call last):\n"
 
 @pytest.fixture(scope="module")
 def python():
-    return Python(limits=Limits(seconds=0.5, memory_mb=128))
+    return Python(limits=ProgramLimits(seconds=0.5, memory_mb=128))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def called(python, codes, seconds):
 
 def test_programs_that_take_long_do_not_use_up_the_seconds_of_others():
     codes = [f"import time; time.sleep({seconds})" for seconds in (0.58, 0.59, 0.6)] + ["print('mine')"]
-    python = Python(limits=Limits(seconds=0.5), workers=1)
+    python = Python(limits=ProgramLimits(seconds=0.5), workers=1)
     assert python.run("") == "", "a sandbox is there"
     made = called(python, codes, seconds=1.6)
     assert [call.status for call in made] == ["done"] * 4
@@ -83,7 +83,7 @@ def test_programs_that_nobody_waits_for_hold_up_no_others():
     def gives_up():
         raise KeyboardInterrupt
 
-    python = Python(limits=Limits(seconds=0.5), workers=1)
+    python = Python(limits=ProgramLimits(seconds=0.5), workers=1)
     (lost,) = called(python, ["import time; time.sleep(1.5)"], seconds=0.3)
     assert lost.status == "timeout"
     begun = time.monotonic()

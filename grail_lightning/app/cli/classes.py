@@ -43,6 +43,8 @@ BASES: dict[str, tuple[type, tuple[str, ...]]] = {
 """For each option that takes a class: its base class, and the modules that export the subclasses to users.
 
 A short name such as `GRAIL` is a name in one of these modules. No other place knows where the classes are."""
+_DOORS = ("grail_lightning", "grail_lightning.credit")
+"""The modules for options that are not in `BASES`, such as those of a class of a user's own."""
 BEGINS_ANEW = (
     *("model.objective", "model.advantage", "model.credit", "model.control", "model.engine"),
     *("data.task", "data.task.answer", "data.task.environment"),
@@ -62,9 +64,10 @@ UNUSABLE = {
 def exported(option: str, name: str) -> tuple[str, type] | None:
     """The import path and the class that an option's modules export under a short name; None if none does.
 
-    Of a module that imports its classes when they are asked for, the one class is imported.
+    Of a module that imports its classes when they are asked for, the one class is imported. jsonargparse then knows its
+    short name, too, for options whose types are known only to it.
     """
-    for module in BASES.get(option, (object, ()))[1]:
+    for module in BASES.get(option, (object, _DOORS))[1]:
         candidate = getattr(importlib.import_module(module), name, None)
         if inspect.isclass(candidate):
             return f"{module}.{name}", candidate
@@ -97,13 +100,6 @@ def load_for_help(arguments: Sequence[str]) -> None:
             choices(option)
 
 
-def load_exported(name: str) -> None:
-    """Import the class that the package exports under a short name, if it does: jsonargparse then knows the name."""
-    for module in map(importlib.import_module, ("grail_lightning", "grail_lightning.credit")):
-        if name in module.__all__:
-            getattr(module, name)
-
-
 def class_name(value: object) -> str | None:
     """The last part of the name of a class, given by its name or with its options; None for another value."""
     name = value.get("class_path") if isinstance(value, dict) else value
@@ -111,7 +107,7 @@ def class_name(value: object) -> str | None:
 
 
 def find_class(option: str, name: str) -> type | None:
-    """The class that an option names, by its import path or, for those of `BASES`, its short name; None if none is."""
+    """The class that an option names, by its import path or its short name; None if none is."""
     if "." in name:
         try:
             candidate: Any = import_function(name, {}, "A class", name)

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from jsonargparse import get_loader
 
-from grail_lightning.app.cli.classes import BASES, BEGINS_ANEW, class_name, import_path, load_exported, still_valid
+from grail_lightning.app.cli.classes import BASES, BEGINS_ANEW, class_name, exported, import_path, still_valid
 from grail_lightning.app.cli.trainer_options import as_list
 
 CONFIGS = (Path(__file__).parents[2] / "configs", Path(__file__).parents[3] / "configs")
@@ -77,7 +77,7 @@ def _with_paths(value: Any, option: str) -> Any:
     if isinstance(value, str):
         if option in BASES:
             return import_path(option, value)
-        load_exported(value)
+        exported(option, value)  # It may be the short name of a class, in an option of a class of a user's own.
         return value
     if isinstance(value, list):
         return [_with_paths(entry, option) for entry in value]

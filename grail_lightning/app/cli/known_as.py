@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from grail_lightning.app.cli.classes import choices
+
 _NAMES = """
 model.policy: model model_name_or_path model.path
 model.loading.dtype: torch_dtype model_init_kwargs
@@ -90,9 +92,10 @@ _GROUPS = ("actor_rollout_ref", "algorithm", "actor", "rollout", "critic", "rewa
 
 
 _KINDS = {
-    "model.objective": ("an objective", ("GRPO", "DrGRPO", "DAPO", "CISPO", "GSPOToken", "SDPG")),
-    "model.advantage": ("an estimator of the advantage", ("LeaveOneOut", "BNPO", "GDPO")),
-    "model.credit": ("a credit method", ("GRAIL", "OARGradient", "RLSD")),
+    "model.objective": "an objective",
+    "model.advantage": "an estimator of the advantage",
+    "model.credit": "a credit method",
+    "model.control": "a control",
 }
 _SHORT = {"gspo": "gspotoken", "rloo": "leaveoneout", "oarg": "oargradient"}
 
@@ -101,8 +104,8 @@ def known_algorithm(option: str, name: str) -> str:
     """A sentence, after a space, about an algorithm that is misspelt or the value of another option; else empty."""
     plain = re.sub("[-_. ]", "", name.lower())
     plain = _SHORT.get(plain, plain)
-    for place, (kind, classes) in _KINDS.items():
-        for cls in classes:
+    for place, kind in _KINDS.items():
+        for cls in choices(place):
             if cls.lower() == plain:
                 here = place == option or (place == "model.credit" and option == "predictions.compare")
                 return f" Did you mean {cls}?" if here else f" `{cls}` is {kind}: --{place}={cls}."

@@ -22,7 +22,7 @@ from grail_lightning.core.records.task import Prompt
 from grail_lightning.core.rollout.batch import AnswerMasks, RolloutBatch
 from grail_lightning.core.runtime.checks import Claim, check_claims, check_tensor
 
-Refresh = Literal["rollout", "update"]
+Refresh = Literal["batch", "step"]
 
 # --- what a method returns --------------------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class CreditContext:
         return service
 
     def row_generator(self, row: int) -> torch.Generator:
-        """A generator for one row, keyed by the row's identity in the step (`RolloutBatch.row`)."""
+        """A generator for one row, keyed by the row's identity in the training step (`RolloutBatch.row`)."""
         key = f"{self.generator.initial_seed()} {row}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big")
         return torch.Generator().manual_seed(seed)
@@ -207,8 +207,8 @@ class TokenCredit(ABC):
 
     @property
     def refresh(self) -> Refresh:
-        """Rollout computes the weights once for a batch of rollouts; update again before every optimiser step."""
-        return "rollout"
+        """When weights are computed: once for a batch of rollouts, or again before every optimiser step."""
+        return "batch"
 
     @property
     def fuses(self) -> bool:

@@ -36,7 +36,7 @@ class SaliencyOptions:
         leaf: embeddings, or the output of a block: first (block 1), middle (n // 2), last (n − 1), or its number.
         read_at: The position that is read for token t: predictor is t − 1, which predicts it; token is t itself.
         box: The box whose likelihood is explained: last is the box that is graded; first is that of the published code.
-        refresh: rollout computes the weights once for a batch of rollouts; update computes them again before every
+        refresh: batch computes the weights once for a batch of rollouts; step computes them again before every
             optimiser step, as the published code does.
         fuse: Whether saliency is taken from the update's first forward pass where the result is the same
             (`grail_lightning.core.step.fused.method_to_fuse` lists when). Otherwise it needs a forward pass of its own.
@@ -45,7 +45,7 @@ class SaliencyOptions:
     leaf: Leaf | int = "embeddings"
     read_at: ReadAt = "predictor"
     box: WhichBox = "last"
-    refresh: Refresh = "rollout"
+    refresh: Refresh = "batch"
     fuse: bool = True
 
     def __post_init__(self) -> None:

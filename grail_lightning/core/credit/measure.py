@@ -14,7 +14,7 @@ from torch import Tensor
 from grail_lightning.core.credit.base import CreditContext
 from grail_lightning.core.credit.saliency import explaining
 from grail_lightning.core.functional.certainty import Figures, repeat_probability
-from grail_lightning.core.functional.tokens import TokenStats, entropy_of, in_chunks
+from grail_lightning.core.functional.tokens import in_chunks
 from grail_lightning.core.policy.layout import TokenLayout, right_padded_layout
 from grail_lightning.core.policy.micro_batch import cut_rows, scatter, stand_in
 from grail_lightning.core.policy.model import Policy
@@ -89,8 +89,7 @@ def entropies(policy: Policy, batch: SampledBatch, context: CreditContext, rows:
     """``[B, T]``: the entropy in nats of the distribution that each token was drawn from; zero on the other rows."""
 
     def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
-        stats: TokenStats = policy(layout, temperature=context.temperature, with_entropy=True)
-        return (entropy_of(stats),)
+        return (policy.token_stats(layout, temperature=context.temperature).entropy,)
 
     return measure_rows(policy, batch, context, rows, measure, 1)[0]
 
@@ -100,7 +99,7 @@ def logprobs(
     batch: SampledBatch,
     context: CreditContext,
     rows: Tensor,
-    run: Callable[..., TokenStats] | None = None,
+    run: Callable[..., Tensor] | None = None,
 ) -> Tensor:
     """``[B, T]``: log-probabilities of the tokens, zero on the other rows.
 
@@ -108,7 +107,6 @@ def logprobs(
     """
 
     def measure(layout: TokenLayout) -> tuple[Tensor, ...]:
-        stats: TokenStats = (run or policy)(layout, temperature=context.temperature)
-        return (stats.logprobs,)
+        return ((run or policy)(layout, temperature=context.temperature),)
 
     return measure_rows(policy, batch, context, rows, measure, 1)[0]

@@ -186,7 +186,7 @@ def _answer_distribution(
     chunk = policy.chunk_tokens
     if method.distribution == "answer_joint":
         ids = batch.response_ids[:, -num_states:][whole]
-        chosen = token_logprobs(before, policy.head, ids, temperature=temperature, chunk_tokens=chunk).logprobs
+        chosen = token_logprobs(before, policy.head, ids, temperature=temperature, chunk_tokens=chunk)
         return chosen.new_zeros(len(batch)).index_add(0, rows, chosen) / counts
     sums: Tensor | None = None
     for part, owner in zip(torch.split(before, chunk), torch.split(rows, chunk), strict=True):

@@ -135,7 +135,7 @@ def forward_with_saliency(
     frozen: bool = False,
     in_place: bool = False,
 ) -> tuple[TokenStats, Callable[[], Tensor]]:
-    """`Policy.forward` with entropy; and a function, to be called once, that returns the saliency of every row.
+    """`Policy.token_stats`; and a function, to be called once, that returns the saliency of every row.
 
     Both are of one forward pass, whose graph is kept for the caller's backward pass. The layout must be made without
     `share_responses` if rows have common tokens. If `frozen`, the log-probabilities are computed without gradient, in
@@ -152,7 +152,7 @@ def forward_with_saliency(
         return explaining(policy, checkpointed=True) if frozen else nullcontext()
 
     with mode(), torch.set_grad_enabled(not frozen):
-        stats = policy(layout, temperature=temperature, with_entropy=True, in_place=in_place, decode=decode)
+        stats = policy.token_stats(layout, temperature=temperature, in_place=in_place, decode=decode)
 
     def saliency() -> Tensor:
         # Checkpointed blocks run once more in here, which must be in the mode of the first time.
@@ -254,14 +254,14 @@ def _effects(
 ) -> Tensor:
     """``[R, N]``: gradient times activation at each token that was run. `keep` retains the graph."""
     explained = layout.from_rows(target.explained)
-    answer = token_logprobs(
+    logprobs = token_logprobs(
         states.flatten(0, 1)[layout.predictors[explained]],
         policy.head,
         layout.targets[explained],
         temperature=temperature,
         chunk_tokens=policy.chunk_tokens,
     )
-    gradient: Tensor = torch.autograd.grad(-answer.logprobs.sum(), activation, retain_graph=keep)[0]
+    gradient: Tensor = torch.autograd.grad(-logprobs.sum(), activation, retain_graph=keep)[0]
     product = full_precision(gradient) * full_precision(activation.detach())
     effects: Tensor = torch.linalg.vector_norm(product, dim=-1)
     return effects

@@ -80,8 +80,8 @@ class Service(ABC):
     opened service with `CreditContext.service`.
 
     Attributes:
-        uses_engine: Whether it samples with the rollout engine during a step. `execution.sample_ahead` is then refused,
-            because the engine is busy with the next batch.
+        uses_engine: Whether it samples with the rollout engine in a training step. `execution.sample_ahead` is then
+            refused, because the engine is busy with the next batch.
         trains_model: Whether it trains a model, with two moments for each weight. It is then opened for `fit` alone.
         copies_of_model: The number of frozen copies of the policy that it holds where the policy has no adapters, for
             the plan of memory.
@@ -105,7 +105,10 @@ class Service(ABC):
         del owner, source, loading  # Most services have no options.
 
     def models_to_gather(self) -> Sequence[Policy]:
-        """The models whose sharded weights must be whole while a credit method that lists the service is called."""
+        """The models whose sharded weights must be whole while a credit method or an estimator is called.
+
+        These are the ones that list the service. An objective's companion runs models through their own call instead.
+        """
         return ()
 
     def state_dict(self) -> dict[str, Any]:

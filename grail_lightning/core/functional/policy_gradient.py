@@ -153,8 +153,8 @@ def sampler_correction(trainer_logprobs: Tensor, sampler_logprobs: Tensor, cap: 
 
     .. math:: c_t = \min\left(\frac{\pi_{trainer}(y_t)}{\pi_{sampler}(y_t)},\ C\right)
 
-    The trainer's probability is that from before the batch's first update. The sampler's differs if it computes in
-    another precision or with other kernels, or with the weights of a batch earlier (`execution.sample_ahead`). The
+    The trainer's probability is that from before the batch's first optimiser step. The sampler's differs if it computes
+    in another precision or with other kernels, or with the weights of a batch earlier (`execution.sample_ahead`). The
     result multiplies the loss of each token. It is 1 where the sampler reported no log-probability (NaN).
 
     ``[B, T]`` each, without gradient; `cap` is C.

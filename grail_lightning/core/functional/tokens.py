@@ -29,14 +29,8 @@ class TokenStats(NamedTuple):
     """Figures of given tokens under the policy."""
 
     logprobs: Tensor  # The log-probability of each token.
-    entropy: Tensor | None  # The entropy of the distribution that it was drawn from; None unless requested.
+    entropy: Tensor  # The entropy of the distribution that it was drawn from, in nats.
     divergence: Tensor | None = None  # The KL of that distribution to a teacher's; None without a teacher.
-
-
-def entropy_of(stats: TokenStats) -> Tensor:
-    """The entropy, which must have been requested."""
-    assert stats.entropy is not None
-    return stats.entropy
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
@@ -98,13 +92,11 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
-    with_entropy: bool = False,
-    entropy_gradient: bool = False,
     head_gradient: HeadGradient | None = None,
-) -> TokenStats:
-    r"""Log-probability of each token, and the entropy of its distribution, in chunks over tokens.
+) -> Tensor:
+    r"""Log-probability of each token, in chunks over tokens.
 
-    .. math:: \log \mathrm{softmax}(\mathrm{head}(h) / \tau)_{y}, \qquad H = -\sum_v p_v \log p_v
+    .. math:: \log \mathrm{softmax}(\mathrm{head}(h) / \tau)_{y}
 
     Forward and backward pass store logits of `chunk_tokens` positions at one time. Unless there is only one chunk, the
     backward pass computes its logits again. Softmax and entropy are computed in float32 at least, whatever the head's
@@ -113,14 +105,53 @@ def token_logprobs(
     Args:
         hidden: ``[..., D]`` states that predict the tokens (already shifted).
         head: A function from hidden states ``[n, D]`` to logits ``[n, V]``, with the model's bias, scale and soft cap.
-        token_ids: ``[...]`` long, the shape of the results.
+        token_ids: ``[...]`` long, the shape of the result.
         temperature: τ; a ValueError if it is not positive.
         chunk_tokens: Positions whose logits exist at one time.
-        with_entropy: Whether to return the entropy in nats, too.
-        entropy_gradient: Whether the entropy carries a gradient.
         head_gradient: The head's trainable tensors, for a backward pass written by hand, which is faster; None uses
             autograd.
     """
+    options = _Options(temperature, chunk_tokens, with_entropy=False)
+    return _chunked(hidden, head, token_ids, options, head_gradient)[0]
+
+
+def token_stats(
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    token_ids: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
+    entropy_gradient: bool = False,
+    head_gradient: HeadGradient | None = None,
+) -> TokenStats:
+    r"""Log-probability of each token, and the entropy of the distribution that it was drawn from.
+
+    .. math:: \log p_y, \qquad H = -\sum_v p_v \log p_v, \qquad p = \mathrm{softmax}(\mathrm{head}(h) / \tau)
+
+    The arguments are those of `token_logprobs`. The entropy carries a gradient with `entropy_gradient` alone, which
+    then is autograd's.
+    """
+    options = _Options(temperature, chunk_tokens, with_entropy=True, entropy_gradient=entropy_gradient)
+    return TokenStats(*_chunked(hidden, head, token_ids, options, head_gradient))
+
+
+class _Options(NamedTuple):
+    temperature: float
+    chunk_tokens: int
+    with_entropy: bool
+    entropy_gradient: bool = False
+
+
+def _chunked(
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    token_ids: Tensor,
+    options: _Options,
+    head_gradient: HeadGradient | None,
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies in the shape of the ids; the entropies are 0 if they are not asked for."""
+    temperature, chunk_tokens, with_entropy, entropy_gradient = options
     if temperature <= 0:
         raise ValueError(f"`temperature` must be positive, but got {temperature}. Greedy sampling reports at 1.")
     if hidden.shape[:-1] != token_ids.shape:
@@ -150,7 +181,7 @@ def token_logprobs(
                 return chosen, log_norm - (torch.softmax(logits, -1) * logits).sum(-1)
 
         logprobs, entropies = in_chunks(chunk, states, ids, chunk_tokens, recompute=recompute)
-    return TokenStats(logprobs.reshape(token_ids.shape), entropies.reshape(token_ids.shape) if with_entropy else None)
+    return logprobs.reshape(token_ids.shape), entropies.reshape(token_ids.shape)
 
 
 def in_chunks(

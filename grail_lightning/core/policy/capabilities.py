@@ -18,23 +18,18 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from grail_lightning.core.policy.layout import TokenLayout, packed_layout, padded_layout
 from grail_lightning.core.policy.trees import TREE_ATTENTION, TreeKernel, tree_layout
-from grail_lightning.core.policy.weights import requiring_grad
+from grail_lightning.core.policy.weights import CastsWeights, requiring_grad
 
 _TRIAL_WEIGHTS = 2**24  # The number of weights, besides those that are zero, whose gradients a trial run compares.
 
 
-class _Policy(Protocol):
-    """The parts of a policy that trial runs and continued sequences use; `Policy` documents them."""
+class _Policy(CastsWeights, Protocol):
+    """The further parts that trial runs and continued sequences use."""
 
     model: Any
 
     @property
-    def device(self) -> torch.device: ...
-    @property
-    def compute_dtype(self) -> torch.dtype: ...
-    @property
     def uses_flash(self) -> bool: ...
-    def parameters(self) -> Iterator[nn.Parameter]: ...
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
     def trial(self, rows: int, columns: int) -> AbstractContextManager[tuple[Tensor, Tensor]]: ...
     def eager_attention(self) -> AbstractContextManager[None]: ...
@@ -107,7 +102,7 @@ def _trial_weights(policy: _Policy) -> dict[str, Tensor]:
 @torch.enable_grad()
 def _differentiate(policy: _Policy, weights: dict[str, Tensor], layout: TokenLayout) -> tuple[Tensor, list[Tensor]]:
     """The log-probabilities of a layout's tokens with some weights replaced, and the gradients of these weights."""
-    logprobs = functional_call(cast(nn.Module, policy), weights, (layout,)).logprobs[layout.response_mask]
+    logprobs = functional_call(cast(nn.Module, policy), weights, (layout,))[layout.response_mask]
     gradients = torch.autograd.grad(logprobs.sum(), list(weights.values()), materialize_grads=True)
     # The embeddings of an earlier fit may still hand on sparse gradients.
     return logprobs.detach(), [gradient.to_dense() for gradient in gradients]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from grail_lightning.core.functional.certainty import teacher_divergence
-from grail_lightning.core.functional.tokens import HeadGradient, TokenStats, token_logprobs
+from grail_lightning.core.functional.tokens import HeadGradient, TokenStats, token_logprobs, token_stats
 from grail_lightning.core.policy import capabilities
 from grail_lightning.core.policy.encode import encode_prompt
 from grail_lightning.core.policy.layout import TokenLayout, packed_layout, padded_layout, token_positions
@@ -253,46 +253,77 @@ class Policy(nn.Module):
         layout: TokenLayout,
         *,
         temperature: float = 1.0,
-        with_entropy: bool = False,
+        decode: Callable[[TokenLayout], Tensor] | None = None,
+        figures: Callable[[Tensor], Any] | None = None,
+    ) -> Any:
+        """``[B, T]``: the log-probability of each valid response token, zero outside the mask.
+
+        Sharded weights (FSDP2) are whole only inside a call of this module, so other computations with the policy are
+        passed to it as functions.
+
+        Args:
+            layout: The layout of the rows.
+            temperature: The number by which the logits are divided.
+            decode: What runs the decoder, for callers that need more of it than its output; default `Policy.decode`.
+            figures: What is computed and returned in place of the log-probabilities, from the decoder's output
+                ``[M, D]`` at the predictions of the layout.
+        """
+        states = layout.at_predictors((decode or self.decode)(layout))
+        if figures is not None:
+            return figures(states)
+        return layout.to_rows(
+            token_logprobs(
+                states,
+                self.head,
+                layout.targets,
+                temperature=temperature,
+                chunk_tokens=self.chunk_tokens,
+                head_gradient=self._head_gradient(in_place=False),
+            )
+        )
+
+    def token_stats(
+        self,
+        layout: TokenLayout,
+        *,
+        temperature: float = 1.0,
         entropy_gradient: bool = False,
         in_place: bool = False,
         other_states: Tensor | None = None,
         decode: Callable[[TokenLayout], Tensor] | None = None,
     ) -> TokenStats:
-        """The log-probability of each valid response token and, if requested, further figures of its distribution.
-
-        They are ``[B, T]`` each, zero outside the mask; the entropy is in nats.
+        """Log-probability and entropy (in nats) of each valid response token, ``[B, T]``, zero outside the mask.
 
         Args:
             layout: The layout of the rows.
             temperature: The number by which the logits are divided.
-            with_entropy: Whether to return the entropy, too.
             entropy_gradient: Whether the entropy carries a gradient.
             in_place: Whether the backward pass adds the gradient of the head's weight to `weight.grad` itself.
             other_states: ``[M, D]``, the states of another distribution at the predictions of the layout, for the
                 divergence from it.
-            decode: What runs the decoder, for callers that need more of it than its output; default `Policy.decode`.
-                Sharded weights (FSDP2) are whole only inside a call of this module.
+            decode: See `forward`.
         """
-        states = layout.at_predictors((decode or self.decode)(layout))
-        flat = token_logprobs(
-            states,
-            self.head,
-            layout.targets,
-            temperature=temperature,
-            chunk_tokens=self.chunk_tokens,
-            with_entropy=with_entropy,
-            entropy_gradient=entropy_gradient,
-            head_gradient=self._head_gradient(in_place),
-        )
-        entropy = None if flat.entropy is None else layout.to_rows(flat.entropy)
-        divergence = None
-        if other_states is not None:
-            flat_divergence = teacher_divergence(
-                states, other_states, self.head, temperature=temperature, chunk_tokens=self.chunk_tokens
+
+        def figures(states: Tensor) -> TokenStats:
+            chunk = self.chunk_tokens
+            flat = token_stats(
+                states,
+                self.head,
+                layout.targets,
+                temperature=temperature,
+                chunk_tokens=chunk,
+                entropy_gradient=entropy_gradient,
+                head_gradient=self._head_gradient(in_place),
             )
-            divergence = layout.to_rows(flat_divergence)
-        return TokenStats(layout.to_rows(flat.logprobs), entropy, divergence)
+            divergence = None
+            if other_states is not None:
+                divergence = layout.to_rows(
+                    teacher_divergence(states, other_states, self.head, temperature=temperature, chunk_tokens=chunk)
+                )
+            return TokenStats(layout.to_rows(flat.logprobs), layout.to_rows(flat.entropy), divergence)
+
+        stats: TokenStats = self(layout, decode=decode, figures=figures)
+        return stats
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -159,6 +159,7 @@ def reading(name: str, option: str = "policy") -> Iterator[str]:
             f"`{option}` {name!r} cannot be loaded: it does not exist. Give a folder in Hugging Face format "
             f"({looked_in()})."
         )
+    _check_name(path, name, option)
     try:
         yield path
     except Exception as error:  # The library, the network and the hub raise many types.
@@ -173,6 +174,23 @@ def reading(name: str, option: str = "policy") -> Iterator[str]:
         raise ValueError(
             f"`{option}` {name!r} cannot be loaded: {reason.rstrip('.')}. "
             "Give a folder in Hugging Face format, a model on the hub, or a packaged policy such as `arithmetic`."
+        ) from error
+
+
+def _check_name(path: str, name: str, option: str) -> None:
+    """Check that what is no folder may be the name of a model on the hub, whose library would speak of a "repo id"."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # A lazy export.
+
+    if Path(path).exists():
+        return
+    try:
+        validate_repo_id(path)
+    except HFValidationError as error:
+        raise ValueError(
+            f"`{option}` must be a folder in Hugging Face format, a model on the hub, or a packaged policy such as "
+            f"`arithmetic`, but got {name!r}, which is no folder here ({looked_in()}), and which no model on the hub "
+            "can be called. Correct it."
         ) from error
 
 

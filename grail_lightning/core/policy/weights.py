@@ -35,16 +35,23 @@ def requiring_grad(parameters: list[nn.Parameter], value: bool) -> Iterator[None
             parameter.requires_grad_(not value)
 
 
-class _Policy(Protocol):
+class CastsWeights(Protocol):
+    """The parts of a policy that tell in which dtype it computes; `Policy` documents them."""
+
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """The device of the weights."""
+
     @property
-    def compute_dtype(self) -> torch.dtype: ...
-    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype in which the blocks compute."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """All weights."""
 
 
 @contextmanager
-def weights_cast_once(policy: _Policy) -> Iterator[None]:
+def weights_cast_once(policy: CastsWeights) -> Iterator[None]:
     """Under autocast, keep the cast weights for the whole call; Lightning's context would cast them at every token."""
     kind = policy.device.type
     if not torch.is_autocast_enabled(kind):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from itertools import zip_longest
 from typing import Any, Literal, get_args
 
@@ -117,20 +117,39 @@ def transcript(episode: Episode) -> str:
 
 
 def episode_json(episode: Episode) -> str:
-    """An episode as ASCII, for `read_episode`, without pictures and arguments that JSON cannot hold."""
+    """An episode as ASCII, for `read_episode`, without pictures and arguments that JSON cannot hold.
+
+    States that are no number or text become texts, equal ones the same in all processes.
+    """
     turns = [
-        t if isinstance(t.state, str | float | int | None) else replace(t, state=repr(t.state)) for t in episode.turns
+        t if isinstance(t.state, str | float | int | None) else replace(t, state=_text(t.state)) for t in episode.turns
     ]
     try:
         record = asdict(replace(episode, turns=tuple(turns)))  # Which copies, and not every state can be copied.
         for call in (call for turn in record["turns"] for call in turn["calls"]):
             del call["pictures"]
-        return json.dumps(record, default=repr)
+        return json.dumps(record, default=_text)
     except (ValueError, TypeError, RecursionError):  # Arguments of thousands of digits, or of nested lists.
         if not any(call.arguments for call in episode.calls):
             raise
         bare = [replace(t, calls=tuple(replace(call, arguments={}) for call in t.calls)) for t in turns]
         return episode_json(replace(episode, turns=tuple(bare)))
+
+
+def _text(value: object) -> str:
+    """`repr`, but equal values have equal texts in all processes: members of sets stand in the order of their texts."""
+    if isinstance(value, set | frozenset):
+        return f"{type(value).__name__}({{{', '.join(sorted(map(_text, value)))}}})"
+    if isinstance(value, tuple):
+        named = getattr(value, "_fields", None)
+        if named is None:
+            return f"({', '.join(map(_text, value))}{',' if len(value) == 1 else ''})"
+        parts = [f"{name}={_text(part)}" for name, part in zip(named, value, strict=True)]
+        return f"{type(value).__name__}({', '.join(parts)})"
+    if is_dataclass(value) and hasattr(type(value).__repr__, "__wrapped__"):  # The class has no `__repr__` of its own.
+        parts = [f"{part.name}={_text(getattr(value, part.name))}" for part in fields(value) if part.repr]
+        return f"{type(value).__qualname__}({', '.join(parts)})"
+    return repr(value)
 
 
 def read_episode(text: str) -> Episode:

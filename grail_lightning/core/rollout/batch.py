@@ -97,7 +97,7 @@ class SampledBatch:
     # answered is valid (`valid_mask`), but was not sampled.
     response_mask: Tensor
     group: Tensor  # [B] long, the index on this rank of the prompt that a row answers.
-    row: Tensor  # [B] long, a row's identity within the step over all ranks, a key of its random numbers.
+    row: Tensor  # [B] long, a row's identity within the training step, over all ranks; a key of its random numbers.
     finished: Tensor  # [B] bool, whether the response ended by itself within the limit.
     prompts: list[Prompt]  # One for each row.
     texts: list[str]  # The responses as text, without special tokens.

@@ -11,7 +11,7 @@ import torch
 
 
 class PhaseClock:
-    """Seconds of each phase of a step, by name. Time in an inner phase does not count for the outer one."""
+    """Seconds of each phase of a training step, by name. Time in an inner phase does not count for the outer one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

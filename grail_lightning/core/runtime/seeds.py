@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 
 SeedKey = tuple[int | str, ...]
-"""What a random stream belongs to: its purpose, and numbers such as the step."""
+"""What a random stream belongs to: its purpose, and numbers such as that of the optimiser steps so far."""
 
 
 def run_seed() -> int:

@@ -1,7 +1,7 @@
 r"""One training step. The files are listed about in the order in which a step needs them.
 
 ==================  ================================================================================================
-`execution`         The options that say how a step is run; what is optimised is `grail_lightning.core.objective`.
+`execution`         The options that say how a training step is run; `core.objective` has what is optimised.
 `sampler`           Prompts → sampled, graded rollouts.
 `collect`           The rollouts of a batch: on policy, where groups that are all right or all wrong may be replaced, or
                     sampled while the batch before trained (`Ahead`).
@@ -13,6 +13,10 @@ r"""One training step. The files are listed about in the order in which a step n
 `optimizer`         Clips the gradients, whose norm must be finite, and takes the step; options after a resume.
 `figures`           Figures of rollouts, credit and loss, over all ranks; and what callbacks receive.
 ==================  ================================================================================================
+
+A *training step* is all that happens with one batch of rollouts. An *optimiser step*, or *step* alone, is one change
+of the weights. The *update* is all optimiser steps of a batch; an *iteration* of it goes over all rollouts once. A
+*pass* is a forward or backward pass of one micro-batch. docs/glossary.md has these words and others.
 
 Two files are loaded only where an option asks for them, and a reader of plain GRPO can leave them out: `fused`
 (GRAIL's saliency from the update's own passes) and `episodes` (rollouts of several turns). Such a reader needs no
@@ -41,13 +45,14 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     └── figures.batch_figures
 
 A batch in which no rank has a row to run takes one step, without rows, in place of all. Ranks reduce the counts of the
-loss, which rows are live on any rank, the number of micro-batches, figures and gradients; no other number of another
-rank enters the loss, but where the estimator of the advantage or the credit method says so.
+loss, whether any row is live, the number of micro-batches, figures and gradients; no other number of another rank
+enters the loss, but where the estimator of the advantage or the credit method says so.
 
 With *fused saliency* (GRAIL's default; `fused.method_to_fuse` lists the exceptions) the weights of a row become known
-later: the first pass of the row returns them beside its log-probabilities (`forward.Pass.weights`), in
+later: the first pass of the row returns them beside its log-probabilities (`weights` of `forward.Pass`), in
 `Update.compute_before_steps` or in `Update.accumulate`, which then computes the loss with them. The weights of rows
-that need no saliency are known before, those of right rollouts among them.
+that need no saliency are known before, those of right rollouts among them. Either way saliency is that of the policy
+before the update: a row has its first pass in the first optimiser step, or before it.
 
 An example in numbers: one prompt, ``Compute 2+3.``, has two rollouts, ``\boxed{5}<end>`` and ``\boxed{6}<end>``. Each
 has four tokens (``\boxed{``, the digit, ``}`` and the end token). The first one is right.
@@ -81,7 +86,7 @@ times the limit of 10 tokens, which gives 1 / 20.
 >>> logprobs = torch.full((2, 4), 0.25).log().requires_grad_()
 >>> loss, _ = micro_batch_loss(
 ...     LossInputs(
-...         stats=TokenStats(logprobs, None),
+...         stats=TokenStats(logprobs, entropy=torch.zeros(2, 4)),
 ...         old_logprobs=logprobs.detach(),
 ...         token_advantages=of_tokens,
 ...         mask=torch.ones(2, 4, dtype=torch.bool),

@@ -5,7 +5,8 @@ Shapes: ``B`` rows, ``T`` response tokens.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from typing import cast
 
@@ -17,6 +18,7 @@ from grail_lightning.core.advantages import AdvantageContext, AdvantageEstimator
 from grail_lightning.core.credit.base import (
     CreditContext,
     CreditControl,
+    Refresh,
     TokenCredit,
     TokenWeights,
     Uniform,
@@ -24,22 +26,23 @@ from grail_lightning.core.credit.base import (
     uniform_weights,
     weigh,
 )
-from grail_lightning.core.credit.service import listed
+from grail_lightning.core.credit.service import Owner, listed
 from grail_lightning.core.distributed.sharding import gathered
 from grail_lightning.core.engines.base import build_batch
 from grail_lightning.core.objective import Objective
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.records.task import Prompt, Task, TokenText
 from grail_lightning.core.rollout.batch import AnswerMasks, GradedBatch, RolloutBatch, cut_responses
-from grail_lightning.core.runtime.checks import Claim, check_claims, check_tensor
+from grail_lightning.core.runtime.checks import Claim, check_claims, check_option, check_tensor
 from grail_lightning.core.runtime.clock import PhaseClock
 from grail_lightning.core.runtime.collectives import all_reduce
 from grail_lightning.core.step.forward import Forward
 from grail_lightning.core.step.loss import live_rows, loss_mask
 
 
-def check_advantage(advantage: AdvantageEstimator | None, credit: TokenCredit) -> None:
-    """Check that no estimator is configured which the credit method would ignore."""
+def check_credit(advantage: AdvantageEstimator | None, credit: TokenCredit) -> None:
+    """Check when the method's weights are computed, and that it does not ignore an estimator that is configured."""
+    check_option(f"{type(credit).__name__}.refresh", credit.refresh, Refresh)
     if advantage is not None and credit.replaces_advantage:
         raise ValueError(
             f"`model.advantage` must be null with `{type(credit).__name__}`, which has a baseline of its own and "
@@ -60,7 +63,8 @@ def compute_advantages(
     _check_rewards(batch, context.step)
     mask = loss_mask(batch, objective)
     advantage_context = AdvantageContext(policy=policy, credit=context, mask=mask, row_scale=objective.row_scale(mask))
-    advantages = estimator(batch, group_size, advantage_context)
+    with _whole_weights(estimator if estimator.runs_policy else None, policy, context):
+        advantages = estimator(batch, group_size, advantage_context)
     _check_advantages(estimator, advantages, batch)
     return batch.with_advantages(advantages.float())
 
@@ -117,7 +121,7 @@ def assign_credit(
     first pass of such a row returns the right ones. Those of all other rows are final. The clock counts credit as its
     phase ``credit``.
     """
-    companion = objective.companion(policy, batch)
+    companion = objective.companion(policy, batch, context)
     with clock.phase("credit"):
         if credit.fuses:
             from grail_lightning.core.step.fused import SaliencyForward, method_to_fuse
@@ -148,10 +152,7 @@ def run_credit(
     empty = not len(rows)
     if empty:
         rows = _row_without_tokens(policy)
-    with ExitStack() as whole:
-        # `Uniform` does not run the policy, and a device may have no room for the whole weights of a sharded one.
-        for model in () if type(credit) is Uniform else (policy, *_models_to_gather(credit, context)):
-            whole.enter_context(gathered(model))
+    with _whole_weights(None if type(credit) is Uniform else credit, policy, context):
         weights = weigh(credit, policy, rows, context)
     if control is not None:
         weights = control(weights, rows, context)
@@ -159,10 +160,21 @@ def run_credit(
     return uniform_weights(batch) if empty else of_whole_batch(weights, batch)
 
 
-def _models_to_gather(credit: TokenCredit, context: CreditContext) -> list[Policy]:
-    """Those of the open services that the method lists."""
-    opened = (context.services[kind] for kind in listed([credit]) if kind in context.services)
-    return [model for service in opened for model in service.models_to_gather()]
+@contextmanager
+def _whole_weights(owner: Owner | None, policy: Policy, context: CreditContext) -> Iterator[None]:
+    """Whole weights inside the context: of the policy, and of the models of the open services that the owner lists.
+
+    `owner` is None for a method or an estimator that runs no model. Then nothing is gathered, since a device may have
+    no room for the whole weights of a sharded policy.
+    """
+    models: list[Policy] = []
+    if owner is not None:
+        opened = (context.services[kind] for kind in listed([owner]) if kind in context.services)
+        models = [policy, *(model for service in opened for model in service.models_to_gather())]
+    with ExitStack() as whole:
+        for model in models:
+            whole.enter_context(gathered(model))
+        yield
 
 
 def of_whole_batch(weights: TokenWeights, batch: RolloutBatch) -> TokenWeights:

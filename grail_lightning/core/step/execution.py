@@ -20,11 +20,12 @@ class Execution:
         refill_rounds: Most further samplings to replace groups that are all right or all wrong (dynamic sampling).
         sample_ahead: Whether the next batch is sampled while this one trains, with the weights from before its update
             (one batch off-policy). It needs `sampler_cap`, and an engine that samples elsewhere.
-        updates_per_batch: Number of passes over the rollouts.
-        mini_batches: Number of optimiser steps of each pass; groups are not split, unless `split_groups` is set.
+        updates_per_batch: Number of iterations, each of which goes over all rollouts of the batch once.
+        mini_batches: Number of optimiser steps of each iteration; groups are not split, unless `split_groups` is set.
         split_groups: Whether the rollouts of all prompts are dealt over the mini-batches one by one, at random: right
             and wrong rollouts of a prompt then stand in one optimiser step only as often as chance has it. The deal
-            depends on the seed and the step, not on the number of ranks. A control; it shares fewer prefixes.
+            depends on the seed and on the optimiser steps so far, not on the number of ranks. A control; it shares
+            fewer prefixes.
         token_budget: Most tokens of a micro-batch. Padding counts; tokens that rows of a prefix tree share count once,
             and a quarter again where they are copied.
         share_prefixes: Whether common beginnings of rows are run once, forward and backward.

@@ -267,8 +267,8 @@ def warn_of_limits(figures: dict[str, float], warned: set[str]) -> None:
 # --- what callbacks and loggers receive -------------------------------------------------------------------------------
 
 # TensorBoard shows a group for whatever stands before the first slash of a tag: ``train`` (rollouts and their rewards),
-# ``policy`` (the update), ``credit`` (token weights), ``speed`` (seconds, tokens, memory), and ``val`` and ``test``
-# (held-out problems).
+# ``policy`` (the optimiser steps), ``credit`` (token weights), ``speed`` (seconds, tokens, memory), and ``val`` and
+# ``test`` (held-out problems).
 GROUPS = ("train", "policy", "credit", "speed", "val", "test")
 # The group of a figure, by what stands before the first slash of its name, as users of TRL know it.
 GROUP_OF = {
@@ -304,7 +304,7 @@ class EvaluationPlan:
 
 
 class StepOutput:
-    """The output of a step for callbacks: graded rollouts, their token weights, and the step's figures.
+    """What a training or evaluation step returns to callbacks: graded rollouts, their token weights, and figures.
 
     This is no dataclass, because Lightning traverses dataclasses and refuses the frozen ones inside.
     """

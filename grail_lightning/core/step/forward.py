@@ -14,6 +14,7 @@ from torch import Tensor
 from grail_lightning.core.credit.base import CreditContext, TokenWeights
 from grail_lightning.core.functional.tokens import TokenStats
 from grail_lightning.core.objective import Companion
+from grail_lightning.core.policy.layout import TokenLayout
 from grail_lightning.core.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in, zero_table
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.policy.reference import Reference
@@ -22,19 +23,26 @@ from grail_lightning.core.runtime.collectives import pad_to_longest_rank
 
 
 class Pass(NamedTuple):
-    """The result of a forward pass of a micro-batch."""
+    """The result of a forward pass with gradient, of a micro-batch."""
 
-    stats: TokenStats  # Log-probabilities and entropy [b, t], with gradient if autograd is on.
+    stats: TokenStats  # Log-probabilities with gradient, and entropy [b, t].
     tokens_run: int  # Tokens that rows of a prefix tree have in common count once.
     weights: TokenWeights | None = None  # [b, t], if this pass computes them; None if they are known already.
+
+
+class Scored(NamedTuple):
+    """The result of a forward pass without gradient, of a micro-batch."""
+
+    logprobs: Tensor  # [b, t]
+    weights: TokenWeights | None = None  # As above.
 
 
 class Forward:
     """The forward pass of the policy over the rows of a batch, micro-batch by micro-batch.
 
     `context` has the token budget and the temperature. With `share_prefixes` common beginnings of rows, prompts and
-    responses, are run once, where the model allows it. Passes with gradient may let the entropy carry one, and measure
-    the divergence from a companion.
+    responses, are run once, where the model allows it. With `entropy_gradient` the entropy carries a gradient, too. A
+    pass with gradient measures the divergence from the `companion`, if there is one.
     """
 
     def __init__(
@@ -55,31 +63,34 @@ class Forward:
         return pad_to_longest_rank(self._cut(rows), stand_in(self.batch), self.batch.response_mask.device)
 
     def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> Pass:
-        """Run a micro-batch from `cut`; `in_place` is that of `HeadGradient`."""
-        layout = self.policy.layout(self.batch.select(micro.rows), micro.starts)
-        graph = torch.is_grad_enabled()
-        others = self.companion.states(micro, layout) if self.companion is not None and graph else None
-        stats: TokenStats = self.policy(
+        """Run a micro-batch from `cut` with gradient; `in_place` is that of `HeadGradient`."""
+        layout = self._layout(micro)
+        stats = self.policy.token_stats(
             layout,
             temperature=self.context.temperature,
-            with_entropy=graph,
-            entropy_gradient=self.entropy_gradient and graph,
+            entropy_gradient=self.entropy_gradient,
             in_place=in_place,
-            other_states=others,
+            other_states=None if self.companion is None else self.companion.states(micro, layout),
         )
         return Pass(stats, layout.num_tokens)
 
-    def without_gradient(self, rows: Tensor) -> Iterator[tuple[MicroBatch, Pass]]:
+    def without_gradient(self, rows: Tensor) -> Iterator[tuple[MicroBatch, Scored]]:
         """Passes of some rows without gradient and dropout. Every rank must exhaust it: the passes are collectives."""
         with self.policy.evaluating(), torch.no_grad():
             for micro in self.cut(rows):
-                result = self(micro)
+                scored = self._score(micro)
                 if not micro.stands_in:
-                    yield micro, result
+                    yield micro, scored
 
     def weights_so_far(self) -> TokenWeights | None:
         """The token weights by fused saliency, as far as passes have run; None without it."""
         return None
+
+    def _score(self, micro: MicroBatch) -> Scored:
+        return Scored(self.policy(self._layout(micro), temperature=self.context.temperature))
+
+    def _layout(self, micro: MicroBatch) -> TokenLayout:
+        return self.policy.layout(self.batch.select(micro.rows), micro.starts)
 
     def _cut(self, rows: Tensor) -> list[MicroBatch]:
         return cut_rows(self.policy, self.batch, rows, self.context.token_budget, share=self.share_prefixes)
@@ -92,5 +103,5 @@ def reference_logprobs(reference: Reference, trained: Forward, rows: Tensor) -> 
         logprobs = zero_table(policy, batch)
         forward = Forward(policy, batch, trained.context, share_prefixes=trained.share_prefixes)
         for micro, result in forward.without_gradient(rows):
-            scatter(logprobs, micro.rows, result.stats.logprobs)
+            scatter(logprobs, micro.rows, result.logprobs)
     return logprobs

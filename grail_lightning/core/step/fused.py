@@ -22,7 +22,7 @@ from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.rollout.batch import RolloutBatch
 from grail_lightning.core.runtime.clock import PhaseClock
 from grail_lightning.core.runtime.collectives import all_reduce, pad_to_longest_rank
-from grail_lightning.core.step.forward import Forward, Pass
+from grail_lightning.core.step.forward import Forward, Pass, Scored
 
 
 def method_to_fuse(
@@ -39,12 +39,12 @@ def method_to_fuse(
 
     - for a method that is no function of saliency, or that does not fuse (`TokenCredit.fuses`), as with
       `saliency.fuse` off;
-    - with `refresh: update`, since the weights are then computed before every optimiser step;
+    - with `refresh: step`, since the weights are then computed before every optimiser step;
     - with a control, which may need all weights at once;
     - with an entropy bonus or a companion, whose gradients the fused pass does not have;
     - with dropout, which saliency excludes.
     """
-    once = credit.refresh == "rollout" and control is None
+    once = credit.refresh == "batch" and control is None
     plain = objective.entropy_coefficient == 0 and companion is None and not has_dropout(policy)
     return credit if once and plain and credit.fuses and isinstance(credit, SaliencyCredit) else None
 
@@ -91,14 +91,26 @@ class SaliencyForward(Forward):
     def weights_so_far(self) -> TokenWeights:
         """The token weights of the batch, from the saliency that has been computed so far.
 
-        Rows whose first pass has not run yet have provisional ones.
+        Rows whose first pass has not run yet have provisional ones, those of a saliency of 0 at every token.
         """
         return self.credit.weights_from(self._scores, self.policy, self.batch, self.context)
 
     def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> Pass:
         """See `Forward`; the first pass of rows also returns their token weights."""
-        if micro is not self._fills_in and (micro.stands_in or not self.pending[micro.rows].all()):
+        if not self._needs_saliency(micro):
             return super().__call__(micro, in_place=in_place)
+        return self._with_saliency(micro, in_place=in_place)
+
+    def _score(self, micro: MicroBatch) -> Scored:
+        if not self._needs_saliency(micro):
+            return super()._score(micro)
+        result = self._with_saliency(micro, frozen=True)
+        return Scored(result.stats.logprobs, result.weights)
+
+    def _needs_saliency(self, micro: MicroBatch) -> bool:
+        return micro is self._fills_in or (not micro.stands_in and bool(self.pending[micro.rows].all()))
+
+    def _with_saliency(self, micro: MicroBatch, *, frozen: bool = False, in_place: bool = False) -> Pass:
         piece = self.batch.select(micro.rows)
         layout = self.policy.layout(piece, micro.starts, share_responses=False)
         rows, columns = micro.rows.to(self._scores.device), piece.response_mask.shape[1]
@@ -107,7 +119,7 @@ class SaliencyForward(Forward):
             layout,
             replace(self.target, explained=self.target.explained[rows, :columns]),
             temperature=self.context.temperature,
-            frozen=not torch.is_grad_enabled(),
+            frozen=frozen,
             in_place=in_place,
         )
         with self.clock.phase("credit"), torch.no_grad():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from grail_lightning.core.functional.policy_gradient import aggregate, importance_ratio, kl_estimate
-from grail_lightning.core.functional.tokens import TokenStats, entropy_of, masked_sum
+from grail_lightning.core.functional.tokens import TokenStats, masked_sum
 from grail_lightning.core.objective import Companion, Objective
 from grail_lightning.core.rollout.batch import GradedBatch, RolloutBatch
 from grail_lightning.core.runtime.collectives import all_reduce
@@ -95,7 +95,7 @@ def micro_batch_loss(
         losses = losses + inputs.companion.losses(divergence, advantages)
         sums[inputs.companion.figure] = masked_sum(divergence.detach(), mask)
     if objective.entropy_coefficient:
-        losses = losses - objective.entropy_coefficient * entropy_of(inputs.stats)
+        losses = losses - objective.entropy_coefficient * inputs.stats.entropy
     loss = aggregate(losses, mask, objective.aggregation, **counts)
     return loss, sums | {"loss": loss.detach()}
 
@@ -109,8 +109,7 @@ def _sums(inputs: LossInputs, objective: Objective) -> Iterator[tuple[str, Tenso
     yield "clip_ratio/low_mean", low.sum()
     yield "clip_ratio/high_mean", high.sum()
     yield "clip_ratio/region_mean", (low | high).sum()
-    if inputs.stats.entropy is not None:
-        yield "entropy", masked_sum(inputs.stats.entropy.detach(), mask)
+    yield "entropy", masked_sum(inputs.stats.entropy.detach(), mask)
     if inputs.sampling_logprobs is not None:
         reported = mask & ~inputs.sampling_logprobs.isnan()
         yield SAMPLER_GAP, masked_sum((inputs.old_logprobs - inputs.sampling_logprobs).abs(), reported)

@@ -29,8 +29,7 @@ def training_key(step: int, sampling: int = 0) -> SeedKey:
     """The key of the random numbers of a training batch, sampled ahead or not.
 
     The policy will have taken `step` optimiser steps when the batch trains, or fewer if the one before trains nothing
-    (`sample_ahead`). `sampling` is 0, or the number of the further sampling that replaces groups that are all right or
-    all wrong.
+    (`sample_ahead`). `sampling` is 0, or the number of the further sampling that replaces dead groups.
     """
     return "train", step, sampling
 
@@ -113,7 +112,7 @@ class Sampler:
         return sample_rollouts(self.engine, self.policy, prompts, number, sampling, seeds)
 
     def row_numbers(self, rows: Tensor) -> Tensor:
-        """The numbers within the whole step of some rows of this rank, the same for any number of ranks."""
+        """The numbers within the training step of some rows of this rank, the same for any number of ranks."""
         group, place = rows // self.group_size, rows % self.group_size
         return (group * world_size() + self.rank) * self.group_size + place
 

@@ -24,7 +24,7 @@ from grail_lightning.core.runtime.collectives import all_gather_rows, all_reduce
 from grail_lightning.core.runtime.seeds import derive_seed
 from grail_lightning.core.step.execution import Execution
 from grail_lightning.core.step.figures import loss_figures
-from grail_lightning.core.step.forward import Forward, Pass, reference_logprobs
+from grail_lightning.core.step.forward import Forward, reference_logprobs
 from grail_lightning.core.step.loss import LossInputs, count_denominators, live_rows, loss_mask, micro_batch_loss
 
 _Backward = Callable[[Tensor, bool], None]
@@ -33,12 +33,12 @@ step, with which DDP reduces gradients over ranks. FSDP2 does so with each, unle
 
 
 def deal_rows(batch: GradedBatch, execution: Execution, generator: torch.Generator) -> list[Tensor]:
-    """The rows of each mini-batch of one pass, each row in one of them; in random order if there are several.
+    """The rows of each mini-batch of one iteration, each row in one of them; in random order if there are several.
 
-    Whole groups of this rank are dealt in equal numbers; if a batch has fewer groups than mini-batches (as the last
-    batch may), the mini-batches at the end are empty. With `execution.split_groups` single rows of all ranks are, by
-    their identity in the step: the deal is the same for any number of ranks, as long as `generator` is. A rank's own
-    numbers of rows may then differ. Rows without a reward are not dealt.
+    Whole groups of this rank are dealt in numbers that differ by at most one; if a batch has fewer groups than
+    mini-batches (as the last batch may), the mini-batches at the end are empty. With `execution.split_groups` single
+    rows of all ranks are, by their identity in the training step: the deal is the same for any number of ranks, as long
+    as `generator` is. A rank's own numbers of rows may then differ. Rows without a reward are not dealt.
     """
     if execution.split_groups:
         keys, units = batch.row.cpu(), all_gather_rows(batch.row[batch.scored]).cpu().sort().values
@@ -56,7 +56,7 @@ class _OldLogprobs:
     *Same weights*: in the first optimiser step the policy still has its old weights. The log-probabilities of the pass
     itself, detached, are the old ones, and the ratio is 1. A batch with one optimiser step needs no other rule.
 
-    *Recorded*: rows that the first step has scored have their log-probabilities recorded for later passes.
+    *Recorded*: rows that the first step has scored have their log-probabilities recorded for later steps.
 
     *Computed before*: rows that the first step does not run need their old log-probabilities before it changes the
     weights. With dropout and several steps these are all rows: the first step has dropout, but the sampler had none.
@@ -74,16 +74,16 @@ class _OldLogprobs:
             rows[self._first_step] = False
         return rows.nonzero().flatten()
 
-    def of(self, micro: MicroBatch, stats: TokenStats) -> Tensor:
-        """``[b, t]``: the old log-probabilities of a micro-batch, given its present ones (`stats`)."""
+    def of(self, micro: MicroBatch, logprobs: Tensor) -> Tensor:
+        """``[b, t]``: the old log-probabilities of a micro-batch, given its present ones."""
         if not self._are_known(micro):
-            return stats.logprobs.detach()
-        return self._values[micro.rows.to(self._values.device), : stats.logprobs.shape[1]]
+            return logprobs.detach()
+        return self._values[micro.rows.to(self._values.device), : logprobs.shape[1]]
 
-    def record(self, micro: MicroBatch, stats: TokenStats) -> None:
+    def record(self, micro: MicroBatch, logprobs: Tensor) -> None:
         """Store the log-probabilities of rows that are scored for the first time, for later steps."""
         if not self._are_known(micro):
-            scatter(self._values, micro.rows, stats.logprobs)
+            scatter(self._values, micro.rows, logprobs)
             self._known[micro.rows] = True
 
     def _are_known(self, micro: MicroBatch) -> bool:
@@ -173,8 +173,8 @@ class Update:
         if len(self.steps) == 1:  # On every rank alike: the passes are collectives.
             return
         for micro, result in self.forward.without_gradient(self.old_logprobs.rows_before()):
-            self._use_token_weights(micro, result)
-            self.old_logprobs.record(micro, result.stats)
+            self._use_token_weights(micro, result.weights)
+            self.old_logprobs.record(micro, result.logprobs)
 
     def accumulate(self, index: int, backward: _Backward, *, in_place: bool = False) -> dict[str, float]:
         """Run the forward and backward passes of an optimiser step; returns figures of it (`loss_figures`).
@@ -191,9 +191,9 @@ class Update:
             if micro.stands_in:
                 loss = result.stats.logprobs.sum() * 0
             else:
-                self._use_token_weights(micro, result)
+                self._use_token_weights(micro, result.weights)
                 loss, summands = micro_batch_loss(self._inputs(micro, result.stats), self.objective, counts)
-                self.old_logprobs.record(micro, result.stats)
+                self.old_logprobs.record(micro, result.stats.logprobs)
                 tokens_run += result.tokens_run
                 sums = {name: sums[name] + value if name in sums else value for name, value in summands.items()}
             # Strategies average gradients over ranks, but the denominators already include all ranks.
@@ -202,10 +202,10 @@ class Update:
         unshared = int(self.batch.lengths.cpu()[rows].sum()) - len(rows)
         return loss_figures(sums, tokens_run=tokens_run, tokens_unshared=unshared)
 
-    def _use_token_weights(self, micro: MicroBatch, result: Pass) -> None:
-        if result.weights is not None:
+    def _use_token_weights(self, micro: MicroBatch, weights: TokenWeights | None) -> None:
+        if weights is not None:
             advantages = self.batch.advantages[micro.rows.to(self.batch.advantages.device)]
-            scatter(self.token_advantages, micro.rows, token_advantages(advantages, result.weights))
+            scatter(self.token_advantages, micro.rows, token_advantages(advantages, weights))
 
     def _inputs(self, micro: MicroBatch, stats: TokenStats) -> LossInputs:
         rows, columns = micro.rows.to(self.mask.device), stats.logprobs.shape[1]
@@ -214,7 +214,7 @@ class Update:
             return None if table is None else table[rows, :columns]
 
         cap = self.sampler_cap
-        old, sampled = self.old_logprobs.of(micro, stats), rows_of(self.batch.sampling_logprobs)
+        old, sampled = self.old_logprobs.of(micro, stats.logprobs), rows_of(self.batch.sampling_logprobs)
         assert cap is None or sampled is not None, "`Sampler.draw` refuses such an engine"
         return LossInputs(
             stats=stats,

@@ -41,8 +41,8 @@ class Environment(ABC):  # noqa: B024  (a class is one by what it has)
 
     - ``reset(**row)`` begins a rollout with the columns of the dataset's row. A text that it returns is appended to
       the last message of the prompt. If its signature names ``seed``, it is given 63 bits for its random numbers, keyed
-      by the run's seed, the step and the prompt: all rollouts of a group are given the same, so that they play the same
-      problem. If it names ``images``, it is given the pictures of the prompt as Pillow's images.
+      by the run's seed, the training step and the prompt: all rollouts of a group are given the same, so that they play
+      the same problem. If it names ``images``, it is given the pictures of the prompt as Pillow's images.
     - Every other public method is a tool. It has type hints and a docstring in Google's style, from which the policy is
       told what it does. The policy is told ``str`` of what it returns; an exception becomes a text, too. An image
       of Pillow, or a list of texts and images, is shown to a policy that takes pictures.

@@ -7,7 +7,7 @@ from functools import lru_cache
 from grail_lightning.core.environments.side_by_side import restart_clock
 from grail_lightning.worlds.programs.executor import Executor
 from grail_lightning.worlds.programs.isolation import Isolation
-from grail_lightning.worlds.programs.outcome import Limits
+from grail_lightning.worlds.programs.outcome import ProgramLimits
 
 # All rollouts share its processes.
 _executor = lru_cache(maxsize=4)(Executor)
@@ -28,7 +28,7 @@ class Python:
     def __init__(
         self,
         isolation: Isolation | None = None,
-        limits: Limits = Limits(seconds=1.0),  # noqa: B008  (frozen)
+        limits: ProgramLimits = ProgramLimits(seconds=1.0),  # noqa: B008  (frozen)
         workers: int = 2,
     ) -> None:
         self._executor = _executor(isolation, limits, workers)

@@ -20,7 +20,7 @@ from grail_lightning.worlds.code.rows import CodeProblem, read_problem
 from grail_lightning.worlds.programs.divergence import Edit, ProgramLine, edits, program_lines, read_program, repaired
 from grail_lightning.worlds.programs.executor import Executor
 from grail_lightning.worlds.programs.isolation import Isolation
-from grail_lightning.worlds.programs.outcome import Job, Limits, ProgramOutcome, Tests
+from grail_lightning.worlds.programs.outcome import Job, ProgramLimits, ProgramOutcome, Tests
 
 _CHECKED = 200  # Reference programs that are run before training, in some three seconds.
 _PASSED = "tests_passed"  # The column with the share of its tests that a program passed; rewards can ask for it.
@@ -69,7 +69,7 @@ class CodeTask(MathTask):
         explained: Literal["return", "program"] = "return",
         shown_tests: int = 1,
         isolation: Isolation | None = None,
-        limits: Limits = Limits(),  # noqa: B008  (frozen)
+        limits: ProgramLimits = ProgramLimits(),  # noqa: B008  (frozen)
         workers: int = 2,
     ) -> None:
         super().__init__(instruction, system_prompt, rewards, answer or Fenced(), "exact")

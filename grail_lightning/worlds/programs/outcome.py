@@ -9,7 +9,7 @@ Status = Literal["passed", "failed", "syntax", "raised", "timeout", "memory", "o
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProgramLimits:
     """The limits of one program with all of its tests.
 
     Attributes:

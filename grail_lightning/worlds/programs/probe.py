@@ -11,7 +11,7 @@ from pathlib import Path
 
 from grail_lightning.worlds.programs.grade import grade, line_of
 from grail_lightning.worlds.programs.isolation import Bubblewrap, Isolation, Sandlock
-from grail_lightning.worlds.programs.outcome import Limits, TestCall, Tests
+from grail_lightning.worlds.programs.outcome import ProgramLimits, TestCall, Tests
 from grail_lightning.worlds.programs.sandbox import LostError
 
 LOCAL = (Bubblewrap(), Sandlock())
@@ -52,7 +52,7 @@ def refusal(isolation: Isolation) -> str:
             program = "def probe(*_): return []"
         tests = Tests(entry="probe", calls=(TestCall((files, [folder, "/proc"], os.getpid()), []),))
         try:
-            sandbox = isolation.open(Limits(seconds=10.0))
+            sandbox = isolation.open(ProgramLimits(seconds=10.0))
             try:
                 outcome = grade(sandbox, sandbox, program, tests)
             finally:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grail_lightning.worlds.programs.outcome import Limits
+from grail_lightning.worlds.programs.outcome import ProgramLimits
 from grail_lightning.worlds.programs.sandbox import EndedError, LostError, Sandbox, StartError, read_reply
 
 _FOLDER = Path(__file__).parent
@@ -61,7 +61,7 @@ def _system_calls() -> bytes:
         return file.read()
 
 
-def interpreter(limits: Limits) -> list[str]:
+def interpreter(limits: ProgramLimits) -> list[str]:
     """The command of a warm interpreter, which an isolation starts where a program can see little.
 
     It takes connections over its standard input, a socket that it must inherit. It has no site-packages, and of the
@@ -85,7 +85,7 @@ class ProcessSandbox(Sandbox):
         limits: Of one program with all of its tests.
     """
 
-    def __init__(self, command: Sequence[str], limits: Limits) -> None:
+    def __init__(self, command: Sequence[str], limits: ProgramLimits) -> None:
         super().__init__(limits)
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None

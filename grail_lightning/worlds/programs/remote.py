@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grail_lightning.core.runtime.http import LongAnswer, NoAnswer, post_blocking
-from grail_lightning.worlds.programs.outcome import Limits
+from grail_lightning.worlds.programs.outcome import ProgramLimits
 from grail_lightning.worlds.programs.sandbox import EndedError, LostError, Sandbox, StartError, read_reply
 
 _GUEST = Path(__file__).parent / "guest.py"
@@ -34,7 +34,7 @@ class RemoteSandbox(Sandbox):
     between requests. What a script prints last is its answer, which nobody vouches for.
     """
 
-    def __init__(self, url: str, limits: Limits) -> None:
+    def __init__(self, url: str, limits: ProgramLimits) -> None:
         super().__init__(limits)
         self.url = url
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from grail_lightning.worlds.programs.guest import MAX_DEPTH
-from grail_lightning.worlds.programs.outcome import Limits, Status
+from grail_lightning.worlds.programs.outcome import ProgramLimits, Status
 
 _MOST_NESTED = 3 * MAX_DEPTH + 10  # Levels of a reply: a dictionary is a list of pairs in an object.
 
@@ -43,7 +43,7 @@ class Sandbox(ABC):
         wall_seconds: Most seconds of wall-clock time of a program. On a busy machine processor time takes longer.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ProgramLimits) -> None:
         self.limits = limits
         self.cap = (limits.output_kb << 10) + 1024
         self.wall_seconds = 3 * limits.seconds + 1

@@ -79,6 +79,8 @@ NO_OPTION = "There is no option `%s`.*Did you mean `?%s`?\\?"
         ("--config=nowhere.yaml", "`--config` must name a YAML file, but got nowhere.yaml: .*No such file"),
         ("--model.optimizer=nowhere.Adam", "`model.optimizer` must .*'nowhere.Adam': No module named 'nowhere'"),
         ("--model.credit=GRPO", "but got 'GRPO'. `GRPO` is an objective: --model.objective=GRPO.$"),
+        ("--model.credit=GroupMean", "`GroupMean` is an estimator of the advantage: --model.advantage=GroupMean.$"),
+        ("--model.credit=same_magnitude", "`SameMagnitude` is a control: --model.control=SameMagnitude.$"),
         ("--model.advantage=dr_grpo", "`DrGRPO` is an objective: --model.objective=DrGRPO.$"),
         (
             "--model.objective=gspo",
@@ -306,6 +308,7 @@ def test_a_mistake_in_a_file_is_one_line_with_the_options_or_the_files_name(cont
         ("--model.policy=./nowhere", "`policy` './nowhere' cannot be loaded: it does not exist. Give a folder"),
         ("--model.policy=arithmetc", "`policy` 'arithmetc' cannot be loaded: .* a packaged policy such as"),
         ("--model.policy=", "`policy` '' cannot be loaded"),
+        ("--model.policy=[a]", r"`policy` must be a folder .* but got '\[a\]', which is no folder here .*Correct it"),
         ("--ckpt_path=last", "last.ckpt does not exist .*Train first"),
         (
             "--ckpt_path=text.ckpt",

@@ -19,7 +19,7 @@ from grail_lightning.app.results.records import prune
 from grail_lightning.core.records.columns import SAMPLE
 from grail_lightning.core.records.task import problem_id
 from grail_lightning.core.runtime.seeds import sample_seed
-from grail_lightning.worlds.programs.outcome import Limits
+from grail_lightning.worlds.programs.outcome import ProgramLimits
 from grail_lightning.worlds.search.environment import Search
 from tests.app.results.tested import rows_of, run_test
 from tests.processes import run_script
@@ -204,7 +204,7 @@ def test_samples_belong_to_the_options_of_environments_and_sandboxes():
     others = searching(top_k=1), searching(limits=EpisodeLimits(max_turns=1)), searching(tool_instruction="Search.")
     assert all(other != searching() for other in others)
     limited = Trusted()
-    limited.executor.limits = Limits(seconds=0.1)
+    limited.executor.limits = ProgramLimits(seconds=0.1)
     assert _grading(limited) != _grading(Trusted())
 
 

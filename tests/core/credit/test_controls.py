@@ -62,9 +62,9 @@ def _pairs(rewards, correct):
 
 
 def test_permuted_rewards_use_what_the_inner_method_uses():
-    anew, prime = GRAIL(saliency=SaliencyOptions(refresh="update")), PRIME()
-    assert PermutedRewards(GRAIL()).refresh == "rollout"
-    assert PermutedRewards(anew).refresh == "update"
+    anew, prime = GRAIL(saliency=SaliencyOptions(refresh="step")), PRIME()
+    assert PermutedRewards(GRAIL()).refresh == "batch"
+    assert PermutedRewards(anew).refresh == "step"
     assert listed([PermutedRewards(prime)]) == {FrozenReference: prime, TrainedModel: prime}
     assert GRAIL().fuses
     assert not PermutedRewards(GRAIL()).fuses

@@ -109,7 +109,7 @@ def test_weights_and_gradients_are_those_of_a_separate_pass_and_of_checkpointed_
 def test_saliency_has_a_pass_of_its_own_where_the_result_would_differ(batch):
     policy, apart = _trained(), SaliencyOptions(fuse=False)
     assert _fuses(GRAIL(), policy, batch)
-    anew = GRAIL(saliency=SaliencyOptions(refresh="update"))
+    anew = GRAIL(saliency=SaliencyOptions(refresh="step"))
     for credit in (anew, GRAIL(saliency=apart), PermutedRewards(GRAIL()), Uniform()):
         assert not _fuses(credit, policy, batch)
     for options in ({"control": Shuffled()}, {"entropy_coefficient": 0.1}, {"algorithm": SDPG}):

@@ -9,11 +9,20 @@ import torch
 from lightning.pytorch.callbacks import LambdaCallback
 
 import grail_lightning.credit as credits
-from grail_lightning import ArithmeticData, DrGRPO, Execution, GrailModule, GroupMean, PredictionWriter, Sampling
+from grail_lightning import (
+    ArithmeticData,
+    Companion,
+    DrGRPO,
+    Execution,
+    GrailModule,
+    GroupMean,
+    PredictionWriter,
+    Sampling,
+)
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.credit import DGPO, PRIME, FrozenReference, OptimalBaseline, PermutedRewards, Service, TokenCredit
 from grail_lightning.credit import TokenWeights as Weights
-from tests.runs import TASK, Watch, batches, module, problems, trainer
+from tests.runs import SAMPLING, TASK, Watch, batches, module, problems, trainer
 
 ReMax = runpy.run_path(str(Path(__file__).parents[3] / "docs/examples/my_service.py"))["ReMax"]
 SHORT = Sampling(max_response_length=24)
@@ -97,6 +106,42 @@ def test_a_service_of_ones_own_samples_with_the_engine_of_the_run():
     assert output.metrics["credit/greedy_reward"] == pytest.approx(float(greedy.mean()))
 
 
+class BeforeTraining(Companion):
+    """The policy before training, as a distribution to stay close to."""
+
+    figure = "kl_before_training"
+
+    def __init__(self, policy, reference):
+        self.policy, self.reference = policy, reference
+
+    def states(self, micro, layout):
+        with self.reference.running(self.policy) as frozen, torch.no_grad():
+            return frozen(layout, figures=lambda states: states)
+
+    def losses(self, divergence, advantages):
+        return 0.1 * divergence
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloseToTheBeginning(DrGRPO):
+    """An objective of one's own whose companion uses a service."""
+
+    services = (FrozenReference,)
+
+    def companion(self, policy, batch, context):
+        return BeforeTraining(policy, context.service(FrozenReference))
+
+
+def test_the_companion_of_an_objective_gets_the_services_that_the_objective_lists():
+    watch = Watch()
+    ours = GrailModule(
+        "arithmetic", SAMPLING, objective=CloseToTheBeginning(), optimizer=lambda p: torch.optim.AdamW(p, lr=1e-4)
+    )
+    trainer(2, watch).fit(ours, batches(2, size=4))
+    first, second = (output.metrics["kl_before_training"] for output in watch.outputs)
+    assert abs(first) < 1e-6 < second
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampled(DrGRPO):
     """Lists the service of ReMax."""
@@ -178,3 +223,17 @@ def test_a_checkpoint_of_an_earlier_version_with_a_trained_model_is_refused_in_o
     ) as no:
         trainer(2).fit(module(credit=PRIME(), sampling=SHORT), batches(2, size=1), ckpt_path=file)
     assert "\n" not in str(no.value)
+
+
+class Always(TokenCredit):
+    """Says when its weights are computed with a word of an earlier version."""
+
+    refresh = "update"
+
+    def __call__(self, policy, batch, context):
+        raise AssertionError
+
+
+def test_a_method_says_when_its_weights_are_computed_in_one_of_two_words():
+    with pytest.raises(ValueError, match=r"`Always.refresh` must be one of batch, step, but got 'update'\."):
+        GrailModule("arithmetic", SHORT, credit=Always())

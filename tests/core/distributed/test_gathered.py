@@ -4,16 +4,25 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 
-from grail_lightning import build_batch
+from grail_lightning import AdvantageEstimator, DrGRPO, GroupMean, build_batch
 from grail_lightning.core.distributed.sharding import gathered, shard
 from grail_lightning.core.policy.layout import padded_layout
 from grail_lightning.core.policy.load import load_policy
-from grail_lightning.core.step.assign import run_credit
+from grail_lightning.core.step.assign import compute_advantages, run_credit
 from grail_lightning.credit import AnswerOnly, OARGradient, Uniform
-from tests.batches import rollouts
+from tests.batches import graded, rollouts
 from tests.core.credit.rollouts import context
 from tests.processes import group, on_ranks
 from tests.runs import problems
+
+
+class Lengths(AdvantageEstimator):
+    """An estimator of one's own that calls a part of the policy directly."""
+
+    def __call__(self, batch, group_size, context):
+        with torch.no_grad():
+            states = context.policy.decode(context.policy.layout(batch))
+        return states.isfinite().all() * batch.response_mask.sum(1).double()
 
 
 def _passes():
@@ -22,19 +31,27 @@ def _passes():
         ids = torch.arange(12)[None] % 10 + 2
         everything = torch.ones_like(ids, dtype=torch.bool)
         layout = padded_layout(ids, everything, everything[:, 4:])
-        policy(layout).logprobs.sum().backward()  # Its end leaves no order of passes.
+        policy(layout).sum().backward()  # Its end leaves no order of passes.
         with gathered(policy), torch.no_grad():
             for _ in range(2 * rank):  # Rank 0 makes no pass, rank 1 two.
                 policy.decode(layout)
-        policy(layout).logprobs.sum().backward()
+        policy(layout).sum().backward()
         report = {"gradient": policy.blocks[0].self_attn.q_proj.weight.grad.to_local().any().item()}
-        batch = rollouts(build_batch(policy, problems(1), 2, [[5, 6], [7]], [True] * 2), group_size=2)
+        sampled = build_batch(policy, problems(1), 2, [[5, 6], [7]], [True] * 2)
+        batch = rollouts(sampled, group_size=2)
         for credit in (Uniform(), OARGradient()):
             with CommDebugMode() as sent:
                 run_credit(credit, AnswerOnly(), policy, batch, context())
             report[type(credit).__name__] = sent.get_total_counts() > 0
+        for estimator in (GroupMean(), Lengths()):
+            with CommDebugMode() as sent:
+                compute_advantages(
+                    graded(sampled, torch.tensor([1.0, 0.0])), 2, estimator, DrGRPO(), policy, context(step=1)
+                )
+            report[type(estimator).__name__] = sent.get_total_counts() > 0
         return report
 
 
-def test_ranks_may_make_unequal_numbers_of_passes_and_uniform_credit_gathers_nothing():
-    assert on_ranks(_passes, timeout=90) == [{"gradient": True, "Uniform": False, "OARGradient": True}] * 2
+def test_ranks_may_make_unequal_numbers_of_passes_and_what_does_not_run_the_policy_gathers_nothing():
+    gathers = {"Uniform": False, "OARGradient": True, "GroupMean": False, "Lengths": True}
+    assert on_ranks(_passes, timeout=90) == [{"gradient": True, **gathers}] * 2

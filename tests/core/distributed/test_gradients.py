@@ -21,7 +21,7 @@ def _losses(policy, in_place=False):
         mask = torch.ones(2, width, dtype=torch.bool)
         mask[1, :2] = False
         layout = padded_layout(ids, mask, torch.ones(2, response, dtype=torch.bool))
-        yield policy(layout, temperature=0.8, in_place=in_place).logprobs.square().sum()
+        yield policy.token_stats(layout, temperature=0.8, in_place=in_place).logprobs.square().sum()
 
 
 @pytest.mark.parametrize(

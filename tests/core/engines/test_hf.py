@@ -31,7 +31,7 @@ def test_sampling_and_training_agree_on_the_log_probabilities(method, temperatur
     sampling = Sampling(max_response_length=40, temperature=temperature)
     batch = sampled(arithmetic, sampling, method=method)
     with torch.no_grad():
-        trained = arithmetic(arithmetic.layout(batch), temperature=sampling.logprob_temperature).logprobs
+        trained = arithmetic(arithmetic.layout(batch), temperature=sampling.logprob_temperature)
     assert_near(trained, batch.sampling_logprobs, 200, torch.float32)
 
 
@@ -111,7 +111,7 @@ def test_autocast_casts_the_weights_once_a_call_and_an_update_does_not_find_thos
         with Casts() as casts:
             batch = sampled(policy, Sampling(max_response_length=24), group_size=1, method=method)
         assert 0.9 * weights < casts.numbers < 4 * weights  # 24 tokens, and activations.
-        again = policy(padded_layout(batch.input_ids, batch.attention_mask, batch.response_mask)).logprobs
+        again = policy(padded_layout(batch.input_ids, batch.attention_mask, batch.response_mask))
         again.sum().backward()
     assert batch.sampling_logprobs.dtype == torch.float32
     assert_near(again.float(), batch.sampling_logprobs, 8, torch.bfloat16)

@@ -1,6 +1,9 @@
 """Rollouts of several turns as text and as JSON: nothing that a policy or a tool says can pass for a heading."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -63,6 +66,41 @@ def test_an_episode_is_read_as_it_was_written():
     (turn, _), (same, _) = (read_episode(episode_json(odd)).turns for _ in range(2))
     assert turn.text == "\ud800\x00"
     assert hash(turn.state) == hash(same.state), "equal states stay equal"
+
+
+IN_ANOTHER_PROCESS = """
+from dataclasses import dataclass
+from typing import NamedTuple
+from grail_lightning.core.records.episode import Episode, Turn, episode_json
+
+class Hand(NamedTuple):
+    cards: frozenset
+
+@dataclass(frozen=True)
+class Table:
+    hands: tuple
+
+class Named(frozenset):
+    pass
+
+words = frozenset(["sea", "shore", "sand", "wave"])
+states = words, (1, words), (words,), Hand(words), Table((Hand(words), 2)), frozenset([words, frozenset([3])])
+states += (Named(words),)
+print(episode_json(Episode(turns=tuple(Turn(text="", state=state) for state in states), end="tokens")))
+"""
+
+
+def test_equal_states_are_equal_in_the_files_of_all_processes():
+    """Whose sets have other orders: hashes of texts are drawn when a process begins."""
+    found = set()
+    for seed in "12345":
+        command = [sys.executable, "-c", IN_ANOTHER_PROCESS]
+        run = subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True)
+        assert not run.stderr
+        found.add(tuple(turn.state for turn in read_episode(run.stdout).turns))
+    (states,) = found
+    assert len(set(states)) == len(states), "states that differ stay apart"
+    assert states[1] == "(1, frozenset({'sand', 'sea', 'shore', 'wave'}))"
 
 
 @pytest.mark.parametrize("value", [DEEP, 10**5000, {(1, 2): 3}, float("nan"), b"\xff"], ids=lambda v: type(v).__name__)

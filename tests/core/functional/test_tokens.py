@@ -3,7 +3,7 @@ import torch
 from torch.nn import functional as F
 
 from grail_lightning.core.functional.tokens import HeadGradient
-from grail_lightning.functional import masked_mean, masked_zscore, token_logprobs
+from grail_lightning.functional import masked_mean, masked_zscore, token_logprobs, token_stats
 from tests.tolerance import assert_near
 
 
@@ -42,8 +42,8 @@ def test_log_probabilities_and_gradients_equal_cross_entropy(form, chunk_tokens,
     expected_grads = torch.autograd.grad(expected.square().sum(), inputs)
     weight = linear.weight if form == "one product" else None
     trained = None if form == "whole" else HeadGradient(inputs[1:], weight)
-    options = {"temperature": temperature, "chunk_tokens": chunk_tokens, "with_entropy": True}
-    found = token_logprobs(hidden, head, ids, head_gradient=trained, **options)
+    options = {"temperature": temperature, "chunk_tokens": chunk_tokens}
+    found = token_stats(hidden, head, ids, head_gradient=trained, **options)
     assert_near(found.logprobs, expected, 1000)
     for ours, theirs in zip(torch.autograd.grad(found.logprobs.square().sum(), inputs), expected_grads, strict=True):
         assert_near(ours, theirs, 1000)
@@ -59,7 +59,7 @@ def test_a_head_in_half_precision_that_is_one_product_gives_the_same(frozen, chu
     results = []
     for trained in (None, HeadGradient([head.weight], head.weight)):
         options = {"temperature": 0.6, "chunk_tokens": chunk_tokens, "head_gradient": trained}
-        found = token_logprobs(hidden, head, ids, **options).logprobs
+        found = token_logprobs(hidden, head, ids, **options)
         results.append((found, *torch.autograd.grad(found.square().sum(), inputs)))
     assert torch.equal(results[0][0], results[1][0])
     for theirs, ours in zip(*results, strict=True):
@@ -72,7 +72,7 @@ def test_no_token_has_an_empty_result_and_a_gradient_of_zero(written_out):
     hidden, head, _ = _case()
     trained = HeadGradient([head.weight]) if written_out else None
     none = torch.zeros(3, 0, dtype=torch.long)
-    found = token_logprobs(hidden[:, :0], head, none, with_entropy=True, head_gradient=trained)
+    found = token_stats(hidden[:, :0], head, none, head_gradient=trained)
     assert found.logprobs.shape == found.entropy.shape == (3, 0)
     (grad,) = torch.autograd.grad(found.logprobs.sum(), hidden)
     assert torch.equal(grad, torch.zeros_like(hidden))
@@ -84,7 +84,7 @@ def test_the_entropy_carries_a_gradient_on_request(chunk_tokens):
     expected = torch.distributions.Categorical(logits=head(hidden)).entropy()
     expected_grads = torch.autograd.grad(expected.square().sum(), [hidden, head.weight])
     options = {"chunk_tokens": chunk_tokens, "head_gradient": HeadGradient([head.weight])}
-    found = token_logprobs(hidden, head, ids, with_entropy=True, entropy_gradient=True, **options)
+    found = token_stats(hidden, head, ids, entropy_gradient=True, **options)
     grads = torch.autograd.grad(found.entropy.square().sum(), [hidden, head.weight])
     for ours, theirs in zip(grads, expected_grads, strict=True):
         assert_near(ours, theirs, 1000)
@@ -94,7 +94,7 @@ def test_a_frozen_part_of_the_head_gets_no_gradient():
     hidden, head, ids = _case()
     head.weight.requires_grad_(False)
     trained = HeadGradient([head.weight, head.bias])
-    token_logprobs(hidden, head, ids, chunk_tokens=4, head_gradient=trained).logprobs.sum().backward()
+    token_logprobs(hidden, head, ids, chunk_tokens=4, head_gradient=trained).sum().backward()
     assert head.weight.grad is None
     assert head.bias.grad.abs().sum() > 0
     assert hidden.grad.abs().sum() > 0
@@ -105,7 +105,7 @@ def test_the_backward_pass_repeats_the_precision_of_the_forward_pass():
 
     def gradients(trained, chunk_tokens):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            found = token_logprobs(hidden, head, ids, chunk_tokens=chunk_tokens, head_gradient=trained).logprobs
+            found = token_logprobs(hidden, head, ids, chunk_tokens=chunk_tokens, head_gradient=trained)
         return torch.autograd.grad(found.sum(), [hidden, head.weight])
 
     for ours, theirs in zip(gradients(HeadGradient([head.weight]), 4), gradients(None, 100), strict=True):
@@ -126,7 +126,7 @@ def test_no_logits_of_all_tokens_are_made_and_backwards_only_those_that_a_loss_a
 
     trained = HeadGradient([head.weight]) if written_out else None
     found = token_logprobs(hidden, watched, ids, chunk_tokens=4, head_gradient=trained)
-    found.logprobs[asked].square().sum().backward()
+    found[asked].square().sum().backward()
     assert max(seen) == 4
     assert sum(seen) == (21 + 3 if written_out else 2 * 21)
     expected = head(hidden).log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)[asked]
@@ -142,7 +142,7 @@ def test_a_head_adds_its_gradient_to_what_is_there_only_when_it_is_told_to(chunk
     def loss(in_place):
         gradient = HeadGradient([head.weight], head.weight, in_place)
         found = token_logprobs(hidden, head, ids, chunk_tokens=chunk_tokens, head_gradient=gradient)
-        return found.logprobs.square().sum()
+        return found.square().sum()
 
     expected = torch.autograd.grad(loss(in_place=False), head.weight)[0]
     assert head.weight.grad is None

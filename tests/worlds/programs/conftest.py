@@ -1,7 +1,7 @@
 import pytest
 
 from grail_lightning.worlds.programs.executor import Executor
-from grail_lightning.worlds.programs.outcome import Limits
+from grail_lightning.worlds.programs.outcome import ProgramLimits
 from grail_lightning.worlds.programs.probe import LOCAL, refusal
 
 
@@ -10,6 +10,6 @@ def executor(request):
     """An executor of each way to isolate that isolates on this machine, with short limits."""
     if reason := refusal(request.param):
         pytest.skip(f"{request.param} does not run programs here ({reason}); docs/sandbox.md says what it needs")
-    executor = Executor(request.param, Limits(seconds=0.5, memory_mb=128, output_kb=16))
+    executor = Executor(request.param, ProgramLimits(seconds=0.5, memory_mb=128, output_kb=16))
     yield executor
     executor.close()

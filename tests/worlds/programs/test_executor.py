@@ -22,7 +22,7 @@ from grail_lightning.worlds.programs.executor import Executor
 from grail_lightning.worlds.programs.grade import line_of
 from grail_lightning.worlds.programs.guest import decode, encode
 from grail_lightning.worlds.programs.isolation import Bubblewrap, Sandlock
-from grail_lightning.worlds.programs.outcome import Job, Limits, TestCall, Tests, Visit
+from grail_lightning.worlds.programs.outcome import Job, ProgramLimits, TestCall, Tests, Visit
 from grail_lightning.worlds.programs.probe import probe, refusal
 
 ADDS_ONE = "def f(x): return x + 1"
@@ -368,11 +368,11 @@ def test_nothing_is_run_where_nothing_isolates(monkeypatch):
     for wrong in (0, -1, math.nan, math.inf, 1e300):
         for name in ("seconds", "memory_mb", "output_kb"):
             with pytest.raises(ValueError, match="must be positive and at most"):
-                Executor(limits=Limits(**{name: wrong}))
+                Executor(limits=ProgramLimits(**{name: wrong}))
 
 
 def test_an_outcome_that_may_be_the_machine_s_fault_is_not_kept():
-    executor = Executor(limits=Limits(seconds=0.1), workers=1)
+    executor = Executor(limits=ProgramLimits(seconds=0.1), workers=1)
     spent = executor.run("def f(x):\n    while True: pass", TESTS)
     waited = executor.run("import time\ndef f(x): time.sleep(60)", TESTS)
     assert (spent.status, spent.certain) == ("timeout", True)

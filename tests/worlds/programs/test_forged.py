@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from grail_lightning.worlds.programs.executor import Executor
 from grail_lightning.worlds.programs.grade import canonical
 from grail_lightning.worlds.programs.guest import decode, encode
-from grail_lightning.worlds.programs.outcome import Job, Limits, TestCall, Tests
+from grail_lightning.worlds.programs.outcome import Job, ProgramLimits, TestCall, Tests
 from grail_lightning.worlds.programs.probe import LOCAL, refusal
 
 # A reply of a million bytes, which is as long as a reply may be here.
-LIMITS = Limits(seconds=3.0, memory_mb=512, output_kb=1024)
+LIMITS = ProgramLimits(seconds=3.0, memory_mb=512, output_kb=1024)
 _ALIKE = "b','.join(b'%d' % (k * (2**61 - 1)) for k in range(42000))"  # Numbers with one hash.
 _PAIRS = "b','.join(b'[%d,0]' % (k * (2**61 - 1)) for k in range(34000))"
 # Sets whose members have the same hashes have one hash, too; comparing two of them compares all members.

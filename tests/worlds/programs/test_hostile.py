@@ -8,7 +8,7 @@ import pytest
 
 import grail_lightning.worlds.programs.grade
 from grail_lightning.worlds.programs.executor import Executor
-from grail_lightning.worlds.programs.outcome import Job, Limits, TestCall, Tests
+from grail_lightning.worlds.programs.outcome import Job, ProgramLimits, TestCall, Tests
 from tests.worlds.programs.hostile import HOSTILE
 
 TESTS = Tests(entry="f", calls=(TestCall((3,), 4),))
@@ -36,7 +36,7 @@ def canary(tmp_path_factory):
 @pytest.fixture(scope="module")
 def attacked(executor):
     """An executor of its own: half of the time is enough for all but those that never end."""
-    made = Executor(executor.isolation, Limits(seconds=0.25, memory_mb=128, output_kb=16), workers=WORKERS)
+    made = Executor(executor.isolation, ProgramLimits(seconds=0.25, memory_mb=128, output_kb=16), workers=WORKERS)
     yield made
     made.close()
 

@@ -7,7 +7,7 @@ import pytest
 
 from grail_lightning.worlds.programs.executor import Executor
 from grail_lightning.worlds.programs.isolation import Server
-from grail_lightning.worlds.programs.outcome import Job, Limits, TestCall, Tests
+from grail_lightning.worlds.programs.outcome import Job, ProgramLimits, TestCall, Tests
 from tests.http_server import server
 from tests.shell import fails_early
 
@@ -15,7 +15,7 @@ CALLS = Tests(entry="f", calls=tuple(TestCall((n,), n * n) for n in range(3)))
 ASSERTIONS = Tests(
     entry="f", assertions=("assert f(2) == 4 and f(3) == 9", "assert f(4) == 16"), preamble="import math"
 )
-LIMITS = Limits(seconds=0.5)
+LIMITS = ProgramLimits(seconds=0.5)
 LATE = 200, {"status": "Failed", "message": "", "run_result": {"status": "TimeLimitExceeded"}}
 
 

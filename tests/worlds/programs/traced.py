@@ -7,7 +7,7 @@ from grail_lightning import CodeTask, MathTask
 from grail_lightning.answers import Fenced
 from grail_lightning.worlds.programs import guest
 from grail_lightning.worlds.programs.grade import grade
-from grail_lightning.worlds.programs.outcome import Limits
+from grail_lightning.worlds.programs.outcome import ProgramLimits
 
 REFERENCE = """
     def total(values, limit):
@@ -44,7 +44,7 @@ class _Here:
 class InProcess:
     """Runs programs here, on calls."""
 
-    limits = Limits()
+    limits = ProgramLimits()
 
     def run(self, program, tests, *, trace=None):
         return grade(_Here(), _Here(), program, tests, trace)

@@ -121,6 +121,6 @@ def _differences(policy: Policy, requests: Sequence[Request], completions: Seque
             mask = torch.ones_like(responses, dtype=torch.bool)
             tensors = torch.cat([prompts, responses], 1), torch.cat([prompt_mask, mask], 1), mask
             layout = padded_layout(*(tensor.to(policy.device) for tensor in tensors))
-            trained = policy(layout, temperature=temperature).logprobs
+            trained: Tensor = policy(layout, temperature=temperature)
             differences.append((trained.double().cpu() - sampled)[~sampled.isnan()].abs())
     return torch.cat(differences)
