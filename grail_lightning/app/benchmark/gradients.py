@@ -77,7 +77,7 @@ def _add_gradients(
     trained = torch.stack([table.any(1) for table in tables.values()])  # [K, B]
     for micro in cut_rows(policy, batch, trained.any(0).nonzero().flatten(), TOKEN_BUDGET):
         layout = policy.layout(batch.select(micro.rows), micro.starts)
-        logprobs = policy(layout, temperature=temperature).logprobs  # A micro-batch has the columns of its longest row.
+        logprobs = policy(layout, temperature=temperature)  # A micro-batch has the columns of its longest row.
         active = [name for name, rows in zip(tables, trained, strict=True) if rows[micro.rows].any()]
         for name in active:
             objective = (tables[name][micro.rows, : logprobs.shape[1]].to(logprobs) * logprobs).sum()

@@ -19,7 +19,7 @@ from grail_lightning.core.credit.base import CreditContext, CreditControl, Token
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.rollout.batch import RolloutBatch
 from grail_lightning.core.runtime.guard import said
-from grail_lightning.core.step.assign import check_advantage
+from grail_lightning.core.step.assign import check_credit
 
 Scorer = Callable[[Policy, RolloutBatch, CreditContext], Tensor]
 """A function that gives a bare score ``[B, T]`` of each token, which no training could use."""
@@ -83,7 +83,7 @@ def subject_of(credit: str, arguments: Sequence[str] = (), name: str | None = No
             except ValueError as error:
                 raise ValueError(wrong_option(parser, given) or str(error)) from error
             parts = made["model"]
-            check_advantage(parts["advantage"], parts["credit"])
+            check_credit(parts["advantage"], parts["credit"])
         except ValueError as error:
             raise ValueError(_without_model(str(error))) from error
         except Exception as error:  # The constructor of the user's class.
