@@ -69,9 +69,8 @@ def run_jobs(jobs: Sequence[Job], processes: int, bar: Bar) -> list[dict[str, An
             for connection in [other for other in workers if other not in busy][: len(missing)]:
                 busy[connection] = missing.pop(0)
                 connection.send(jobs[busy[connection]])
-            for connection in wait([*busy], timeout=1.0):
-                assert isinstance(connection, Connection)
-                k = busy[connection]
+            ready = {*wait([*busy], timeout=1.0)}
+            for connection, k in [(one, k) for one, k in busy.items() if one in ready]:
                 try:
                     share, outcome, mistake = connection.recv()
                 except EOFError:

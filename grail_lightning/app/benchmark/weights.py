@@ -122,8 +122,8 @@ def under_control(weighted: AllWeights, control: CreditControl, opened: OpenWorl
         assert one.weights is not None
         weights = control(one.weights, one.batch, opened.context(number, seed))
         advantages = token_advantages(one.batch.advantages, weights).float()
-        changed = {"weights": weights, "advantages": advantages, "effective": _effective(advantages, one.batch)}
-        record = replace(one, **changed)
+        effective = _effective(advantages, one.batch)
+        record = replace(one, weights=weights, advantages=advantages, effective=effective)
         records.append(replace(record, ranks=_ranks(record, "weight")))
     return AllWeights(batches=records, by="weight", reads=weighted.reads)
 

@@ -24,6 +24,15 @@ class Constant(TokenCredit):
         return ones(batch)
 
 
+class RandomWeights(TokenCredit):
+    """A random weight for each token, between 0 and 2."""
+
+    def __call__(self, policy, batch, context):
+        width = batch.response_mask.shape[1]
+        drawn = [torch.rand(width, generator=context.row_generator(row)) for row in batch.row.tolist()]
+        return TokenWeights(values=2 * torch.stack(drawn) * batch.response_mask)
+
+
 class Opposite(TokenCredit):
     """The negative of `TreeAdvantage`: what it adds is taken away."""
 
