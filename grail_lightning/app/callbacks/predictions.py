@@ -34,7 +34,7 @@ from grail_lightning.core.rollout.grading import align_rows, labelled_steps
 from grail_lightning.core.rollout.rows import rows_of
 from grail_lightning.core.runtime.files import whole_file
 from grail_lightning.core.runtime.run_folder import RunFolder, unused
-from grail_lightning.core.step.assign import run_credit
+from grail_lightning.core.step.assign import weigh_batch
 from grail_lightning.core.step.figures import StepOutput, effective_weights
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class PredictionWriter(Callback):
         policy = policy_of(module)
         # Collectives: every rank takes part, also without rows.
         compared = {
-            name: run_credit(method, module.control, policy, rollouts_of(output), module.credit_context())
+            name: weigh_batch(method, module.control, policy, rollouts_of(output), module.credit_context())
             for name, method in zip(self._names[1:], self.compare, strict=True)
         }
         columns: dict[str, list[Any]] = {name: [None] * len(output.batch) for name in OPTIONAL}

@@ -19,7 +19,6 @@ from grail_lightning.core.credit.base import (
     CreditControl,
     TokenCredit,
     TokenWeights,
-    Uniform,
     check_weights,
     uniform_weights,
     weigh,
@@ -92,8 +91,8 @@ def _check_rewards(batch: GradedBatch, step: int) -> None:
 def scored_rows(batch: RolloutBatch) -> RolloutBatch:
     """The rows of the batch that have a reward: from here on the others are as if they had not been sampled.
 
-    A rank that has none keeps its first row, with which it joins the passes of the others: `loss_mask` and `run_credit`
-    leave it out.
+    A rank that has none keeps its first row, with which it joins the passes of the others: `loss_mask` and
+    `weigh_batch` leave it out.
     """
     if batch.scored.all():
         return batch
@@ -127,7 +126,7 @@ def assign_credit(
                 live = live_rows(batch, loss_mask(batch, objective), all_rows=objective.trains_all_rows)
                 returning = SaliencyForward(policy, batch, context, fused, live, clock, share_prefixes=share_prefixes)
                 return returning, returning.weights_so_far()
-        weights = run_credit(credit, control, policy, batch, context)
+        weights = weigh_batch(credit, control, policy, batch, context)
     bonus = objective.entropy_coefficient > 0
     forward = Forward(
         policy, batch, context, share_prefixes=share_prefixes, entropy_gradient=bonus, companion=companion
@@ -135,7 +134,7 @@ def assign_credit(
     return forward, weights
 
 
-def run_credit(
+def weigh_batch(
     credit: TokenCredit, control: CreditControl | None, policy: Policy, batch: RolloutBatch, context: CreditContext
 ) -> TokenWeights:
     """Token weights of a credit method, changed by the control if there is one.
@@ -149,8 +148,8 @@ def run_credit(
     if empty:
         rows = _row_without_tokens(policy)
     with ExitStack() as whole:
-        # `Uniform` does not run the policy, and a device may have no room for the whole weights of a sharded one.
-        for model in () if type(credit) is Uniform else (policy, *_models_to_gather(credit, context)):
+        # A device may have no room for the whole weights of a sharded policy.
+        for model in () if not credit.runs_policy else (policy, *_models_to_gather(credit, context)):
             whole.enter_context(gathered(model))
         weights = weigh(credit, policy, rows, context)
     if control is not None:

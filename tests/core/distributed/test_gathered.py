@@ -8,7 +8,7 @@ from grail_lightning import build_batch
 from grail_lightning.core.distributed.sharding import gathered, shard
 from grail_lightning.core.policy.layout import padded_layout
 from grail_lightning.core.policy.load import load_policy
-from grail_lightning.core.step.assign import run_credit
+from grail_lightning.core.step.assign import weigh_batch
 from grail_lightning.credit import AnswerOnly, OARGradient, Uniform
 from tests.batches import rollouts
 from tests.core.credit.rollouts import context
@@ -31,7 +31,7 @@ def _passes():
         batch = rollouts(build_batch(policy, problems(1), 2, [[5, 6], [7]], [True] * 2), group_size=2)
         for credit in (Uniform(), OARGradient()):
             with CommDebugMode() as sent:
-                run_credit(credit, AnswerOnly(), policy, batch, context())
+                weigh_batch(credit, AnswerOnly(), policy, batch, context())
             report[type(credit).__name__] = sent.get_total_counts() > 0
         return report
 
