@@ -77,6 +77,7 @@ def as_policy(
     *,
     chat_template_kwargs: dict[str, Any] | None = None,
     reference_adapter: str | None = None,
+    runs: bool = True,
 ) -> Policy:
     """A policy around the model of another trainer, for `run_credit`; make it once.
 
@@ -88,6 +89,8 @@ def as_policy(
         tokenizer: Its tokenizer, with a pad token.
         chat_template_kwargs: Arguments of the chat template, for methods that change prompts (`RLSD`).
         reference_adapter: The adapter of a `PeftModel` that is the reference; None is the model without adapters.
+        runs: Whether a method will run the model (`TokenCredit.runs_policy`). If not, any model will do, and nothing is
+            tried.
 
     Raises:
         ValueError: If the tokenizer has no pad token, or if the architecture is one that `GrailModule` refuses, too.
@@ -99,8 +102,8 @@ def as_policy(
         )
     adapted = hasattr(model, "get_base_model")
     base: PreTrainedModel = model.get_base_model() if adapted else model
-    decoder = getattr(base, "get_decoder", lambda: None)()
-    if not hasattr(decoder, "layers"):
+    decoder = base.get_decoder() if hasattr(base, "get_decoder") else None
+    if runs and not hasattr(decoder, "layers"):
         raise ValueError(
             f"`model` must be a causal language model of Transformers with decoder blocks, but got "
             f"{type(model).__name__}. Give the model inside: `model.module` of one that is wrapped for several ranks."
@@ -110,8 +113,9 @@ def as_policy(
         base, tokenizer, loading, (lambda: _with_adapter(model, reference_adapter)) if adapted else None
     )
     policy.training = base.training  # Of the wrapper alone: the model's modules keep their modes.
-    check_head(policy)
-    check_padding(policy)
+    if runs:
+        check_head(policy)
+        check_padding(policy)
     return policy
 
 

@@ -239,6 +239,11 @@ class TokenCredit(ABC):
         """Whether it reads `RolloutBatch.correct`, where others read rewards and advantages."""
         return False
 
+    @property
+    def reads_reference(self) -> bool:
+        """Whether it reads `Prompt.reference`, the reference answer."""
+        return False
+
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """A remark on the sets of training prompts, before a model is loaded; ValueError if none of them can be used.
 

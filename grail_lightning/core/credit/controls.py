@@ -217,6 +217,11 @@ class PermutedRewards(TokenCredit):
         """That of the inner method."""
         return self.inner.reads_correct
 
+    @property
+    def reads_reference(self) -> bool:
+        """That of the inner method."""
+        return self.inner.reads_reference
+
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """The remark of the inner method."""
         return self.inner.check_prompts(sets)
