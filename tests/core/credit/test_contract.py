@@ -198,6 +198,21 @@ def test_weights_are_finite_and_stay_within_the_response(name, plain, batch):
         assert not weights.fallback.any()
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_says_whether_it_runs_the_model_and_reads_verdicts_and_references(name, policy, batch, given):
+    """Trainers that are not ours refuse by it, and weights that are sharded are not gathered."""
+    method = METHODS[name]()
+    says = method.inner if isinstance(method, Seen) else method
+    with no_pass(policy, allowed=says.runs_policy):
+        weights = method(policy, batch, given())
+    others = batch.replace(correct=~batch.correct)
+    unnamed = batch.replace(prompts=[replace(prompt, reference="another") for prompt in batch.prompts])
+    for flag, changed in ((says.reads_correct, others), (says.reads_reference, unnamed)):
+        again = METHODS[name]()(policy, changed, given())
+        if not flag:
+            assert _same(again, weights, batch.response_mask)
+
+
 def _moved(batch, order, left=5, right=9):
     """The batch with its rows in another order, and wider."""
     moved = batch.select(order)
