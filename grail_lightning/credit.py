@@ -1,5 +1,7 @@
 """Credit assignment: methods that turn a rollout's advantage into token weights, and control experiments.
 
+`run_credit` computes the advantages of tokens for any other trainer.
+
 Here are names alone: the classes are in `core.credit` (begin with `core/credit/grail.py`) and in `gallery`. A name that
 is asked for imports its own module alone.
 """
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from grail_lightning.core.credit.service import FrozenReference, RunParts, Service
     from grail_lightning.core.credit.tree import OptimalBaseline, PrefixWeights, TreeAdvantage
     from grail_lightning.core.credit.turns import GiGPO, TurnRewards
+    from grail_lightning.core.other_trainers import GivenRollouts, as_policy, run_credit
     from grail_lightning.gallery.code_credit import EGCA, ExecutedMask
     from grail_lightning.gallery.continuations import SampledContinuations
     from grail_lightning.gallery.critic import CriticSearch, Judge
@@ -59,6 +62,7 @@ __all__ = [
     "ExecutedMask",
     "FrozenReference",
     "GiGPO",
+    "GivenRollouts",
     "HighEntropy",
     "Judge",
     "Mean",
@@ -86,7 +90,9 @@ __all__ = [
     "TreeAdvantage",
     "TurnRewards",
     "Uniform",
+    "as_policy",
     "input_saliency",
+    "run_credit",
 ]
 
 _EXPORTS = {
@@ -105,6 +111,7 @@ _EXPORTS = {
     "FrozenReference": "grail_lightning.core.credit.service",
     "GRAIL": "grail_lightning.core.credit.grail",
     "GiGPO": "grail_lightning.core.credit.turns",
+    "GivenRollouts": "grail_lightning.core.other_trainers",
     "HighEntropy": "grail_lightning.gallery.entropy",
     "IGPO": "grail_lightning.gallery.igpo",
     "Judge": "grail_lightning.gallery.critic",
@@ -137,7 +144,9 @@ _EXPORTS = {
     "TurnRewards": "grail_lightning.core.credit.turns",
     "UCAS": "grail_lightning.gallery.entropy",
     "Uniform": "grail_lightning.core.credit.base",
+    "as_policy": "grail_lightning.core.other_trainers",
     "input_saliency": "grail_lightning.core.credit.saliency",
+    "run_credit": "grail_lightning.core.other_trainers",
 }
 
 __getattr__ = lazy(__name__, _EXPORTS)
