@@ -142,6 +142,8 @@ def test_with_uniform_credit_loss_gradients_and_figures_are_bitwise_trls(how, ro
     assert loss != 0
     assert gradients.keys() == their_gradients.keys()
     assert all(torch.equal(gradients[name], their_gradients[name]) for name in gradients)
+    if how == "vespo":  # TRL's mean of a figure of a completion is then one over tokens.
+        assert {figures.pop("vespo/phi_seq_mean")[0] > 0, their_figures.pop("vespo/phi_seq_mean")[0] > 0} == {True}
     assert figures == their_figures
 
 
