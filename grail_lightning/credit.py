@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from grail_lightning.core.credit.service import FrozenReference, RunParts, Service
     from grail_lightning.core.credit.tree import OptimalBaseline, PrefixWeights, TreeAdvantage
     from grail_lightning.core.credit.turns import GiGPO, TurnRewards
-    from grail_lightning.core.other_trainers import GivenRollouts, as_policy, run_credit
+    from grail_lightning.core.other_trainers.credit import run_credit
+    from grail_lightning.core.other_trainers.model import as_policy
+    from grail_lightning.core.other_trainers.rollouts import GivenRollouts
     from grail_lightning.gallery.code_credit import EGCA, ExecutedMask
     from grail_lightning.gallery.continuations import SampledContinuations
     from grail_lightning.gallery.critic import CriticSearch, Judge
@@ -111,7 +113,7 @@ _EXPORTS = {
     "FrozenReference": "grail_lightning.core.credit.service",
     "GRAIL": "grail_lightning.core.credit.grail",
     "GiGPO": "grail_lightning.core.credit.turns",
-    "GivenRollouts": "grail_lightning.core.other_trainers",
+    "GivenRollouts": "grail_lightning.core.other_trainers.rollouts",
     "HighEntropy": "grail_lightning.gallery.entropy",
     "IGPO": "grail_lightning.gallery.igpo",
     "Judge": "grail_lightning.gallery.critic",
@@ -144,9 +146,9 @@ _EXPORTS = {
     "TurnRewards": "grail_lightning.core.credit.turns",
     "UCAS": "grail_lightning.gallery.entropy",
     "Uniform": "grail_lightning.core.credit.base",
-    "as_policy": "grail_lightning.core.other_trainers",
+    "as_policy": "grail_lightning.core.other_trainers.model",
     "input_saliency": "grail_lightning.core.credit.saliency",
-    "run_credit": "grail_lightning.core.other_trainers",
+    "run_credit": "grail_lightning.core.other_trainers.credit",
 }
 
 __getattr__ = lazy(__name__, _EXPORTS)

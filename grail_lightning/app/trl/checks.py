@@ -14,7 +14,7 @@ from grail_lightning.core.credit.base import CreditControl, TokenCredit
 from grail_lightning.core.credit.service import with_inner
 from grail_lightning.core.credit.tree import TreeAdvantage
 from grail_lightning.core.credit.turns import GiGPO, TurnRewards
-from grail_lightning.core.other_trainers import check_services
+from grail_lightning.core.other_trainers.credit import check_services
 from grail_lightning.core.records.task import Prompt, Task
 from grail_lightning.gallery.critic import CriticSearch
 from grail_lightning.gallery.spans import SpanScores
@@ -135,10 +135,10 @@ def _check_model(trainer: Any) -> None:
             f"`credit` must be a method without a pass of the model under FSDP1, but got {name}. {remedy}, or set "
             "`fsdp_version: 2`."
         )
-    if hasattr(trainer.processing_class, "image_processor"):
+    if trainer.tools and hasattr(trainer.processing_class, "image_processor"):
         raise ValueError(
-            f"`credit` must be a method without a pass of the model where prompts may have pictures, but got {name}. "
-            f"{remedy}, or train with `GrailModule`."
+            f"`credit` must be a method without a pass of the model where results of tools may be pictures, but got "
+            f"{name}. {remedy}."
         )
 
 

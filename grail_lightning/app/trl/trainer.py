@@ -24,8 +24,11 @@ from grail_lightning.app.trl.checks import check_release, check_run, standardise
 from grail_lightning.app.trl.pages import STATE_FILE, CreditPages, KeepCreditState
 from grail_lightning.core.credit.base import CreditControl, TokenCredit
 from grail_lightning.core.credit.service import FrozenReference, listed
-from grail_lightning.core.other_trainers import GivenRollouts, as_policy, assign, context_of
+from grail_lightning.core.other_trainers.credit import assign, context_of
+from grail_lightning.core.other_trainers.model import as_policy
+from grail_lightning.core.other_trainers.rollouts import GivenRollouts
 from grail_lightning.core.records.episode import Episode, ToolCall, Turn
+from grail_lightning.core.records.picture import has_pictures, with_pictures
 from grail_lightning.core.records.task import Prompt, Task
 from grail_lightning.core.rollout.batch import lengths_to_mask
 from grail_lightning.core.tasks.answered import AnswerTask, MathTask
@@ -95,7 +98,8 @@ class TokenCreditMixin(GRPOTrainer if TYPE_CHECKING else object):  # type: ignor
         self.credit_batch_size = credit_batch_size or self.args.per_device_train_batch_size
         check_run(self)
         runs = self.credit.runs_policy
-        options = {"chat_template_kwargs": self.chat_template_kwargs, "runs": runs}
+        processor = self.processing_class if hasattr(self.processing_class, "image_processor") else None
+        options = {"chat_template_kwargs": self.chat_template_kwargs, "runs": runs, "processor": processor}
         named = getattr(self.model, "peft_config", {})
         self._credit_policy = as_policy(
             self.model, self._credit_tokenizer, reference_adapter="ref" if "ref" in named else None, **options
@@ -145,7 +149,13 @@ class TokenCreditMixin(GRPOTrainer if TYPE_CHECKING else object):  # type: ignor
         if self.environments is not None:
             columns["environments"] = self.environments
         found = self.correct_func(
-            prompts=prompts, completions=completions, completion_ids=ids, trainer_state=self.state, **columns
+            prompts=prompts,
+            completions=completions,
+            completion_ids=ids,
+            trainer_state=self.state,
+            log_extra=lambda column, values: None,  # What a reward function logs, it has logged itself.
+            log_metric=lambda name, value: None,
+            **columns,
         )
         flags = list(asyncio.run(found) if inspect.iscoroutine(found) else found)
         if len(flags) != len(prompts):
@@ -213,6 +223,8 @@ class TokenCreditMixin(GRPOTrainer if TYPE_CHECKING else object):  # type: ignor
         reference = str(row.get(self.reference_column) or "")
         if isinstance(self.credit_task, AnswerTask):
             reference = self.credit_task.form.bare(reference).strip()
+        if has_pictures(messages):
+            messages = with_pictures(messages, [], "a prompt of TRL's dataset")
         return Prompt(messages=messages, reference=reference, task=self.credit_task, columns=dict(row))
 
     def _credit_episodes(self, scored: _Scored, sampled: Tensor, finished: Tensor) -> list[Episode]:

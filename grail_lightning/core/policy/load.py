@@ -68,7 +68,7 @@ def load_policy(
     check_head(policy)
     check_padding(policy)
     if policy.vision is not None:
-        _check_vision(policy, policy.vision.pictures)
+        check_vision(policy, policy.vision.pictures)
     if loading.packing:
         check_packing(policy)
     if loading.lora is not None:
@@ -125,7 +125,7 @@ def check_head(policy: Policy) -> None:
         )
 
 
-def _check_vision(policy: Policy, pictures: PictureTokens) -> None:
+def check_vision(policy: Policy, pictures: PictureTokens) -> None:
     """Compare a prompt with a picture as the policy runs it with the model's own way, from the pixels."""
     from PIL import Image
 
