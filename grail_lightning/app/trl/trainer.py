@@ -105,10 +105,8 @@ class TokenCreditMixin(GRPOTrainer if TYPE_CHECKING else object):  # type: ignor
             self.model, self._credit_tokenizer, reference_adapter="ref" if "ref" in named else None, **options
         )
         if runs and self.is_fsdp_enabled:
-            _ = (
-                self._credit_policy.tree_kernel,
-                self._credit_policy.supports_kv_continuation,
-            )  # While weights are whole.
+            # These are tried while weights are whole.
+            _ = self._credit_policy.tree_kernel, self._credit_policy.supports_kv_continuation
         reads = runs and any(issubclass(kind, FrozenReference) for kind in listed([self.credit]))
         has_copy = reads and self.ref_model is not None
         self._credit_reference = as_policy(self.ref_model, self._credit_tokenizer, **options) if has_copy else None
@@ -124,9 +122,10 @@ class TokenCreditMixin(GRPOTrainer if TYPE_CHECKING else object):  # type: ignor
         folder = resume_from_checkpoint
         if folder is True:
             folder = get_last_checkpoint(self.args.output_dir)
-        file = Path(folder) / STATE_FILE if folder else None
-        there = file is not None and file.is_file()
-        self.credit.load_state_dict(torch.load(file, map_location="cpu", weights_only=True) if there else {})
+        state = {}
+        if folder and (file := Path(folder) / STATE_FILE).is_file():
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        self.credit.load_state_dict(state)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
@@ -245,7 +244,7 @@ class TokenCreditMixin(GRPOTrainer if TYPE_CHECKING else object):  # type: ignor
         return episodes
 
 
-class TokenCreditGRPOTrainer(TokenCreditMixin, GRPOTrainer):
+class TokenCreditGRPOTrainer(TokenCreditMixin, GRPOTrainer):  # type: ignore[misc]
     """`GRPOTrainer` with token credit; `TokenCreditMixin` has the arguments that are added to TRL's."""
 
 
