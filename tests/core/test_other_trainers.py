@@ -106,7 +106,7 @@ def test_advantages_that_are_given_replace_the_means_and_rows_without_a_reward_h
     rewards[[0, 4, 5, 6]] = torch.nan
     found = run_credit(TreeAdvantage(), policy, given(rollouts, rewards=rewards))
     assert (found[[0, 4, 5, 6, 7]] == 0).all(), "a row that is compared with no other has no advantage"
-    scored = rewards[1:4] - rewards[1:4].mean()
+    scored = (rewards[1:4] - rewards[1:4].mean()).float()
     uniform = run_credit(Uniform(), policy, given(rollouts, rewards=rewards))
     assert_near(uniform[1:4, 0], scored, 4, torch.float32)
 
@@ -133,10 +133,13 @@ def test_turns_are_what_was_sampled_between_what_was_put_in(loaded):
 def test_a_reference_is_given_and_stays_where_it_is(rollouts, loaded):
     model, tokenizer = loaded
     policy, other = as_policy(model, tokenizer), elsewhere(load_policy("arithmetic"))
-    reference = as_policy(other.model.double(), tokenizer)
+    reference = as_policy(other.model.bfloat16(), tokenizer)
     found = run_credit(DGPO(temperature=0.05), policy, given(rollouts), reference=reference)
-    assert_near(found, own(rollouts, DGPO(temperature=0.05), reference=elsewhere(load_policy("arithmetic"))), 3e4)
-    assert reference.model.dtype == torch.float64
+    expected = own(rollouts, DGPO(temperature=0.05), reference=elsewhere(load_policy("arithmetic")))
+    uniform = own(rollouts, Uniform())
+    assert (expected - uniform).abs().max() > 0.1, "the reference makes a difference here"
+    assert_near(found, expected, 8, torch.bfloat16)
+    assert reference.model.dtype == torch.bfloat16, "our own trainer moves its copy beside the policy"
     with pytest.raises(ValueError, match="needs no reference, since this run has none, but got `DGPO`"):
         run_credit(DGPO(), policy, given(rollouts))
 
