@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/credit_in_trl.py --steps 60 --seeds 0 1 --out curves.jsonl
     python benchmarks/credit_in_trl.py --out curves.jsonl --table
+    OMP_NUM_THREADS=1 python benchmarks/credit_in_trl.py --policy FOLDER --data gsm8k.jsonl --steps 20 --prompts 2 --group 4
 
 Both trainers take the same problems, group size, limit of tokens, loss (Dr. GRPO, clips 0.2), optimiser (AdamW,
 constant rate, norm clipped at 1) and precision (float32), with one optimiser step for each generation. They sample with
@@ -31,10 +32,12 @@ from grail_lightning import (
     Execution,
     GrailModule,
     HFEngine,
+    MathTask,
     Policy,
     Prompt,
     Sampling,
 )
+from grail_lightning.answers import find_boxes
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.credit import GRAIL, TokenCredit, TreeAdvantage, Uniform
 from grail_lightning.worlds.sums.task import ProblemSpace
@@ -146,6 +149,52 @@ def in_ours(method: str, seed: int, args: argparse.Namespace) -> Iterator[tuple[
     yield "held_out", accuracy(module.policy.eval(), args.held_out)
 
 
+def boxed(completions: list[list[dict[str, str]]], **columns: object) -> list[float]:
+    """1 for a complete box."""
+    return [float(bool(find_boxes(completion[0]["content"]))) for completion in completions]
+
+
+def last_box_is_right(completions: list[list[dict[str, str]]], answer: list[str], **columns: object) -> list[float]:
+    """1 for a last box that holds the answer."""
+    texts = [completion[0]["content"] for completion in completions]
+    return [float(MathTask().answer(text) == truth) for text, truth in zip(texts, answer, strict=True)]
+
+
+def real_model(args: argparse.Namespace) -> None:
+    """Adapters of a real model on problems of a file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from datasets import load_dataset
+        from peft import LoraConfig
+        from trl import GRPOConfig
+
+        from grail_lightning.trl import CreditPages, TokenCreditGRPOTrainer
+
+    ask = MathTask().instruction
+    rows = load_dataset("json", data_files=str(args.data), split="train").select(range(args.prompts * args.steps))
+    rows = rows.map(lambda row: {"prompt": [{"role": "user", "content": row["problem"] + ask}]})
+    with tempfile.TemporaryDirectory() as folder:
+        config = GRPOConfig(
+            output_dir=folder, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
+            disable_tqdm=True, save_strategy="no", logging_steps=1, max_steps=args.steps, seed=args.seeds[0],
+            per_device_train_batch_size=args.prompts * args.group, num_generations=args.group,
+            max_completion_length=args.limit, learning_rate=args.rate, reward_weights=[1.0, 0.2],
+        )  # fmt: skip
+        trainer = TokenCreditGRPOTrainer(
+            model=str(args.policy),
+            reward_funcs=[last_box_is_right, boxed],
+            correct_func=last_box_is_right,
+            args=config,
+            train_dataset=rows,
+            peft_config=LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"),
+            reference_column="answer",
+            credit=GRAIL(),
+            callbacks=[CreditPages(every=10, folder=str(args.out.with_suffix("")))],
+        )
+        trainer.train()
+    args.out.write_text("".join(json.dumps(row) + "\n" for row in trainer.state.log_history))
+
+
 TRAINERS = {"TRL": in_trl, "ours": in_ours}
 
 
@@ -184,8 +233,14 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--held-out", type=int, default=512)
     parser.add_argument("--out", type=Path, default=Path("curves.jsonl"))
+    parser.add_argument("--policy", type=Path, help="the folder of a real model")
+    parser.add_argument("--data", type=Path, help="its problems, JSON lines")
+    parser.add_argument("--limit", type=int, default=64, help="tokens of its completions")
     parser.add_argument("--table", action="store_true", help="print the table of the file alone")
     args = parser.parse_args()
+    if args.policy is not None:
+        real_model(args)
+        return
     done = set()
     if args.out.exists():
         done = {tuple(json.loads(row)[n] for n in ("trainer", "method", "seed")) for row in args.out.open()}
