@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/credit_in_trl.py --steps 60 --seeds 0 1 --out curves.jsonl
     python benchmarks/credit_in_trl.py --out curves.jsonl --table
-    OMP_NUM_THREADS=1 python benchmarks/credit_in_trl.py --policy FOLDER --data gsm8k.jsonl --steps 20 --prompts 2 --group 4
+    OMP_NUM_THREADS=1 python benchmarks/credit_in_trl.py --policy FOLDER --data FILE --steps 20 --prompts 2 --group 4
 
 Both trainers take the same problems, group size, limit of tokens, loss (Dr. GRPO, clips 0.2), optimiser (AdamW,
 constant rate, norm clipped at 1) and precision (float32), with one optimiser step for each generation. They sample with
