@@ -55,7 +55,7 @@ def check_run(trainer: Any) -> None:
         )
     if trainer.credit_batch_size < 1:
         raise ValueError(f"`credit_batch_size` must be at least 1, but got {trainer.credit_batch_size}.")
-    adapted = hasattr(trainer.model, "peft_config")
+    adapted = hasattr(trainer.model, "get_base_model")  # A `PeftModel`.
     check_services(credit, has_reference=trainer.ref_model is not None or adapted)
     _check_method(credit)
     _check_loss(trainer)
