@@ -22,7 +22,11 @@ def letters(completions, **columns):
     return [float(len(set(completion[0]["content"])) % 3) for completion in completions]
 
 
-@pytest.mark.parametrize("credit", [TreeAdvantage(), HighEntropy(), GRAIL(gate="all")], ids=lambda c: type(c).__name__)
+CREDITS = [pytest.param(TreeAdvantage(), marks=pytest.mark.slow), HighEntropy()]
+CREDITS += [pytest.param(GRAIL(gate="all"), marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("credit", CREDITS, ids=lambda c: type(c).__name__)
 def test_prompts_with_pictures_have_the_credit_of_our_own_policy(credit, tmp_path):
     from transformers import AutoModelForImageTextToText, AutoProcessor
 

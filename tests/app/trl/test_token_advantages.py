@@ -102,7 +102,16 @@ METHODS = {
 ROUNDED = {"OARPerturbation": 64, "OptimalBaseline": 64}
 
 
-@pytest.mark.parametrize("name", METHODS)
+# The others are marked slow, since each needs two trainers.
+QUICK = ("Uniform", "GRAIL", "HighEntropy", "TreeAdvantage", "OptimalBaseline", "Oracle", "Shuffled")
+
+
+def quick(names, some):
+    """The names as parameters, of which all but some are slow."""
+    return [name if name in some else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", quick(METHODS, QUICK))
 def test_the_advantages_of_tokens_are_those_of_our_own_trainer(name, rollouts, tmp_path):
     made = METHODS[name]()
     credit, control = made if isinstance(made, tuple) else (made, None)
@@ -123,7 +132,7 @@ def test_the_advantages_of_tokens_are_those_of_our_own_trainer(name, rollouts, t
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo")
 
 
-@pytest.mark.parametrize("how", LOSSES)
+@pytest.mark.parametrize("how", quick(LOSSES, ("grpo", "dapo", "cispo", "vespo")))
 def test_with_uniform_credit_loss_gradients_and_figures_are_bitwise_trls(how, rollouts, tmp_path):
     args = {"loss_type": how, "scale_rewards": "group", "epsilon": 0.1}
     pair = []
@@ -207,7 +216,7 @@ def dialogues():
     return graded(batch, rewards, tokenizer=policy.tokenizer)
 
 
-@pytest.mark.parametrize("name", TURNS)
+@pytest.mark.parametrize("name", quick(TURNS, ("GiGPO", "IGPO")))
 def test_turns_between_which_an_environment_answers_have_the_credit_of_turns(name, dialogues, tmp_path):
     made = trainer_of(
         tmp_path, **handing_over(dialogues), credit=TURNS[name](), args={"per_device_train_batch_size": 8}

@@ -103,6 +103,7 @@ def test_checkpointing_chunks_and_padding_change_no_advantage(tmp_path):
         assert (other[:, width:] == 0).all()
 
 
+@pytest.mark.slow
 def test_autocast_is_accelerates(tmp_path):
     rollouts, seen = graded_rollouts(4, seed=2), []
 
@@ -217,6 +218,7 @@ def test_a_page_and_a_table_of_completions_are_written_every_some_steps(tmp_path
         CreditPages(every=0)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_a_method_that_has_a_state_equals_one_that_did_not_stop(tmp_path):
     """RLSD's teacher is a copy of the weights of step 0, which the checkpoint holds."""
     args = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": 8}
@@ -242,6 +244,7 @@ def test_a_resumed_run_with_a_method_that_has_a_state_equals_one_that_did_not_st
     assert latest.credit.state_dict()["weights"].keys() == whole.credit.state_dict()["weights"].keys()
 
 
+@pytest.mark.slow
 def test_a_subclass_of_ones_own_gets_token_credit_by_the_mixin(tmp_path):
     class Mine(GRPOTrainer):
         def log(self, logs, start_time=None):
