@@ -45,8 +45,8 @@ def run_credit(
     .. math:: A_{it} = A_i\, w_{it} + \mathrm{additive}_{it}
 
     ``A_i`` are the rollouts' advantages, ``w`` and ``additive`` the credit method's. Call it with the weights that
-    sampled, under the trainer's autocast, on every rank equally often. Parameters receive no gradient, and modes and
-    random states stay as they are.
+    sampled, under the trainer's autocast, outside of `torch.inference_mode`, on every rank equally often. Parameters
+    receive no gradient, and modes and random states stay as they are.
 
     Args:
         credit: The method. If it has a state (`RLSD`), `credit.state_dict()` belongs to your checkpoints.
@@ -118,7 +118,8 @@ def check_services(credit: TokenCredit, *, has_reference: bool) -> None:
             if not has_reference:
                 raise ValueError(
                     f"`credit` must be a method that needs no reference, since this run has none, but got {name}, "
-                    "which compares the policy with it. Give a reference or adapters, or take another method."
+                    "which compares the policy with it. Give a reference (under TRL `beta` above 0) or adapters, or take "
+                    "another method."
                 )
             continue
         what = "samples with the rollout engine" if kind.uses_engine else "uses the service"

@@ -96,9 +96,11 @@ class GivenRollouts:
 
     def batch(self, policy: Policy) -> RolloutBatch:
         """The batch that credit methods take; answers are located in the form of each prompt's task."""
-        sampled, device = self._sampled(policy), self.response_ids.device
-        rewards, group = self.rewards.double(), self.group.long()
-        correct = (rewards > 0 if self.correct is None else self.correct.bool()) & ~rewards.isnan()
+        device = self.response_ids.device
+        sampled = self._sampled(policy).to(device)
+        rewards, group = self.rewards.to(device).double(), self.group.to(device).long()
+        correct = rewards > 0 if self.correct is None else self.correct.to(device).bool()
+        correct = correct & ~rewards.isnan()
         verdicts = [
             Verdict(
                 correct=right,
@@ -109,10 +111,10 @@ class GivenRollouts:
             )
             for right, prompt, text in zip(correct.tolist(), sampled.prompts, sampled.texts, strict=True)
         ]
-        advantages = _less_the_mean(rewards, group) if self.advantages is None else self.advantages
+        advantages = _less_the_mean(rewards, group) if self.advantages is None else self.advantages.to(device)
         return RolloutBatch(
-            **sampled.to(device).fields(),
-            answer=answer_masks(sampled.to(device), align_rows(sampled, policy.tokenizer)),
+            **sampled.fields(),
+            answer=answer_masks(sampled, align_rows(sampled, policy.tokenizer)),
             rewards=rewards,
             correct=correct,
             verdicts=verdicts,
