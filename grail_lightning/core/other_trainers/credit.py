@@ -118,8 +118,8 @@ def check_services(credit: TokenCredit, *, has_reference: bool) -> None:
             if not has_reference:
                 raise ValueError(
                     f"`credit` must be a method that needs no reference, since this run has none, but got {name}, "
-                    "which compares the policy with it. Give a reference (under TRL `beta` above 0) or adapters, or take "
-                    "another method."
+                    "which compares the policy with it. Give a reference (under TRL `beta` above 0) or adapters, or "
+                    "take another method."
                 )
             continue
         what = "samples with the rollout engine" if kind.uses_engine else "uses the service"
