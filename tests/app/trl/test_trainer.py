@@ -1,12 +1,14 @@
 """Whole runs of TRL's trainer with token credit: what TRL's options do to the advantages, and what a run keeps."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import TrainerCallback
 
 from grail_lightning import ArithmeticTask
+from grail_lightning.core.other_trainers.model import GivenReference
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.credit import DGPO, GRAIL, LESS, RLSD, OARGradient, TreeAdvantage
 from grail_lightning.trl import CreditPages, TokenCreditGRPOTrainer, TokenCreditMixin
@@ -146,6 +148,37 @@ def test_adapters_are_run_and_are_left_out_for_the_reference(tmp_path):
     assert (found[0] - uniform)[rollouts.response_mask].abs().max() > 0.05
     assert_near(found[0], found[1], 20_000, torch.float32)
     assert {name for name, p in adapted.model.named_parameters() if p.requires_grad} == trainable
+
+
+@pytest.mark.slow
+def test_the_reference_of_adapters_that_were_trained_before_is_trls_copy_of_them(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    rollouts, policy = graded_rollouts(4, seed=2), load_policy("arithmetic").train()
+    adapters = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    model = get_peft_model(policy.model, adapters)
+
+    def disturb(seed):
+        random = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_B.default" in name:
+                    parameter.normal_(std=0.3, generator=random)
+
+    disturb(1)
+    given = SimpleNamespace(model=model, tokenizer=policy.tokenizer)
+    made = trainer_of(tmp_path, **handing_over(rollouts), policy=given, credit=DGPO(), args={"beta": 0.1})
+    disturb(2)
+    made.model.train()
+    expected = scored(made, rollouts)["ref_per_token_logps"]
+    ours, mask = made._credit_policy, rollouts.response_mask
+    with torch.no_grad(), GivenReference(ours).running(ours) as reference:
+        found = reference(reference.layout(rollouts)).logprobs
+    with torch.no_grad():
+        present = ours(ours.layout(rollouts)).logprobs
+    assert_near(found[mask], expected[mask], 1000, torch.float32)
+    assert (present - expected)[mask].abs().max() > 0.1
+    assert model.active_adapter == "default"
 
 
 def test_evaluation_is_trls_own(tmp_path):
