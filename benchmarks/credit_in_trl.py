@@ -170,7 +170,7 @@ def real_model(args: argparse.Namespace) -> None:
 
         from grail_lightning.trl import CreditPages, TokenCreditGRPOTrainer
 
-    ask = MathTask().instruction
+    ask = r" Answer with a box alone, such as \boxed{12}."
     rows = load_dataset("json", data_files=str(args.data), split="train").select(range(args.prompts * args.steps))
     rows = rows.map(lambda row: {"prompt": [{"role": "user", "content": row["problem"] + ask}]})
     with tempfile.TemporaryDirectory() as folder:
