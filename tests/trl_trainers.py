@@ -3,28 +3,25 @@
 import warnings
 
 import pytest
-import torch
 
-from grail_lightning import ArithmeticTask, Sampling
+from grail_lightning import ArithmeticTask
 from grail_lightning.core.policy.load import load_policy
-from grail_lightning.core.rollout.grading import grade_and_locate
-from tests.runs import problems, sampled
+from tests.runs import GROUP, LIMIT, problems
 
 with warnings.catch_warnings():
     # Of the peer and its dependencies while they are imported; nothing of ours.
     warnings.simplefilter("ignore")
     trl = pytest.importorskip("trl", minversion="1.16")
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer  # noqa: F401  (for tests, which import it from here)
 
-    from grail_lightning.trl import TokenCreditGRPOTrainer
+    from grail_lightning.trl import CreditPages, TokenCreditGRPOTrainer, TokenCreditMixin  # noqa: F401
 
 # Of TRL, for what a test has it do.
 OF_TRL = [
     pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:You are using '(rollout_func|environment_factory)':UserWarning"),
 ]
-GROUP, LIMIT = 4, 36
 
 
 def rows_of(prompts):
@@ -36,14 +33,6 @@ def right(completions, solution, **columns):
     """A reward function: 1 for a last box that holds the solution."""
     texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
     return [float(answer == truth) for answer, truth in zip(map(ArithmeticTask().answer, texts), solution, strict=True)]
-
-
-def graded_rollouts(number, seed=1, limit=LIMIT):
-    """Groups of four rollouts as our own trainer grades them: some truncated, some groups dead."""
-    policy = load_policy("arithmetic")
-    made = sampled(policy, problems(number), GROUP, Sampling(max_response_length=limit), seed=seed)
-    with ArithmeticTask().make_verifier() as verifier:
-        return grade_and_locate(made, verifier, policy.tokenizer)
 
 
 def handing_over(batch, rewards=None):
@@ -98,6 +87,3 @@ def loss_of(trainer, inputs):
     loss = trainer._compute_loss(trainer.model, inputs)
     loss.backward()
     return loss.detach(), gradients(trainer)
-
-
-__all__ = ["GRPOTrainer", "TokenCreditGRPOTrainer", "torch"]

@@ -27,9 +27,8 @@ from grail_lightning.credit import (
 )
 from tests.batches import graded, in_turns
 from tests.core.credit.rollouts import context, elsewhere
-from tests.runs import problems
+from tests.runs import GROUP, graded_rollouts, problems
 from tests.tolerance import assert_near
-from tests.trl_trainers import GROUP, graded_rollouts
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from grail_lightning.credit import GiGPO, TreeAdvantage
-from grail_lightning.trl import CreditPages, TokenCreditMixin
 from tests.core.environments.test_trl_tools import END, Scripted, _call, _policy
-from tests.trl_trainers import OF_TRL
+from tests.trl_trainers import OF_TRL, CreditPages, TokenCreditMixin
 
 pytestmark = OF_TRL
 ROW = {"prompt": [{"role": "user", "content": "Go."}], "target": 3}

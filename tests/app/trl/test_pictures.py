@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from datasets import Dataset
-from trl import GRPOConfig
 
 from grail_lightning.core.credit.base import token_advantages
 from grail_lightning.core.policy.load import load_policy
@@ -12,7 +10,7 @@ from grail_lightning.credit import GRAIL, HighEntropy, TokenCredit, TreeAdvantag
 from tests.core.credit.rollouts import context
 from tests.picture_models import checkpoint, image
 from tests.tolerance import assert_near
-from tests.trl_trainers import OF_TRL, TokenCreditGRPOTrainer
+from tests.trl_trainers import OF_TRL, Dataset, GRPOConfig, TokenCreditGRPOTrainer
 
 pytestmark = [*OF_TRL, pytest.mark.filterwarnings("ignore")]
 

@@ -27,7 +27,8 @@ def _run(folder, methods, ranks, sharded):
         }  # fmt: skip
     import grail_lightning.credit as credits
     from grail_lightning.core.runtime.collectives import whole_tensor
-    from tests.trl_trainers import TokenCreditGRPOTrainer, graded_rollouts, handing_over, rows_of, trainer_of
+    from tests.runs import graded_rollouts
+    from tests.trl_trainers import TokenCreditGRPOTrainer, handing_over, rows_of, trainer_of
 
     whole = graded_rollouts(4, seed=2)
     own = torch.arange(16).reshape(ranks, -1)[int(os.environ.get("RANK", "0"))]

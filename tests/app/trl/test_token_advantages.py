@@ -14,20 +14,10 @@ from grail_lightning.core.step.update import of_compared_rows
 from grail_lightning.credit import GRAIL, SaliencyOptions, TreeAdvantage, Uniform
 from tests.batches import graded, in_turns
 from tests.core.credit.rollouts import context
-from tests.runs import Watch, batches, module, problems, trainer
+from tests.runs import GROUP, LIMIT, Watch, batches, graded_rollouts, module, problems, trainer
 from tests.steps import backward, update_of
 from tests.tolerance import assert_near
-from tests.trl_trainers import (
-    GROUP,
-    LIMIT,
-    OF_TRL,
-    GRPOTrainer,
-    graded_rollouts,
-    handing_over,
-    loss_of,
-    scored,
-    trainer_of,
-)
+from tests.trl_trainers import OF_TRL, GRPOTrainer, handing_over, loss_of, scored, trainer_of
 
 pytestmark = OF_TRL
 ROWS = 16

@@ -11,14 +11,14 @@ from grail_lightning import ArithmeticTask
 from grail_lightning.core.other_trainers.model import GivenReference
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.credit import DGPO, GRAIL, LESS, RLSD, OARGradient, TreeAdvantage
-from grail_lightning.trl import CreditPages, TokenCreditGRPOTrainer, TokenCreditMixin
-from tests.runs import problems
+from tests.runs import GROUP, graded_rollouts, problems
 from tests.tolerance import assert_near
 from tests.trl_trainers import (
-    GROUP,
     OF_TRL,
+    CreditPages,
     GRPOTrainer,
-    graded_rollouts,
+    TokenCreditGRPOTrainer,
+    TokenCreditMixin,
     handing_over,
     right,
     rows_of,
