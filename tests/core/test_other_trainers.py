@@ -83,7 +83,9 @@ CASES = {
 def test_tensors_alone_give_the_advantages_of_our_step_in_any_order_and_width(name, rollouts, loaded):
     credit, control = CASES[name]
     model, tokenizer = loaded
+    torch.backends.cuda.enable_cudnn_sdp(True)  # Our own loading switches it off.
     policy = as_policy(model, tokenizer)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
     before = copy.deepcopy(model.generation_config), model.training
     expected = own(rollouts, *CASES[name])
     found = run_credit(credit, policy, given(rollouts), control=control)
