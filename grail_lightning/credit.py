@@ -1,5 +1,7 @@
 """Credit assignment: methods that turn a rollout's advantage into token weights, and control experiments.
 
+`run_credit` computes the advantages of tokens for any other trainer.
+
 Here are names alone: the classes are in `core.credit` (begin with `core/credit/grail.py`) and in `gallery`. A name that
 is asked for imports its own module alone.
 """
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from grail_lightning.core.credit.service import FrozenReference, RolloutSampler, RunParts, Service
     from grail_lightning.core.credit.tree import OptimalBaseline, PrefixWeights, TreeAdvantage
     from grail_lightning.core.credit.turns import GiGPO, TurnRewards
+    from grail_lightning.core.other_trainers.credit import run_credit
+    from grail_lightning.core.other_trainers.model import as_policy
+    from grail_lightning.core.other_trainers.rollouts import GivenRollouts
     from grail_lightning.gallery.code_credit import EGCA, ExecutedMask
     from grail_lightning.gallery.continuations import SampledContinuations
     from grail_lightning.gallery.critic import CriticSearch, Judge
@@ -60,6 +65,7 @@ __all__ = [
     "ExecutedMask",
     "FrozenReference",
     "GiGPO",
+    "GivenRollouts",
     "HighEntropy",
     "Judge",
     "Mean",
@@ -90,9 +96,11 @@ __all__ = [
     "TreeAdvantage",
     "TurnRewards",
     "Uniform",
+    "as_policy",
     "entropies",
     "input_saliency",
     "logprobs",
+    "run_credit",
 ]
 
 _EXPORTS = {
@@ -111,6 +119,7 @@ _EXPORTS = {
     "FrozenReference": "grail_lightning.core.credit.service",
     "GRAIL": "grail_lightning.core.credit.grail",
     "GiGPO": "grail_lightning.core.credit.turns",
+    "GivenRollouts": "grail_lightning.core.other_trainers.rollouts",
     "HighEntropy": "grail_lightning.gallery.entropy",
     "IGPO": "grail_lightning.gallery.igpo",
     "Judge": "grail_lightning.gallery.critic",
@@ -146,9 +155,11 @@ _EXPORTS = {
     "TurnRewards": "grail_lightning.core.credit.turns",
     "UCAS": "grail_lightning.gallery.entropy",
     "Uniform": "grail_lightning.core.credit.base",
+    "as_policy": "grail_lightning.core.other_trainers.model",
     "entropies": "grail_lightning.core.credit.measure",
     "input_saliency": "grail_lightning.core.credit.saliency",
     "logprobs": "grail_lightning.core.credit.measure",
+    "run_credit": "grail_lightning.core.other_trainers.credit",
 }
 
 __getattr__ = lazy(__name__, _EXPORTS)

@@ -6,6 +6,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from grail_lightning import ArithmeticTask, GrailModule, HFEngine, Sampling
 from grail_lightning.core.policy.load import load_policy
+from grail_lightning.core.rollout.grading import grade_and_locate
 from grail_lightning.core.step.fused import SaliencyForward
 from grail_lightning.credit import GRAIL, SaliencyOptions, TrainedModel
 from grail_lightning.worlds.sums.task import ProblemSpace
@@ -13,6 +14,7 @@ from tests.batches import rollouts
 from tests.steps import backward, configured, update_of
 
 TASK = ArithmeticTask()
+GROUP, LIMIT = 4, 36  # Of `graded_rollouts`.
 SAMPLING = Sampling(max_response_length=48)
 
 
@@ -31,6 +33,14 @@ def sampled(policy, prompts, group_size, sampling, seed):
     engine = HFEngine()
     engine.update_weights(policy)
     return engine.generate(prompts, group_size, sampling, seed=seed)
+
+
+def graded_rollouts(number, seed=1, limit=LIMIT):
+    """Groups of four rollouts of the packaged policy as our own trainer grades them; some may be truncated."""
+    policy = load_policy("arithmetic")
+    made = sampled(policy, problems(number), GROUP, Sampling(max_response_length=limit), seed=seed)
+    with TASK.make_verifier() as verifier:
+        return grade_and_locate(made, verifier, policy.tokenizer)
 
 
 def one_in_four(number, sampling):

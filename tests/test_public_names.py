@@ -11,7 +11,7 @@ import pytest
 
 import grail_lightning
 
-LAZY = ("grail_lightning", "grail_lightning.credit")
+LAZY = ("grail_lightning", "grail_lightning.credit", "grail_lightning.trl")
 SEEN = "import sys; print(*sorted(m for m in sys.modules if m.split('.')[0] in ('torch', 'grail_lightning')))"
 
 
@@ -22,6 +22,7 @@ def _loaded_by(code):
     ).stdout.split()
 
 
+@pytest.mark.filterwarnings("ignore")  # Of TRL, while it is imported.
 @pytest.mark.parametrize("module", LAZY)
 def test_the_tables_of_a_module_agree_and_each_name_is_there(module):
     loaded = importlib.import_module(module)
@@ -35,7 +36,7 @@ def test_the_tables_of_a_module_agree_and_each_name_is_there(module):
 
 
 def test_the_package_loads_no_torch_and_a_name_loads_no_method_of_the_gallery():
-    assert "torch" not in _loaded_by("import grail_lightning, grail_lightning.credit")
+    assert "torch" not in _loaded_by("import grail_lightning, grail_lightning.credit, grail_lightning.trl")
     loaded = _loaded_by(
         "from grail_lightning import GrailModule; from grail_lightning.credit import GRAIL; GrailModule, GRAIL"
     )

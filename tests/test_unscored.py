@@ -31,7 +31,7 @@ from grail_lightning.core.credit.base import token_advantages
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.core.rollout.grading import grade_and_locate
 from grail_lightning.core.rollout.rows import rows_of
-from grail_lightning.core.step.assign import compute_advantages, of_whole_batch, run_credit, scored_rows
+from grail_lightning.core.step.assign import compute_advantages, of_whole_batch, scored_rows, weigh_batch
 from grail_lightning.core.step.figures import Tally, add_rollouts
 from grail_lightning.credit import Resampled
 from tests.batches import graded
@@ -167,7 +167,7 @@ def test_nothing_is_added_to_the_only_row_of_a_group_that_has_a_reward(credit, p
     assert trained.row.tolist() == [4, 6, 9, 12, 13, 14]
     seen = in_turns(policy, trained) if isinstance(credit, credits.TurnRewards) else trained
     given = context(reference=elsewhere(policy), second=second_model(policy))
-    weights = run_credit(credit, None, policy, seen, given)
+    weights = weigh_batch(credit, None, policy, seen, given)
     added = (weights.additive != 0).any(1)
     assert added[0], "of another group"
     assert added[2] != isinstance(credit, credits.PRIME), "PRIME itself adds nothing"

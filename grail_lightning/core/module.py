@@ -387,7 +387,7 @@ class GrailModule(GuardedModule):
         )
 
     def _weigh(self, batch: RolloutBatch) -> TokenWeights:
-        return assign.run_credit(self.credit, self.control, self._policy, batch, self.credit_context())
+        return assign.weigh_batch(self.credit, self.control, self._policy, batch, self.credit_context())
 
     def _log(self, figures: dict[str, float]) -> None:
         """Log at the optimiser step; Lightning's own axis counts batches."""

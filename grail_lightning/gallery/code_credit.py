@@ -90,6 +90,8 @@ class EGCA(TokenCredit):
     alignment without a language model, `w_max` and `balanced` are ours.
     """
 
+    runs_policy = False
+
     gate: ClassVar[str] = "negative"  # Without a wrong rollout there is nothing to move.
     right: Right = "uniform"
     w_max: float | None = None
@@ -99,6 +101,11 @@ class EGCA(TokenCredit):
         check_options(self, right=Right, blamed=_Blamed)
         if self.w_max is not None:
             check_options(self, w_max="(0, inf)")
+
+    @property
+    def reads_correct(self) -> bool:
+        """See `TokenCredit`: right responses are moved with `right: balanced` alone."""
+        return self.right == "balanced"
 
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """See `TokenCredit`: a program whose test fails needs a reference to be compared with."""
@@ -160,6 +167,8 @@ class ExecutedMask(TokenCredit):
 
     Source: the mask of StepCoder, arXiv 2402.01391.
     """
+
+    runs_policy = False
 
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """See `TokenCredit`: there must be programs."""

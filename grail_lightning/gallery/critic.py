@@ -155,6 +155,8 @@ class CriticSearch(TokenCredit):
     Source: CriticSearch, arXiv 2511.12159; the scope, turns without a label and the wording are ours.
     """
 
+    runs_policy = False
+
     alpha: float = 0.25
     labels: _Labels = "given"
     scope: _Scope = "group"

@@ -50,6 +50,8 @@ class RLSD(TokenCredit):
     Source: arXiv 2604.03128; the wording of the sentence is ours.
     """
 
+    reads_reference = True
+
     strength: float = 0.5
     decay_steps: int = 50
     clip: float = 0.2

@@ -108,6 +108,8 @@ class LESS(TokenCredit):
     Source: arXiv 2512.00908 and its published code.
     """
 
+    reads_correct = True
+
     share: float = 0.8
     min_length: int = 5
 

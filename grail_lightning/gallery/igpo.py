@@ -49,6 +49,7 @@ class IGPO(TokenCredit):
     """
 
     replaces_advantage = True
+    reads_reference = True
 
     discount: float = 1.0
     normalise: _Normalise = "joint"

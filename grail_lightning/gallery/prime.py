@@ -57,6 +57,7 @@ class PRIME(TokenCredit):
 
     services = (FrozenReference, TrainedModel)
     replaces_advantage = True
+    reads_correct = True
 
     def __init__(
         self,

@@ -97,6 +97,8 @@ class SpanScores(TokenCredit):
     the trained scorer. What `debias` compares with is ours.
     """
 
+    runs_policy = False
+
     scorer: str | _Scorer = "task"
     alpha: float = 1.0
     beta: float = 2.0

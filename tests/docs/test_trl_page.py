@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pandas
 import pytest
+import torch
 
 from grail_lightning import DAPO, DrGRPO, EnvironmentTask, Execution, GroupMean, Loading, MathData, RewardSpec, Sampling
+from grail_lightning.core.policy.load import load_policy
+from tests.runs import problems
 from tests.shell import main
 from tests.test_episodes import played
 from tests.tool_calling_policy import END
@@ -125,3 +128,46 @@ def test_the_program_of_the_page_makes_the_run_of_its_config():
     assert [*names["task"].tools.by_name] == ["multiply", "climb"]
     assert names["module"].objective == DAPO(clip_high=0.2, mask_truncated=False)
     assert names["module"].advantage.scale == "group"
+
+
+@pytest.mark.usefixtures("_beside_the_examples")
+@pytest.mark.filterwarnings("ignore")  # Of TRL, and of what it imports.
+def test_the_first_script_of_trls_documentation_trains_with_token_credit(tmp_path):
+    """The model and the dataset are others, since nothing is downloaded, and the run is cut to a step."""
+    pytest.importorskip("trl", minversion="1.16")
+    policy = load_policy("arithmetic")
+    policy.tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    policy.save(tmp_path / "model")
+    rows = [{"prompt": [{"role": "user", "content": p.messages}], "solution": f"${p.reference}$"} for p in problems(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    program = Path("trl_credit.py").read_text()
+    cut = (
+        "GRPOConfig('out', use_cpu=True, bf16=False, report_to='none', max_steps=1, num_generations=4,"
+        " per_device_train_batch_size=16, max_completion_length=48, save_strategy='no', logging_steps=1)"
+    )
+    for text, other in (
+        ('"trl-lib/DeepMath-103K"', '"json", data_files="rows.jsonl"'),
+        ('"Qwen/Qwen2.5-0.5B-Instruct"', '"model"'),
+        ("credit=GRAIL(),", f"credit=GRAIL(), args={cut},"),
+        ("from datasets", "from trl import GRPOConfig\nfrom datasets"),
+    ):
+        assert text in program
+        program = program.replace(text, other)
+    names = {}
+    exec(compile(program, "trl_credit.py", "exec"), names)
+    (figures,) = [row for row in names["trainer"].state.log_history if "reward" in row]
+    assert figures["rewards/accuracy_reward/mean"] > 0
+    assert figures["credit/weight_std"] > 0
+
+
+@pytest.mark.usefixtures("_beside_the_examples")
+def test_the_loop_of_ones_own_trains_with_run_credit(tmp_path):
+    shutil.copy(DOCS / "examples" / "any_trainer.py", tmp_path)
+    torch.manual_seed(0)
+    names = runpy.run_path("any_trainer.py")
+    mask, advantages, rewards = names["mask"], names["advantages"], names["rewards"]
+    assert advantages.shape == mask.shape
+    assert (advantages[~mask] == 0).all()
+    assert (advantages[rewards < rewards.mean()][:, 0] < 0).any()
+    assert advantages[advantages[:, 0] != 0].unique().numel() > 6
+    assert len(names["history"]) == 4

@@ -30,7 +30,7 @@ from grail_lightning.core.rollout.batch import GradedBatch, RolloutBatch
 from grail_lightning.core.runtime.checks import check_tensor
 from grail_lightning.core.runtime.guard import said
 from grail_lightning.core.runtime.seeds import derive_seed, seeded
-from grail_lightning.core.step.assign import compute_advantages, run_credit
+from grail_lightning.core.step.assign import compute_advantages, weigh_batch
 from grail_lightning.gallery.continuations import SampledContinuations
 
 WARM_UP = 32  # Stored batches on which a method trains its own model before; as many rollouts as its judgement has.
@@ -231,7 +231,7 @@ def _called(
     method: Any, subject: Subject, opened: OpenWorld, batch: RolloutBatch, context: Any
 ) -> tuple[TokenWeights | None, Tensor | None]:
     if isinstance(method, TokenCredit):
-        weights = run_credit(method, subject.control, opened.policy, batch, context)
+        weights = weigh_batch(method, subject.control, opened.policy, batch, context)
         return weights, weights.scores
     scores = method(opened.policy, batch, context)
     check_tensor(f"`{subject.name}` must return", scores, "floating-point", batch.response_mask.shape, scores.device)

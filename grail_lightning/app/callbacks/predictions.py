@@ -34,11 +34,11 @@ from grail_lightning.core.rollout.grading import align_rows, labelled_steps
 from grail_lightning.core.rollout.rows import rows_of
 from grail_lightning.core.runtime.files import whole_file
 from grail_lightning.core.runtime.run_folder import RunFolder, unused
-from grail_lightning.core.step.assign import run_credit
+from grail_lightning.core.step.assign import weigh_batch
 from grail_lightning.core.step.figures import StepOutput, effective_weights
 
 if TYPE_CHECKING:
-    from grail_lightning.core.module import GrailModule
+    from transformers import PreTrainedTokenizerBase
 
 _LONGEST_SIDE = 256  # Pixels of a picture in a file.
 _OF_A_METHOD = ("weights", "scores", "fallback")
@@ -120,7 +120,7 @@ class PredictionWriter(Callback):
         policy = policy_of(module)
         # Collectives: every rank takes part, also without rows.
         compared = {
-            name: run_credit(method, module.control, policy, rollouts_of(output), module.credit_context())
+            name: weigh_batch(method, module.control, policy, rollouts_of(output), module.credit_context())
             for name, method in zip(self._names[1:], self.compare, strict=True)
         }
         columns: dict[str, list[Any]] = {name: [None] * len(output.batch) for name in OPTIONAL}
@@ -130,7 +130,7 @@ class PredictionWriter(Callback):
             budget = module.execution.token_budget
             columns["pictures"] = _picture_column(policy, batch, answer.whole, budget)
         if len(output.batch):
-            columns |= _rows(output, module, self._names[0], compared)
+            columns |= prediction_rows(output, module.tokenizer, self._names[0], compared)
             # Groups have numbers of their own in each batch, and get those of this rank.
             columns["group"] = [(self._groups + k) * trainer.world_size + trainer.global_rank for k in columns["group"]]
             self._groups += int(output.batch.group.max()) + 1
@@ -179,12 +179,12 @@ def _join(parts: list[Path], file: Path) -> int:
     return int(pq.read_metadata(file).num_rows)
 
 
-def _rows(
-    output: StepOutput, module: GrailModule, method: str, compared: Mapping[str, TokenWeights]
+def prediction_rows(
+    output: StepOutput, tokenizer: PreTrainedTokenizerBase, method: str, compared: Mapping[str, TokenWeights]
 ) -> dict[str, list[Any]]:
     """The columns of a batch, ``B`` values each; `method` is the configured credit, `compared` are further weights."""
     batch, columns = rollouts_of(output), rows_of(output.batch, PREDICTION, output.advantages)
-    decode = module.tokenizer.decode
+    decode = tokenizer.decode
     columns["tokens"] = [[decode([token]) for token in row] for row in columns["token_ids"]]
     for ids, tokens in zip(columns["token_ids"], columns["tokens"], strict=True):
         for k, (before, token) in enumerate(pairwise([0, *ids])):
@@ -192,7 +192,7 @@ def _rows(
                 tokens[k] = PLACE
     for row in (row for row, played in enumerate(batch.in_environment) if played):
         # `response` is the last turn: what the others say is not to be read there.
-        whole = align(columns["token_ids"][row], module.tokenizer)
+        whole = align(columns["token_ids"][row], tokenizer)
         places = list(zip(whole.starts, whole.stops, strict=True))
         columns["tokens"][row] = pieces_of(whole.text, places, columns["tokens"][row])
     columns["method"] = [method] * len(batch)
@@ -201,7 +201,7 @@ def _rows(
         columns[f"weights{suffix}"] = _of_tokens(token_weights, batch)
         columns[f"scores{suffix}"] = _of_tokens(None if weights is None else weights.scores, batch)
         columns[f"fallback{suffix}"] = [None] * len(batch) if weights is None else weights.fallback.tolist()
-    alignments = align_rows(batch, module.tokenizer)
+    alignments = align_rows(batch, tokenizer)
     columns["token_starts"] = [list(aligned.starts) for aligned in alignments]
     columns["token_stops"] = [list(aligned.stops) for aligned in alignments]
     answers = [answer_place(output, row, aligned) for row, aligned in enumerate(alignments)]

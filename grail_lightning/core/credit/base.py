@@ -226,6 +226,24 @@ class TokenCredit(ABC):
         """
         return False
 
+    @property
+    def runs_policy(self) -> bool:
+        """Whether it runs the policy's model; False if it reads tokens, rewards and texts alone.
+
+        Such a method is called without whole weights where they are sharded.
+        """
+        return True
+
+    @property
+    def reads_correct(self) -> bool:
+        """Whether it reads `RolloutBatch.correct`, where others read rewards and advantages."""
+        return False
+
+    @property
+    def reads_reference(self) -> bool:
+        """Whether it reads `Prompt.reference`, the reference answer."""
+        return False
+
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """A remark on the sets of training prompts, before a model is loaded; ValueError if none of them can be used.
 
@@ -245,6 +263,11 @@ class TokenCredit(ABC):
 class CreditControl(ABC):
     """A control experiment: it takes the weights of the configured method and returns others."""
 
+    @property
+    def reads_correct(self) -> bool:
+        """See `TokenCredit`."""
+        return False
+
     @abstractmethod
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The weights of the control. Must not write into the arguments."""
@@ -252,6 +275,8 @@ class CreditControl(ABC):
 
 class Uniform(TokenCredit):
     """Every token gets the rollout's advantage, as in GRPO and its relatives; `Objective` says which one it is."""
+
+    runs_policy = False
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weight 1 on every response token."""

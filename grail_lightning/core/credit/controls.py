@@ -136,6 +136,8 @@ class Balanced(CreditControl):
     has no such factor: its rollouts stay as they are, and the figure `unbalanced` counts it.
     """
 
+    reads_correct = True
+
     def __call__(self, weights: TokenWeights, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """The scaled weights, and the additive stage scaled alike."""
         advantages = batch.advantages.double()
@@ -161,6 +163,8 @@ class RandomSubset(TokenCredit):
 
     Source: arXiv 2605.07660, where a fifth of the tokens, drawn at random, keeps most of DAPO's result.
     """
+
+    runs_policy = False
 
     share: float = 0.2
 
@@ -202,6 +206,21 @@ class PermutedRewards(TokenCredit):
     def replaces_advantage(self) -> bool:
         """That of the inner method."""
         return self.inner.replaces_advantage
+
+    @property
+    def runs_policy(self) -> bool:
+        """That of the inner method."""
+        return self.inner.runs_policy
+
+    @property
+    def reads_correct(self) -> bool:
+        """That of the inner method."""
+        return self.inner.reads_correct
+
+    @property
+    def reads_reference(self) -> bool:
+        """That of the inner method."""
+        return self.inner.reads_reference
 
     def check_prompts(self, sets: Sequence[Sequence[Prompt]]) -> str:
         """The remark of the inner method."""

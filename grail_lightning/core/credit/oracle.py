@@ -45,6 +45,8 @@ class Oracle(TokenCredit):
     Source: the idea of EGCA, arXiv 2603.16158, with the task in place of its executor. `balanced` is ours.
     """
 
+    runs_policy = False
+
     gate: ClassVar[str] = "negative"  # Without a wrong rollout there is nothing to move.
     right: Right = "uniform"
     w_max: float | None = None

@@ -84,6 +84,8 @@ class TreeAdvantage(TokenCredit):
     1e-6 or not at all, and has no scale; states: Numca, arXiv 2605.29782; `own_row: false` is ours.
     """
 
+    runs_policy = False
+
     own_row: bool = True
     shrinkage: float = 1.0
     scale: float = 1.0
@@ -146,6 +148,8 @@ class PrefixWeights(TokenCredit):
 
     Source: λ-GRPO, arXiv 2509.21154, and its published code.
     """
+
+    runs_policy = False
 
     def __call__(self, policy: Policy, batch: RolloutBatch, context: CreditContext) -> TokenWeights:
         """Weights from the prefix tree of each group."""

@@ -154,6 +154,8 @@ class GiGPO(TokenCredit):
     mean of the group is taken over turns, and 1e-6 is added.
     """
 
+    runs_policy = False
+
     omega: float = 1.0
     discount: float = 0.95
     scores: bool = False
@@ -205,6 +207,7 @@ class TurnRewards(TokenCredit):
     """
 
     replaces_advantage = True
+    runs_policy = False
 
     discount: float = 1.0
     baseline: _Baseline = "turn"

@@ -65,10 +65,10 @@ def load_policy(
         pictures = load_pictures(name, tokenizer, loading.trust_remote_code)
     policy_loading = loading if trainable else replace(loading, train_vision=False)
     policy = Policy(model, tokenizer, policy_loading, pictures)
-    _check_head(policy)
+    check_head(policy)
     check_padding(policy)
     if policy.vision is not None:
-        _check_vision(policy, policy.vision.pictures)
+        check_vision(policy, policy.vision.pictures)
     if loading.packing:
         check_packing(policy)
     if loading.lora is not None:
@@ -113,7 +113,7 @@ def _load_model(name: PolicySource, loading: Loading, half_precision: bool) -> P
     return model
 
 
-def _check_head(policy: Policy) -> None:
+def check_head(policy: Policy) -> None:
     """Compare `Policy.head` with the model's own logits on four tokens."""
     with policy.trial(1, 4) as (ids, mask), policy.eager_attention():
         logits = policy.model(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits.float()
@@ -125,7 +125,7 @@ def _check_head(policy: Policy) -> None:
         )
 
 
-def _check_vision(policy: Policy, pictures: PictureTokens) -> None:
+def check_vision(policy: Policy, pictures: PictureTokens) -> None:
     """Compare a prompt with a picture as the policy runs it with the model's own way, from the pixels."""
     from PIL import Image
 

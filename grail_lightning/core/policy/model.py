@@ -40,7 +40,8 @@ class Policy(nn.Module):
     """A Transformers causal language model that gives the log-probabilities of responses.
 
     Of `loading` the chat template's arguments and the chunk size are used here. A model that takes pictures has the
-    picture tokens of the run.
+    picture tokens of the run. With `samples` the model's generation config is replaced, so that the sampling defaults
+    of the checkpoint do not change what engines sample; without it the model stays as it is.
     """
 
     def __init__(
@@ -49,10 +50,14 @@ class Policy(nn.Module):
         tokenizer: PreTrainedTokenizerBase,
         loading: Loading | None = None,
         pictures: PictureTokens | None = None,
+        *,
+        samples: bool = True,
     ) -> None:
         super().__init__()
-        # For every new shape cuDNN plans its attention anew, in 50 to 140 ms. Each micro-batch and each token has one.
-        torch.backends.cuda.enable_cudnn_sdp(False)
+        if samples:
+            # For every new shape cuDNN plans its attention anew, in 50 to 140 ms. Each micro-batch and each token has
+            # one. The switch is that of the whole process.
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self.model = model
         self.tokenizer = tokenizer
         self.loading = loading or Loading()
@@ -60,12 +65,13 @@ class Policy(nn.Module):
         if pictures is not None:
             train = self.loading.train_vision
             self.vision = Vision(model, pictures, trained=train, evaluating=self.evaluating)
-        # The checkpoint's sampling defaults must not change our sampling. They are kept for the export.
+        # The checkpoint's sampling defaults are kept for the export.
         self.saved_generation_config = copy.deepcopy(model.generation_config)
         self.end_token_ids = end_token_ids(tokenizer, model.generation_config)
-        model.generation_config = type(model.generation_config)(
-            eos_token_id=list(self.end_token_ids) or None, pad_token_id=tokenizer.pad_token_id
-        )
+        if samples:
+            model.generation_config = type(model.generation_config)(
+                eos_token_id=list(self.end_token_ids) or None, pad_token_id=tokenizer.pad_token_id
+            )
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """See `torch.nn.Module.to`; rotary frequencies keep their dtype."""
@@ -94,6 +100,11 @@ class Policy(nn.Module):
         """The dtype in which the blocks compute: autocast's, or that of the weights."""
         kind, weight_dtype = self.device.type, cast(torch.dtype, self.model.dtype)
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight_dtype
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are trained in place of all weights."""
+        return self.loading.lora is not None
 
     @property
     def uses_flash(self) -> bool:

@@ -24,7 +24,7 @@ class Reference:
     @property
     def has_adapters(self) -> bool:
         """Whether it is the trained policy itself."""
-        return self.policy.loading.lora is not None
+        return self.policy.has_adapters
 
     @contextmanager
     def running(self, beside: Policy) -> Iterator[Policy]:

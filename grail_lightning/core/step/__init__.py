@@ -34,7 +34,7 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     ├── assign.scored_rows                           → the rows that have a reward; from here on there are no others
     ├── assign.assign_credit                          → Forward, and the token weights, which **become known here**,
     │   │                                             but for fused saliency (below)
-    │   └── assign.run_credit                         the credit method, with the services that it lists
+    │   └── assign.weigh_batch                        the credit method, with the services that it lists
     ├── update.Update                                 deals the rows over the optimiser steps
     ├── Update.compute_before_steps                   old log-probabilities of rows of later steps; with a KL term, also
     │                                                 log-probabilities under the reference

@@ -21,7 +21,6 @@ from grail_lightning.core.credit.base import (
     Refresh,
     TokenCredit,
     TokenWeights,
-    Uniform,
     check_weights,
     uniform_weights,
     weigh,
@@ -96,8 +95,8 @@ def _check_rewards(batch: GradedBatch, step: int) -> None:
 def scored_rows(batch: RolloutBatch) -> RolloutBatch:
     """The rows of the batch that have a reward: from here on the others are as if they had not been sampled.
 
-    A rank that has none keeps its first row, with which it joins the passes of the others: `loss_mask` and `run_credit`
-    leave it out.
+    A rank that has none keeps its first row, with which it joins the passes of the others: `loss_mask` and
+    `weigh_batch` leave it out.
     """
     if batch.scored.all():
         return batch
@@ -131,7 +130,7 @@ def assign_credit(
                 live = live_rows(batch, loss_mask(batch, objective), all_rows=objective.trains_all_rows)
                 returning = SaliencyForward(policy, batch, context, fused, live, clock, share_prefixes=share_prefixes)
                 return returning, returning.weights_so_far()
-        weights = run_credit(credit, control, policy, batch, context)
+        weights = weigh_batch(credit, control, policy, batch, context)
     bonus = objective.entropy_coefficient > 0
     forward = Forward(
         policy, batch, context, share_prefixes=share_prefixes, entropy_gradient=bonus, companion=companion
@@ -139,7 +138,7 @@ def assign_credit(
     return forward, weights
 
 
-def run_credit(
+def weigh_batch(
     credit: TokenCredit, control: CreditControl | None, policy: Policy, batch: RolloutBatch, context: CreditContext
 ) -> TokenWeights:
     """Token weights of a credit method, changed by the control if there is one.
@@ -152,7 +151,7 @@ def run_credit(
     empty = not len(rows)
     if empty:
         rows = _row_without_tokens(policy)
-    with _whole_weights(None if type(credit) is Uniform else credit, policy, context):
+    with _whole_weights(credit if credit.runs_policy else None, policy, context):
         weights = weigh(credit, policy, rows, context)
     if control is not None:
         weights = control(weights, rows, context)

@@ -92,7 +92,7 @@ class _OldLogprobs:
         return bool(flags.all())
 
 
-def _of_compared_rows(weights: TokenWeights, batch: GradedBatch) -> TokenWeights:
+def of_compared_rows(weights: TokenWeights, batch: GradedBatch) -> TokenWeights:
     """The weights, with nothing added to a row that is the only one of its group with a reward."""
     if weights.additive is None:
         return weights
@@ -157,7 +157,7 @@ class Update:
 
     def reweigh(self, token_weights: TokenWeights) -> None:
         """Use these token weights in the following steps."""
-        self._given_weights = _of_compared_rows(token_weights, self.batch)
+        self._given_weights = of_compared_rows(token_weights, self.batch)
         self.token_advantages = token_advantages(self.batch.advantages, self._given_weights)
 
     def final_weights(self) -> TokenWeights:

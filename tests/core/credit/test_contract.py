@@ -11,7 +11,7 @@ import grail_lightning.credit as credits
 from grail_lightning.core.credit.base import check_weights, token_advantages
 from grail_lightning.core.records.episode import Episode, Turn
 from grail_lightning.core.rollout.batch import cut_responses
-from grail_lightning.core.step.assign import run_credit
+from grail_lightning.core.step.assign import weigh_batch
 from grail_lightning.core.step.figures import Tally, add_credit
 from grail_lightning.credit import CreditControl, TokenCredit, TokenWeights
 from tests.core.credit.rollouts import ByText, context, elsewhere, no_pass, second_model
@@ -198,6 +198,21 @@ def test_weights_are_finite_and_stay_within_the_response(name, plain, batch):
         assert not weights.fallback.any()
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_says_whether_it_runs_the_model_and_reads_verdicts_and_references(name, policy, batch, given):
+    """Trainers that are not ours refuse by it, and weights that are sharded are not gathered."""
+    method = METHODS[name]()
+    says = method.inner if isinstance(method, Seen) else method
+    with no_pass(policy, allowed=says.runs_policy):
+        weights = method(policy, batch, given())
+    others = batch.replace(correct=~batch.correct)
+    unnamed = batch.replace(prompts=[replace(prompt, reference="another") for prompt in batch.prompts])
+    for flag, changed in ((says.reads_correct, others), (says.reads_reference, unnamed)):
+        again = METHODS[name]()(policy, changed, given())
+        if not flag:
+            assert _same(again, weights, batch.response_mask)
+
+
 def _moved(batch, order, left=5, right=9):
     """The batch with its rows in another order, and wider."""
     moved = batch.select(order)
@@ -262,7 +277,7 @@ def test_rows_without_a_reward_change_no_weight_of_others_and_have_weight_one(na
     expected = METHODS[name]()(golden_policy, alone, given())
     mixed = {"rewards": rewards.masked_fill(~scored, torch.nan), "advantages": advantages}
     for correct in (batch.correct, batch.correct ^ ~scored):
-        found = run_credit(METHODS[name](), None, golden_policy, batch.replace(correct=correct, **mixed), given())
+        found = weigh_batch(METHODS[name](), None, golden_policy, batch.replace(correct=correct, **mixed), given())
         part = found.changed(lambda tensor: tensor[others, : alone.response_mask.shape[1]])
         assert _same(part, expected, alone.response_mask)
         assert torch.equal(found.values[~scored], batch.response_mask[~scored].to(found.values))
@@ -307,7 +322,7 @@ def _one_rank(rank, folder, policy, frozen, batch):
     mine = batch.select(torch.tensor(SHARES[rank], dtype=torch.long))
     budget = 300 if rank else 5000  # Ranks differ in their number of micro-batches.
     for pair in _pairs().values():
-        weights = run_credit(*pair, policy, mine, given_by(policy, frozen, budget=budget))
+        weights = weigh_batch(*pair, policy, mine, given_by(policy, frozen, budget=budget))
         results.append((weights.values, weights.additive, _figures(mine, weights)))
     torch.save(results, folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -322,7 +337,7 @@ def test_ranks_of_different_size_and_one_without_rows_give_the_weights_of_one(go
     )
     results = [iter(torch.load(tmp_path / f"{rank}.pt")) for rank in range(3)]
     for name, pair in _pairs().items():
-        whole = run_credit(*pair, golden_policy, batch, given_by(golden_policy, frozen))
+        whole = weigh_batch(*pair, golden_policy, batch, given_by(golden_policy, frozen))
         figures = _figures(batch, whole)
         named |= {figure.removeprefix("credit/") for figure in figures}
         for rank, rows in enumerate(SHARES):

@@ -8,7 +8,7 @@ from grail_lightning import AdvantageEstimator, DrGRPO, GroupMean, build_batch
 from grail_lightning.core.distributed.sharding import gathered, shard
 from grail_lightning.core.policy.layout import padded_layout
 from grail_lightning.core.policy.load import load_policy
-from grail_lightning.core.step.assign import compute_advantages, run_credit
+from grail_lightning.core.step.assign import compute_advantages, weigh_batch
 from grail_lightning.credit import AnswerOnly, OARGradient, Uniform
 from tests.batches import graded, rollouts
 from tests.core.credit.rollouts import context
@@ -41,7 +41,7 @@ def _passes():
         batch = rollouts(sampled, group_size=2)
         for credit in (Uniform(), OARGradient()):
             with CommDebugMode() as sent:
-                run_credit(credit, AnswerOnly(), policy, batch, context())
+                weigh_batch(credit, AnswerOnly(), policy, batch, context())
             report[type(credit).__name__] = sent.get_total_counts() > 0
         for estimator in (GroupMean(), Lengths()):
             with CommDebugMode() as sent:

@@ -1,0 +1,1 @@
+"""Token credit inside TRL's `GRPOTrainer`."""
