@@ -46,12 +46,12 @@ def main() -> None:
     jobs = [job for row in rows.values() for pair in row.jobs.values() for job in pair]
     if not call.only_write:
         with tqdm(total=sum(job.units for job in jobs), mininterval=30) as bar:
-            run_jobs(jobs, call.jobs, bar)
+            run_jobs(jobs, call.jobs, bar, reuse=True)
     for name in rows:
         call.worlds = [world for world in worlds[name] if all(job.kept() for job in rows[name].jobs[world])]
         if call.worlds:
             row = judged(name, [], call)
-            outcomes = {job.name: job.kept() for pair in row.jobs.values() for job in pair}
+            outcomes = {job.file: job.kept() for pair in row.jobs.values() for job in pair}
             result = result_of(row, outcomes, call)
             if REFERENCES[name].credit is not None:
                 add_recorded(row, result, call)
@@ -59,21 +59,27 @@ def main() -> None:
 
 
 def add_recorded(row: Judged, result: Result, call: argparse.Namespace) -> None:
-    """Add the trainings of the package's studies, where they have the method."""
-    for world, figures in result["worlds"].items():
-        request = Request(
+    """Add the trainings of the package's studies, where they have the method, as one family of comparisons."""
+
+    def request(*worlds: str) -> Request:
+        return Request(
             method=REFERENCES[row.name].credit or "",
             options=REFERENCES[row.name].arguments,
-            worlds=(world,),
+            worlds=worlds,
             folder=call.output / "runs" / report_name(row.name),
             arms="all",
         )
-        if figures is None or estimate(request) > 0:
-            continue
-        trained = train(request, say=print)
-        figures["training"] = trained.figures[world]
-        figures["reasons"].pop("training")
-        figures["reasons"] |= {path.replace(world, "training", 1): said for path, said in trained.reasons.items()}
+
+    worlds = [world for world, figures in result["worlds"].items() if figures and estimate(request(world)) == 0]
+    if not worlds:
+        return
+    trained = train(request(*worlds), say=print)
+    for world in worlds:
+        result["worlds"][world]["training"] = trained.figures[world]
+        result["worlds"][world]["reasons"].pop("training", None)
+    for path, reason in trained.reasons.items():
+        world, _, rest = path.partition(".")
+        result["worlds"][world]["reasons"]["training" + (f".{rest}" if rest else "")] = reason
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from grail_lightning.core.credit.base import TokenCredit
+from grail_lightning.core.credit.service import with_inner
+
 _PACKAGE = Path(__file__).parents[2]
 _CODE = ("core", "gallery", "worlds", "answers", "app/benchmark")
 _SHOWING = frozenset(
@@ -28,7 +31,7 @@ def code_digest() -> str:
     """Of the package's Python and data that figures depend on, and of the versions of the libraries."""
     digest = hashlib.sha256(" ".join(version(name) for name in _LIBRARIES).encode())
     code = (file for part in _CODE for file in (_PACKAGE / part).rglob("*.py"))
-    data = [*(_PACKAGE / "app/benchmark/data").glob("*.npz")]
+    data = [*(_PACKAGE / "app/benchmark/data").glob("*.npz"), *(_PACKAGE / "worlds/assets").rglob("*.safetensors")]
     for file in sorted(
         [*(file for file in code if file.parent.name != "benchmark" or file.stem not in _SHOWING), *data]
     ):
@@ -39,7 +42,8 @@ def code_digest() -> str:
 def digest_of(parts: Sequence[object], **facts: Any) -> str:
     """Of the package, of the files that define the classes of these objects, and of facts that JSON can hold."""
     digest = hashlib.sha256((code_digest() + json.dumps(facts, sort_keys=True, default=str)).encode())
-    for file in sorted({file for part in parts for file in users_files(type(part))}):
+    inner = [one for part in parts for one in (with_inner(part) if isinstance(part, TokenCredit) else [part])]
+    for file in sorted({file for part in inner for file in users_files(type(part))}):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -144,7 +144,8 @@ def gain_figures(
         beside["balanced"] = {o: balanced[o] - 1 for o in OPTIMISERS}
     told.figures["share_of_limit"] = dict.fromkeys(OPTIMISERS)
     if references is None or references.number < number:
-        why = "There are no reference gradients of so many batches."
+        few = "There are no reference gradients of so many batches."
+        why = "This world has no reference gradients." if references is None else few
         told.reasons.update({"share_of_limit": why, "gain_beside_baseline.best_constant": why})
     else:
         constants, limits = (best_gains(references, kind, number, sets) for kind in ("constants", "limits"))
@@ -161,7 +162,7 @@ def gain_figures(
         _tell(told, f"gain_beside_baseline.{name}", differences, number, _NOISY.format("uniform credit"))
     _tell_direction(told, method, uniform, sets)
     told.figures["controls"] = {}
-    for name in credits.keys() - {"method", "uniform", "balanced"}:
+    for name in [name for name in credits if name not in ("method", "uniform", "balanced")]:
         ratio = gains(credits[name], uniform, sets)
         told.figures["controls"][name] = {}
         _tell(told, f"controls.{name}.gain", ratio, number, _NOISY.format(name))

@@ -26,6 +26,7 @@ from grail_lightning.app.benchmark import measure
 from grail_lightning.app.benchmark.board import read_board
 from grail_lightning.app.benchmark.digest import code_digest, digest_of
 from grail_lightning.app.benchmark.processes import Job, run_jobs
+from grail_lightning.app.benchmark.references import REFERENCES
 from grail_lightning.app.benchmark.report import report_name, write_report
 from grail_lightning.app.benchmark.result import FORMAT, Result, read_result
 from grail_lightning.app.benchmark.stored import stored_batches
@@ -34,6 +35,7 @@ from grail_lightning.app.benchmark.training import Request, check, train
 from grail_lightning.app.benchmark.training_progress import Progress
 from grail_lightning.app.benchmark.worlds import DEFAULT_WORLDS, WORLDS
 from grail_lightning.app.cli.mistakes import mistakes_in_one_line
+from grail_lightning.app.cli.trainer_options import environments_on_cores
 from grail_lightning.core.runtime.files import check_writable, held
 
 BATCHES = 32
@@ -153,11 +155,11 @@ def judged(name: str, options: list[str], call: argparse.Namespace) -> Judged:
     return Judged(subject, shlex.join(words), name, options, jobs)
 
 
-def result_of(one: Judged, outcomes: Mapping[str, dict[str, Any]], call: argparse.Namespace) -> Result:
-    """The JSON of a result, without training, from the outcomes of its jobs by their names."""
+def result_of(one: Judged, outcomes: Mapping[Path, dict[str, Any]], call: argparse.Namespace) -> Result:
+    """The JSON of a result, without training, from the outcomes of its jobs by their files."""
     worlds, reasons, reads, examples = dict[str, Any](), {}, dict[str, None](), []
     for world, (quality, cost) in one.jobs.items():
-        found, its_cost = outcomes[quality.name], outcomes[cost.name]
+        found, its_cost = outcomes[quality.file], outcomes[cost.file]
         worlds[world] = figures = found["figures"]
         reads |= dict.fromkeys(found["reads"])
         examples += found["examples"]
@@ -186,7 +188,7 @@ def result_of(one: Judged, outcomes: Mapping[str, dict[str, Any]], call: argpars
         "seed": call.seed,
         "batches": call.batches,
         "reads": [*reads],
-        "oracle": any(outcomes[quality.name]["oracle"] for quality, _ in one.jobs.values()),
+        "oracle": any(outcomes[quality.file]["oracle"] for quality, _ in one.jobs.values()),
         "worlds": worlds,
         "reasons": reasons,
         "examples": examples,
@@ -216,36 +218,46 @@ def add_training(one: Judged, result: Result, call: argparse.Namespace) -> None:
         trained = train(request, progress=show, say=tqdm.write)
     for world, figures in trained.figures.items():
         result["worlds"][world]["training"] = figures
+        result["worlds"][world]["reasons"].pop("training", None)
     for path, reason in trained.reasons.items():
         world, _, rest = path.partition(".")
         result["worlds"][world]["reasons"]["training" + (f".{rest}" if rest else "")] = reason
-    result["command"] += f" --train --seeds {call.seeds}"
+    result["command"] += f" --train --seeds {call.seeds} --arms {call.arms}"
 
 
 def _request(one: Judged, worlds: Sequence[str], call: argparse.Namespace) -> Request:
     parts = [one.subject.method, one.subject.control, one.subject.advantage]
     key = digest_of(parts, method=one.name, options=one.options)
+    # A row of the board that is named without options has its own ones.
+    row = None if one.options else REFERENCES.get(one.name)
+    if row is not None and row.credit is None:
+        raise ValueError(f"`--train` must be left out with {one.name}: a bare score of tokens cannot train a policy.")
+    options = list(row.arguments if row else one.options)
+    if any(o.startswith("--advantage.") for o in options) and not any(o.startswith("--advantage=") for o in options):
+        options.insert(0, "--advantage=GroupMean")
     return Request(
-        method=one.name,
-        options=tuple(one.options),
+        method=(row.credit or "") if row else one.name,
+        options=tuple(options),
         worlds=tuple(worlds),
         seeds=call.seeds,
         folder=call.output / "runs" / f"{report_name(one.subject.name)}_{key}",
         jobs=call.jobs,
         arms=call.arms,
-        arms_folder=call.output / "runs" / "arms",
+        arms_folder=call.output / "runs" / f"arms_{code_digest()}",
     )
 
 
-def references(others: Sequence[Result], shipped: Sequence[Result], label: str) -> list[Result]:
-    """What a method is shown beside: other methods of the call, and results that the package ships."""
+def references(others: Sequence[Result], shipped: Sequence[Result], label: str, batches: int) -> list[Result]:
+    """What a method is shown beside: other methods of the call, and shipped results of the same rollouts."""
     named = {result["label"] for result in others} | {label}
-    return [*others, *(result for result in shipped if result["label"] not in named)]
+    same = (result for result in shipped if result["label"] not in named and result["batches"] == batches)
+    return [*others, *same]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Judge a credit method. A user's mistake is one line, with exit code 2; Ctrl-C is exit code 130."""
-    call, options = parser().parse_known_args(arguments)
+    call, further = parser().parse_known_args(arguments)
+    options = joined(further)
     with mistakes_in_one_line(__file__):
         check_writable(call.output, "`--output`")
         shipped = read_board()
@@ -253,6 +265,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             judged(call.method, options, call),
             *(judged(n, [], call) for n in call.against if not _has(shipped, n, call)),
         ]
+        labels = [one.subject.name for one in every]
+        if len({*labels}) < len(labels):
+            raise ValueError(f"The methods of a call must have different names, but got {', '.join(labels)}.")
         if call.train:
             for one in every:
                 check(_request(one, call.worlds, call))
@@ -262,6 +277,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             except KeyboardInterrupt:
                 print("\nStopped. What is finished is kept; the same command goes on.", file=sys.stderr)
                 raise SystemExit(130) from None
+
+
+def joined(words: Sequence[str]) -> list[str]:
+    """Options with their values in one word each: ``--credit.top 3.0`` is ``--credit.top=3.0``."""
+    options: list[str] = []
+    for word in words:
+        if options and not word.startswith("--") and "=" not in options[-1]:
+            options[-1] += f"={word}"
+        else:
+            options.append(word)
+    return options
 
 
 def _has(shipped: Sequence[Result], name: str, call: argparse.Namespace) -> bool:
@@ -275,15 +301,15 @@ def _run(every: Sequence[Judged], shipped: Sequence[Result], call: argparse.Name
     jobs.sort(key=lambda job: -job.units)  # The last ones to end are then short.
     how = {"unit": "s", "bar_format": "{percentage:3.0f}% |{bar:30}| about {remaining} left {postfix}"}
     with tqdm(total=sum(job.units for job in jobs), mininterval=1.0 if sys.stderr.isatty() else 30.0, **how) as bar:
-        found = run_jobs(jobs, call.jobs or len(os.sched_getaffinity(0)), bar)
-    outcomes = dict(zip((job.name for job in jobs), found, strict=True))
+        found = run_jobs(jobs, len(environments_on_cores(call.jobs)), bar)
+    outcomes = dict(zip((job.file for job in jobs), found, strict=True))
     results = [result_of(one, outcomes, call) for one in every]
     for one, result in zip(every, results, strict=True):
         if call.train:
             add_training(one, result, call)
     for k, result in enumerate(results):
         others = [other for i, other in enumerate(results) if i != k]
-        files = write_report(result, references(others, shipped, result["label"]), call.output)
+        files = write_report(result, references(others, shipped, result["label"], call.batches), call.output)
         print(f"\n{result['label']}")
         for sentence in read_result(files[0])["verdict"]:
             print(f"- {sentence}")

@@ -23,7 +23,14 @@ from grail_lightning.app.benchmark.processes import Report
 from grail_lightning.app.benchmark.references import REFERENCES
 from grail_lightning.app.benchmark.rollouts import OpenWorld, open_world
 from grail_lightning.app.benchmark.subjects import Subject, subject_of
-from grail_lightning.app.benchmark.weights import AllWeights, DoesNotApply, reads_rewards, under_control, weigh
+from grail_lightning.app.benchmark.weights import (
+    AllWeights,
+    DoesNotApply,
+    check_applies,
+    reads_rewards,
+    under_control,
+    weigh,
+)
 from grail_lightning.core.credit.base import TokenCredit
 from grail_lightning.core.credit.controls import PermutedRewards, Shuffled
 from grail_lightning.core.records.task import Prompt
@@ -77,6 +84,7 @@ def cost(method: str, options: Sequence[str], world: str, seed: int, report: Rep
         if not isinstance(subject.method, TokenCredit):
             return {"figures": None, "reasons": {"cost": _BARE}}
         try:
+            check_applies(subject, opened)
             told = cost_of(opened, subject)
         except DoesNotApply as error:
             return {"figures": None, "reasons": {"cost": str(error)}}
@@ -92,7 +100,8 @@ def _controls(subject: Subject, opened: OpenWorld, weighted: AllWeights, seed: i
     if not isinstance(method, TokenCredit) or subject.control is not None or isinstance(method, PermutedRewards):
         return {}
     controls = {"Shuffled": under_control(weighted, Shuffled(), opened, seed)}
-    if reads_rewards(subject, opened, seed):
+    # A method with a baseline of its own has another advantage with permuted rewards: that is no control of its tokens.
+    if not method.replaces_advantage and reads_rewards(subject, opened, seed):
         controls["PermutedRewards"] = weigh(replace(subject, method=PermutedRewards(method)), opened, seed)
     return controls
 

@@ -6,6 +6,7 @@ import json
 import signal
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -44,11 +45,12 @@ class Job:
         return json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else None
 
 
-def run_jobs(jobs: Sequence[Job], processes: int, bar: Bar) -> list[dict[str, Any]]:
+def run_jobs(jobs: Sequence[Job], processes: int, bar: Bar, *, reuse: bool = False) -> list[dict[str, Any]]:
     """The outcomes of all jobs, which begin in their order; those that are kept are not measured again.
 
     An error of a job is raised when it happens, and ends the others at once, as Ctrl-C does; outcomes of jobs that are
-    finished are kept.
+    finished are kept. Each job has a process of its own; with `reuse` a process takes one job after another, which
+    saves its imports, for methods that leave nothing behind in their classes and modules.
 
     Raises:
         ValueError: What a job raised, in one line; the traceback of another error than a `ValueError` is printed. And
@@ -58,24 +60,23 @@ def run_jobs(jobs: Sequence[Job], processes: int, bar: Bar) -> list[dict[str, An
     for job, outcome in zip(jobs, outcomes, strict=True):
         bar.update(job.units if outcome is not None else 0)
     missing = [k for k, outcome in enumerate(outcomes) if outcome is None]
-    busy: dict[Connection, int] = {}  # By its connection, the job that a process has.
-    workers: dict[Connection, BaseProcess] = {}
+    busy: dict[Connection, tuple[BaseProcess, int]] = {}  # By its connection, a process and its job.
+    idle: list[tuple[Connection, BaseProcess]] = []
     shares = [0.0] * len(jobs)
     try:
-        for _ in missing[:processes]:
-            connection, process = _start()
-            workers[connection] = process
         while missing or busy:
-            for connection in [other for other in workers if other not in busy][: len(missing)]:
-                busy[connection] = missing.pop(0)
-                connection.send(jobs[busy[connection]])
+            while missing and len(busy) < processes:
+                connection, process = idle.pop() if idle else _start()
+                busy[connection] = process, missing.pop(0)
+                with suppress(OSError):  # A process that has died is found below.
+                    connection.send(jobs[busy[connection][1]])
             ready = {*wait([*busy], timeout=1.0)}
-            for connection, k in [(one, k) for one, k in busy.items() if one in ready]:
+            for connection, (process, k) in [entry for entry in busy.items() if entry[0] in ready]:
                 try:
                     share, outcome, mistake = connection.recv()
-                except EOFError:
-                    workers[connection].join()
-                    mistake = _death(workers[connection])
+                except (EOFError, OSError):
+                    process.join()
+                    mistake = _death(process)
                 if mistake:
                     raise ValueError(f"{jobs[k].name}: {mistake}")
                 bar.update((share - shares[k]) * jobs[k].units)
@@ -83,10 +84,14 @@ def run_jobs(jobs: Sequence[Job], processes: int, bar: Bar) -> list[dict[str, An
                 if outcome is not None:
                     outcomes[k] = outcome
                     busy.pop(connection)
-            bar.set_postfix_str(", ".join(jobs[k].name for k in busy.values()), refresh=False)
+                    if reuse:
+                        idle.append((connection, process))
+                    else:
+                        process.terminate()
+            bar.set_postfix_str(", ".join(jobs[k].name for _, k in busy.values()), refresh=False)
             bar.update(0)
     finally:
-        for process in workers.values():
+        for process in [process for process, _ in busy.values()] + [process for _, process in idle]:
             process.terminate()
     return [outcome for outcome in outcomes if outcome is not None]
 
@@ -103,7 +108,7 @@ def _start() -> tuple[Connection, BaseProcess]:
 def _work(connection: Connection) -> None:
     """Measure one job after another, until this process is ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the one that waits, which ends this process.
-    import torch  # The process that waits does not need it.
+    import torch
     from transformers.utils.logging import disable_progress_bar
 
     torch.set_num_threads(1)

@@ -6,12 +6,14 @@ Shapes: ``B`` rows, ``T`` response tokens.
 from __future__ import annotations
 
 import copy
+import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -98,11 +100,17 @@ def weigh(subject: Subject, opened: OpenWorld, seed: int = 0) -> AllWeights:
         DoesNotApply: If the method cannot be used in this world.
         ValueError: One line, if the method fails, or returns what it must not.
     """
-    check_applies(subject, opened)
-    check_subject(subject, opened, seed)
     check_labels_absent()
-    method: Any = copy.deepcopy(subject.method)  # It may have a state, which belongs to one world.
-    seen: dict[str, None] = dict.fromkeys(subject.reads)
+    with recording() as before:
+        try:
+            check_applies(subject, opened)
+            method: Any = copy.deepcopy(subject.method)  # It may have a state, which belongs to one world.
+        except (DoesNotApply, ValueError):
+            raise
+        except Exception as error:  # The user's class.
+            raise ValueError(f"`{subject.name}` cannot be used in {opened.world.title}: {said(error)}.") from error
+    check_subject(subject, opened, seed)
+    seen: dict[str, None] = dict.fromkeys([*subject.reads, *before])
     with _services(method, subject, opened) as services:
         if any(kind.trains_model for kind in services):
             for k, graded in enumerate(opened.further(WARM_UP)):
@@ -191,7 +199,10 @@ def _one(
     if number < 0:
         context = replace(context, step=-number)
     sampled, policy = opened.sampled_tokens, opened.policy
-    with recording() as reads, seeded(policy.device, derive_seed(seed, "method", number)), _counted(opened) as passed:
+    key = derive_seed(seed, "method", number)
+    random.seed(key)
+    np.random.seed(key % 2**32)
+    with recording() as reads, seeded(policy.device, key), _counted(opened) as passed:
         try:
             batch = compute_advantages(
                 graded, GROUP_SIZE, subject.advantage, DrGRPO(mask_truncated=True), policy, context

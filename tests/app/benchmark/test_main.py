@@ -158,3 +158,15 @@ def test_the_negative_of_the_tree_is_below_chance_and_its_step_is_worse(methods)
     figures = figures_of(f"{methods}.Opposite", 32)["figures"]
     assert figures["auroc_forks"]["slip"][2] < 0.2
     assert figures["gain"]["adam"][2] < 1.0
+
+
+def test_methods_of_one_call_have_different_names(tmp_path, methods, capsys):
+    with pytest.raises(SystemExit):
+        main([f"{methods}.Constant", "--against", f"{methods}.Constant", "--output", str(tmp_path)])
+    assert "must have different names" in capsys.readouterr().err
+
+
+def test_a_cost_that_does_not_apply_is_a_sentence():
+    told = measure.cost("Resampled", [], "search", 0, lambda share: None)
+    assert told["figures"] is None
+    assert "one turn" in told["reasons"]["cost"]

@@ -49,7 +49,7 @@ def job(measure, place, name="job", **arguments):
 def test_outcomes_come_in_order_are_kept_and_are_not_measured_again(tmp_path):
     jobs = [job(squared, tmp_path, f"job{k}", number=k, folder=str(tmp_path)) for k in range(4)]
     bar = Bar()
-    outcomes = run_jobs(jobs, 2, bar)
+    outcomes = run_jobs(jobs, 2, bar, reuse=True)
     assert [outcome["square"] for outcome in outcomes] == [0, 1, 4, 9]
     assert 1 <= len({outcome["process"] for outcome in outcomes}) <= 2  # A process takes one job after another.
     assert os.getpid() not in {outcome["process"] for outcome in outcomes}
@@ -60,6 +60,11 @@ def test_outcomes_come_in_order_are_kept_and_are_not_measured_again(tmp_path):
     assert again.total == pytest.approx(8.0)
     assert len([*tmp_path.glob("ran_2_*")]) == 2
     assert len([*tmp_path.glob("ran_1_*")]) == 1
+
+
+def test_each_job_has_a_process_of_its_own(tmp_path):
+    jobs = [job(squared, tmp_path, f"job{k}", number=k, folder=str(tmp_path)) for k in range(2)]
+    assert len({outcome["process"] for outcome in run_jobs(jobs, 1, Bar())}) == 2
 
 
 def test_a_mistake_is_a_value_error_with_the_name_of_the_job_and_leaves_no_file(tmp_path):

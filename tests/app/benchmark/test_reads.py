@@ -35,7 +35,7 @@ def weighed(method, opened):
     return weigh(Subject(name="ours", method=method), opened)
 
 
-@pytest.mark.parametrize("method", [methods.AsksTask, methods.AsksNewTask, methods.AsksChain])
+@pytest.mark.parametrize("method", [methods.AsksTask, methods.AsksNewTask, methods.AsksChain, methods.ChecksPrompts])
 def test_a_method_that_asks_a_task_for_labels_is_an_oracle(sums, method):
     found = weighed(method(), sums)
     assert found.oracle
