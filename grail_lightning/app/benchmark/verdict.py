@@ -175,6 +175,12 @@ def _relative(found: Sequence[Claim]) -> str:
     return f"With Adam, relative to uniform credit: {each(found)}"
 
 
+def _overlap_95(result: Result, world: str, control: str) -> bool:
+    """Whether the 95 % intervals of the gains of a method and of its control overlap; wider ones would hide more."""
+    ours, theirs = figure(result, world, "gain", ADAM), figure(result, world, "controls", control, "gain", ADAM)
+    return ours is not None and theirs is not None and overlap(ours, theirs)
+
+
 def _gain_of_controls(result: Result, found: Sequence[Claim]) -> Iterator[Finding]:
     """Controls whose gain is on the same side of 1 and cannot be told from the method's."""
     ours = {claim.world: claim for claim in found}
@@ -184,14 +190,12 @@ def _gain_of_controls(result: Result, found: Sequence[Claim]) -> Iterator[Findin
         alike = [
             claim
             for claim in theirs
-            if claim.world in ours
-            and claim.sign == ours[claim.world].sign
-            and overlap(claim.estimate, ours[claim.world].estimate)
+            if claim.world in ours and claim.sign == ours[claim.world].sign and _overlap_95(result, claim.world, name)
         ]
         if alike:
             beside = each([ours[claim.world] for claim in alike])
             yield Finding(
-                claim=f"Its control {name} gains about as much, so this is no effect of what it finds",
+                claim=f"In {worlds(alike)} its control {name} gains about as much: there this is no effect of what it finds",
                 evidence=f"The control has {each(alike)}; the method has {beside}",
             )
 
