@@ -27,12 +27,13 @@ MADE_FOR = "2.13"
 
 OF_TRANSFORMERS = "policy/model.py:_run_decoder"
 """It looks in each pass of padded rows whether there is padding."""
+PLAIN = {"loading": {"master_weights": False}}
 APART, FOUR_LAYERS = {"execution": {"share_prefixes": False}}, {"layers": 4}
 STEPS = {
-    "trees": {},
-    "trees, four layers": FOUR_LAYERS,
-    "rows": APART,
-    "rows, four layers": APART | FOUR_LAYERS,
+    "trees": PLAIN,
+    "trees, four layers": PLAIN | FOUR_LAYERS,
+    "rows": PLAIN | APART,
+    "rows, four layers": PLAIN | APART | FOUR_LAYERS,
     "bf16-mixed": {"precision": "mixed", "credit_method": "GRAIL()"},
     "float32": {
         "precision": "full",
@@ -110,7 +111,7 @@ def test_rows_with_little_in_common_copy_no_keys(steps):
     assert kernels(steps["long"], "_run_passes", at=copies) == 0
 
 
-@pytest.mark.parametrize(("layout", "a_layer", "outside"), [("trees", 415, 750), ("rows", 435, 650)])
+@pytest.mark.parametrize(("layout", "a_layer", "outside"), [("trees", 385, 500), ("rows", 410, 520)])
 def test_the_kernels_of_a_step_of_two_micro_batches_are_within_their_budget(steps, layout, a_layer, outside):
     two, four = (steps[name] for name in (layout, f"{layout}, four layers"))
     assert two["windows"]["micro_batch_loss"]["calls"] == four["windows"]["micro_batch_loss"]["calls"] == 2
@@ -123,19 +124,19 @@ def test_the_kernels_of_a_step_of_two_micro_batches_are_within_their_budget(step
 def test_the_host_does_not_wait_between_the_first_forward_pass_of_a_step_and_its_clip(steps, name):
     found = steps[name]
     assert waits(found, "_run_passes", but=OF_TRANSFORMERS) == 0, found["windows"]["_run_passes"]["waits"]
-    assert waits(found, "accumulate") - waits(found, "_run_passes") <= 6, "before the first pass"
-    assert waits(found, "take_step") <= 1, "for the norm"
 
 
-def test_waits_of_a_batch_are_within_their_budget(steps):
-    assert waits(steps["trees"], "training_step") <= 75
+def test_waits_of_an_optimiser_step_and_of_a_batch_are_within_their_budget(steps):
+    found = steps["trees"]
+    assert waits(found, "take_steps") <= 6
+    assert waits(found, "training_step") <= 75
 
 
 def test_waits_of_a_decoded_token_are_within_their_budget(steps):
     shorter, longer = steps["compact"], steps["compact, longer"]
     tokens = longer["windows"]["_forward"]["calls"] - shorter["windows"]["_forward"]["calls"]
     assert tokens > 4
-    assert waits(longer, "collect") - waits(shorter, "collect") <= 3 * tokens
+    assert waits(longer, "collect") - waits(shorter, "collect") <= 5 * tokens, "3, and more where rows part or end"
 
 
 def test_adamw_is_fused_also_after_a_resume_from_a_checkpoint_of_a_cpu(steps):
@@ -156,7 +157,7 @@ def commands():
     )
     cases = benchmark("same_results").CASES
     chosen = [name for name, what in cases.items() if "trainer.devices" not in what and not name.endswith("_resumed")]
-    further = ["search model.credit=TurnRewards"]
+    further = ["search model.credit=TurnRewards", "code model.credit=ExecutedMask", "grpo model.credit=RandomSubset"]
     return [" ".join([name, next(precisions), next(layouts)]) for name in [*chosen, *further]]
 
 
@@ -165,7 +166,7 @@ def test_every_credit_method_is_among_the_commands():
     classes = {name: kind for name in credit.__all__ if isinstance(kind := getattr(credit, name), type)}
     methods = {name for name, kind in classes.items() if issubclass(kind, credit.TokenCredit)}
     lacking = {name for name in methods if not re.search(rf"\b{name}\b", shown)}
-    assert lacking == {"TokenCredit", "CriticSearch"}, "a base class, and a method that asks a model on a server"
+    assert lacking == {"TokenCredit", "Uniform", "CriticSearch"}, "the last one asks a model on a server"
 
 
 @pytest.mark.slow

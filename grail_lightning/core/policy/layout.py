@@ -101,7 +101,7 @@ def to_device(value: Any, device: torch.device) -> Any:
             return {name: to_device(part, device) for name, part in value.items()}
         case tuple():
             parts = [to_device(part, device) for part in value]
-            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+            return tuple(parts) if type(value) is tuple else type(value)(*parts)
         case _:
             return value
 

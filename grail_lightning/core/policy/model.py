@@ -201,8 +201,8 @@ class Policy(nn.Module):
         """
         tensors = [tensor.cpu() for tensor in (rows.input_ids, rows.attention_mask, rows.response_mask)]
         if starts is not None:
-            options = {"share_responses": share_responses, "kernel": self.tree_kernel or "sdpa"}
-            return tree_layout(*tensors, starts, **options).to(self.device)
+            kernel = self.tree_kernel or "sdpa"
+            return tree_layout(*tensors, starts, share_responses=share_responses, kernel=kernel).to(self.device)
         if self.loading.packing:
             return packed_layout(*tensors, flash=self.uses_flash).to(self.device)
         return padded_layout(*tensors).to(self.device)
