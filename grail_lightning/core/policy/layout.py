@@ -53,7 +53,7 @@ class TokenLayout:
     prediction_of: Tensor  # [response_mask.sum()] long, the index of each response token's prediction among the M
     source_of: Tensor  # [M] long, the first response token (in the order of `response_mask`) that uses each prediction
     response_mask: Tensor  # [b, T] bool, the sampled tokens of the rows, which are meant by response tokens here
-    cells: Tensor  # [response_mask.sum()] long, the index into b · T of each response token
+    cells: tuple[Tensor, ...]  # [response_mask.sum()] long each, the row and the column of each response token
     attention: Attention = field(repr=False)
     num_tokens: int  # Without padding.
     shares: bool  # Whether `prediction_of` is not the identity: rows use the same prediction, or in another order.
@@ -66,12 +66,11 @@ class TokenLayout:
     def to_rows(self, values: Tensor) -> Tensor:
         """``[M] -> [b, T]``: the value of each response token's prediction, zero outside the response mask."""
         spread = gather_rows(values[:, None], self.prediction_of).squeeze(1) if self.shares else values
-        table = spread.new_zeros(self.response_mask.numel()).index_copy(0, self.cells, spread)
-        return table.view(self.response_mask.shape)
+        return spread.new_zeros(self.response_mask.shape).index_put(self.cells, spread)
 
     def from_rows(self, values: Tensor) -> Tensor:
         """``[b, T] -> [M]``: the value of the first response token that uses each prediction."""
-        return values.flatten()[self.cells[self.source_of]]
+        return values[self.cells][self.source_of]
 
     def read(self, values: Tensor, read_at: ReadAt) -> Tensor:
         """``[R, N] -> [b, T]``: the value at each response token's own position, or at the one that predicts it."""
@@ -179,16 +178,11 @@ def _separate_rows(
         prediction_of=every,
         source_of=every,
         response_mask=response_mask,
-        cells=marked(response_mask),
+        cells=response_mask.nonzero(as_tuple=True),
         attention=RowAttention(attention),
         num_tokens=num_tokens,
         shares=False,
     )
-
-
-def marked(mask: Tensor) -> Tensor:
-    """``[mask.sum()]`` long: the indices of True in the flattened mask, in their order."""
-    return mask.flatten().nonzero().squeeze(1)
 
 
 def token_positions(mask: Tensor) -> Tensor:

@@ -199,7 +199,7 @@ class Policy(nn.Module):
         Separate rows are packed if `Loading.packing` is set, else padded. See `tree_layout` for `share_responses`. It
         is made on the CPU, where rows of a copy of the batch cost no wait for the device, and moved to the policy's.
         """
-        tensors = [tensor.cpu() for tensor in (rows.input_ids, rows.attention_mask, rows.response_mask)]
+        tensors = rows.input_ids.cpu(), rows.attention_mask.cpu(), rows.response_mask.cpu()
         if starts is not None:
             kernel = self.tree_kernel or "sdpa"
             return tree_layout(*tensors, starts, share_responses=share_responses, kernel=kernel).to(self.device)

@@ -31,7 +31,6 @@ from grail_lightning.core.policy.layout import (
     aligned,
     first_rows,
     gather_rows,
-    marked,
     shared_columns,
 )
 
@@ -100,7 +99,7 @@ def _tree_attention(
         queries, *states = (s[0].transpose(0, 1).to(value.dtype) for s in (query, key, value))
         if len(paths.inherited):  # Else the tokens are the keys.
             states = _AlongPaths.apply(*states, paths)  # type: ignore[no-untyped-call]
-        arguments = (queries, *states, *paths.begins, *paths.longest)
+        arguments: tuple[Any, ...] = (queries, *states, *paths.begins, *paths.longest)
         grouped, causal = query.shape[1] != key.shape[1], (-1, 0)
         output = varlen_attn(*arguments, scale=scale, window_size=causal, enable_gqa=grouped)
         return cast(Tensor, output)[None], None
@@ -179,7 +178,7 @@ def tree_layout(
     layout = TokenLayout(
         **tensors,
         response_mask=response_mask,
-        cells=marked(response_mask),
+        cells=response_mask.nonzero(as_tuple=True),
         attention=attention,
         num_tokens=int(tree.run.sum()),
         shares=not torch.equal(prediction_of, every),
@@ -294,6 +293,6 @@ def _by_rows(tree: _Tree) -> _Paths:
     begins = torch.nn.functional.pad(counts.cumsum(1), (1, 0)).int()
     is_own = torch.cat([torch.arange(len(path)) >= len(path) - size for path, size in zip(paths, sizes, strict=True)])
     keys = torch.cat(paths)
-    own, inherited = marked(is_own), marked(~is_own)
+    own, inherited = (places.nonzero().squeeze(1) for places in (is_own, ~is_own))
     most = int(counts[0].max()), int(counts[1].max())
     return _Paths(keys, own, inherited, keys[inherited], (begins[0], begins[1]), most)
