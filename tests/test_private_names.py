@@ -57,7 +57,8 @@ def borrowed():
             found |= {part for name in theirs for part in name.split(".") if private(part)}
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "setattr", "hasattr"):
             found |= {arg.value for arg in node.args if isinstance(arg, ast.Constant) and private(str(arg.value))}
-    return found - {"_replace"}  # The documented method of a named tuple; `_typeshed` is for type checkers alone.
+    # Documented members of named tuples; `_typeshed` is for type checkers alone.
+    return found - {"_replace", "_fields"}
 
 
 def test_private_names_of_libraries_stand_in_the_table_of_contributing():

@@ -9,7 +9,7 @@ An interval at the neutral value is a null, and the evidence says what it exclud
 |---|---|
 | the method reads the labels | it is an oracle |
 | it reads environment scores or reference answers | so compare it with methods that do |
-| every AUROC is 0.5 and every gain is 1, without any spread | it is uniform credit, and nothing else is said |
+| every AUROC is 0.5, and every gain is 1 without any spread | it is uniform credit, and nothing else is said |
 | AUROC at forks: above, at, below | finds; does not find; ranks errors below sound steps |
 | within a rollout above, at forks not | it may be position alone, which reaches 1.0 there |
 | a plain score is as high where the method is above | the plain score does as well |
@@ -88,7 +88,7 @@ def is_uniform(result: Result) -> bool:
     return has_gain and all(
         abs(value - neutral) < _SAME
         for estimate, neutral in intervals
-        for value in (estimate.value, estimate.low, estimate.high)
+        for value in ((estimate.value,) if neutral == CHANCE else (estimate.value, estimate.low, estimate.high))
     )
 
 

@@ -324,6 +324,12 @@ def test_an_oracle_is_called_one_and_what_others_read_is_named():
 
 def test_uniform_credit_is_recognised_and_nothing_else_is_said():
     assert verdict(uniform()) == ["It is uniform credit: no figure differs from it in any world."]
+    # The interval of an area of ties has a width, since other rollouts might have none.
+    wide = uniform()
+    for figures in wide["worlds"].values():
+        for group in ("auroc_forks", "auroc_rollout"):
+            figures[group] = {error: [0.5, 0.4, 0.6] for error in figures[group]}
+    assert verdict(wide) == ["It is uniform credit: no figure differs from it in any world."]
     nearly = uniform()
     nearly["worlds"]["code"]["gain"]["adam"] = [1.0, 0.999, 1.001]
     assert "It is uniform credit" not in " ".join(verdict(nearly))
