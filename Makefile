@@ -18,7 +18,7 @@ room = $(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 2*
 ROOM := $(shell command -v nvidia-smi >/dev/null && echo 8 || echo 3)
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart tensorboard test test-other test-slow test-browser test-vllm coverage gpu-check lint docs wheel policy policies clean
+.PHONY: help quickstart tensorboard test test-other test-slow test-cuda test-browser test-vllm coverage gpu-check lint docs wheel policy policies clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -57,6 +57,9 @@ coverage: $(VENV)/installed  ## Which lines no test runs
 
 test-slow: $(VENV)/installed  ## The slow tests alone
 	$(BIN)/python -m pytest -m slow
+
+test-cuda: $(VENV)/installed  ## Every method, control and world on a CUDA device that is none (needs g++, no GPU)
+	$(BIN)/python -m pytest -m "slow or not slow" tests/test_fake_cuda.py
 
 # Chromium comes from the system: apt-get install chromium chromium-driver (Debian), or chromium-browser (Ubuntu).
 test-browser: $(VENV)/installed  ## HTML pages in a real Chromium, which must be there with its driver (apt: chromium chromium-driver)

@@ -116,7 +116,7 @@ def steps(policy, batch, share, reference=None, credit=None, **options):
     update = update_of(policy, batch, reference=reference, credit=credit, **passes | options)
     for number in range(len(update.steps)):
         policy.zero_grad()
-        metrics = update.accumulate(number, backward)
+        metrics = update.accumulate(number, backward).figures()
         found.append(({n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}, metrics))
         for p in policy.parameters():
             if p.grad is not None:

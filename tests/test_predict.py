@@ -28,6 +28,13 @@ def test_weights_include_what_a_method_adds_to_the_advantage(tmp_path, monkeypat
         assert added == pytest.approx(row["correct"] - sum(groups[row["group"]]) / 4, abs=1e-5)
 
 
+def test_compared_methods_run_in_the_precision_of_the_first_one(empty_folder):
+    same = ["--model.credit=HighEntropy", "--predictions.compare+=HighEntropy", "--predictions.page=false"]
+    main([*PREDICT, *same, "--trainer.precision=bf16-mixed"])
+    table = pq.read_table(FILE)
+    assert table["scores"].to_pylist() == table["scores.HighEntropy (2)"].to_pylist()
+
+
 def test_several_methods_weight_the_same_rollouts_as_each_would_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = ["--model.credit=GRAIL", "--model.credit.std=0.3", "--model.credit.gate=all"]

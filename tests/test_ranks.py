@@ -77,7 +77,7 @@ def _gradient(policy, reference, batch, weights, options):
     frozen, numbers = reference if "kl_coefficient" in options else None, []
     how = {"limit": LIMIT, "token_budget": 200, "share_prefixes": False}
     update = update_of(policy, batch, weights, frozen, **how, **options)
-    metrics = update.accumulate(0, lambda loss, last: numbers.append(loss.backward()))
+    metrics = update.accumulate(0, lambda loss, last: numbers.append(loss.backward())).figures()
     found = torch.cat([p.grad.flatten() for p in policy.parameters()])
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(found)

@@ -139,7 +139,7 @@ TOKENS = st.lists(st.integers(3, 5), min_size=1, max_size=6)
 
 def _seen(layout, place):
     """The places that the token at a place attends to, by the units of the layout's attention."""
-    units = layout.attention(torch.float32)["units"]
+    units = layout.attention.arguments(torch.float32)["units"]
     unit, query = divmod(int(units.output_of[place]), units.queries.shape[1])
     assert int(units.queries[unit, query]) == place
     return units.keys[unit][units.mask[unit, 0, query] == 0]
@@ -254,7 +254,7 @@ def test_short_rows_behind_a_long_prompt_are_joined(answer, argument):
     """`varlen_attn` would copy the keys of the prompt for each row."""
     rows = rollouts([[*range(5, 45)]], [[[k] * answer + [4] for k in range(5, 11)]])
     tensors = rows.input_ids, rows.attention_mask, rows.response_mask
-    assert argument in tree_layout(*tensors, [0], kernel="varlen").attention(torch.float32)
+    assert argument in tree_layout(*tensors, [0], kernel="varlen").attention.arguments(torch.float32)
 
 
 def test_gradients_of_many_rows_behind_one_token_add_up_in_full_precision():
@@ -387,3 +387,12 @@ def test_packed_blocks_and_dropout_keep_rows_apart(batch, tmp_path):
         assert policy.shares_prefixes is not training
         cuts = cut_rows(policy, batch, torch.arange(16), 1000)
         assert all((micro.starts is None) is training for micro in cuts)
+
+
+def test_rows_with_less_in_common_than_asked_for_are_trees_of_their_own():
+    ids = torch.arange(80).reshape(2, 40)
+    ids[1, :4] = ids[0, :4]
+    rows = ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros(2, dtype=torch.long)
+    for least, starts in ((0.0, [0]), (0.05, [0]), (0.06, [0, 1])):  # They share 4 of 2 · 39 tokens.
+        (cut,) = cut_into_trees(*rows, 100, prompt_width=4, least_shared=least)
+        assert (cut.rows.tolist(), cut.starts) == ([0, 1], starts)

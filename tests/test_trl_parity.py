@@ -144,7 +144,7 @@ def _ours(policy, batch, weights=None, reference=None, temperature=1.0, **option
     assert len(update.steps) == 1
     if batch.old_logprobs is not None:
         update.old_logprobs.record(MicroBatch(rows=torch.arange(len(batch))), batch.old_logprobs)
-    metrics = update.accumulate(0, backward)
+    metrics = update.accumulate(0, backward).figures()
     return metrics, {n.removeprefix("model."): p.grad.clone() for n, p in policy.named_parameters()}
 
 

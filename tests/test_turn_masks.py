@@ -111,7 +111,8 @@ def test_loss_and_gradients_are_those_of_rows_that_are_run_alone(
 ):
     by = packing if packed else policy
     by.zero_grad(set_to_none=True)
-    metrics = update_of(by, batch, weights, limit=LIMIT, aggregation=how, **options).accumulate(0, backward)
+    step = update_of(by, batch, weights, limit=LIMIT, aggregation=how, **options)
+    metrics = step.accumulate(0, backward).figures()
     gradients = {name: p.grad.clone() for name, p in by.named_parameters()}
     counted, lengths, number = batch.finished, batch.response_mask.sum(1).double(), 7.0
     denominators = {

@@ -82,7 +82,7 @@ def _gradient(policy, reference, batch, weights, options, rows):
     how = {"limit": LIMIT, "token_budget": 200, "share_prefixes": False}
     own = torch.isin(batch.row, chosen.row)
     update = update_of(policy, chosen, weights[own, : chosen.response_mask.shape[1]], frozen, **how, **options)
-    losses = [update.accumulate(number, backward)["loss"] for number in range(len(update.steps))]
+    losses = [update.accumulate(number, backward).figures()["loss"] for number in range(len(update.steps))]
     found = torch.cat([p.grad.flatten() for p in policy.parameters()])
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(found)

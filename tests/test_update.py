@@ -42,7 +42,7 @@ def _gradients(policy, batch, weights=None, order=None, reference=None, **option
         batch = batch.select(order)
         weights = None if weights is None else weights[order][:, : batch.response_mask.shape[1]]
     policy.zero_grad(set_to_none=True)
-    metrics = _update(policy, batch, weights, reference=reference, **options).accumulate(0, backward)
+    metrics = _update(policy, batch, weights, reference=reference, **options).accumulate(0, backward).figures()
     return {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}, metrics
 
 
@@ -186,7 +186,7 @@ def test_old_log_probabilities_are_those_before_the_first_step(cuts, batch, give
     ratios = []
     for number in range(len(update.steps)):
         optimizer.zero_grad()
-        ratios.append(update.accumulate(number, backward)["clip_ratio/region_mean"])
+        ratios.append(update.accumulate(number, backward).figures()["clip_ratio/region_mean"])
         optimizer.step()
     assert_near(_old_logprobs(update), expected[update.live].double(), 64, torch.float32)
     assert len(ratios) == next(iter(cuts.values()))
@@ -238,7 +238,7 @@ def test_a_rank_without_rows_keeps_in_step_on_a_row_that_has_a_response(policy, 
     assert forward(micro).stats.logprobs.shape == without.select(micro.rows).response_mask.shape
     policy.zero_grad(set_to_none=True)
     update = _update(policy, without, forward_of=WithoutRows)
-    assert update.accumulate(0, backward).get("loss", 0.0) == 0
+    assert update.accumulate(0, backward).figures()["loss"] == 0
     assert all((p.grad == 0).all() for p in policy.parameters())
 
 

@@ -7,11 +7,13 @@ blocks of width ``D`` with ``I`` columns in their MLP, ``H`` columns of queries 
 ==============  ======================================================================================================
 kept            weights ``P·w/N``, float32 masters of weights in half precision, the optimiser's state (that of one step
                 on a small matrix), a frozen reference, a model that the credit method trains, DDP's buckets
-sampling        the cache of `HFEngine`, ``rows · length · L · K · (bytes of a key and a value)``; weights cast by
-                autocast, and gathered by FSDP2
+sampling        the cache of `HFEngine`, ``rows · length · L · K · (bytes of a key and a value)``; on a GPU a copy of
+                one block's part for every head of queries, ``rows · length · H · …``; weights cast by autocast, and
+                gathered by FSDP2
 update          gradients; the input of each block, ``tokens · L · D``; one block's activations, ``(4I + 4D + 5(H +
                 K)) · c`` a token, with 9 for 5 where queries and keys are normalised (those of all blocks without
                 checkpointing); the logits of a chunk
+step            gradients; on a GPU the temporary of an optimiser that goes through lists of weights (`foreach`)
 ==============  ======================================================================================================
 
 docs/performance.md says how exact this is.
@@ -43,6 +45,7 @@ from grail_lightning.core.policy.load import add_adapters
 from grail_lightning.core.policy.source import LoRA, first_line, read_config
 
 _GIB = 2**30
+_PHASES = ("sampling", "update", "step")
 # Bytes of state for each trained parameter, of optimisers that need a GPU; two moments for others that cannot be tried.
 _STATES = {"AdamW8bit": 2.1, "AdamW4bit": 1.1, "AdamWFp8": 2.1}
 
@@ -97,8 +100,21 @@ def _state_bytes(optimizer: Any, updated: int) -> float:
     return sum(part.numel() * part.element_size() for part in parts) / matrix.numel()
 
 
+def _temporary_bytes(optimizer: Any, updated: int) -> int:
+    """Bytes of each trained parameter that a step allocates on a GPU; fused optimisers allocate none.
+
+    Of torch's optimisers those with an option `foreach` go through lists of all weights there by default. `Adam` and
+    `AdamW` are fused instead (`Gradients.make_optimizer`).
+    """
+    options, name = optimizer.init_args.as_dict(), optimizer.class_path.rpartition(".")[2]
+    foreach, fused = options.get("foreach"), options.get("fused")
+    if fused is None and foreach is None and name in ("Adam", "AdamW"):
+        return 0
+    return 0 if fused or foreach is False or "foreach" not in options else updated
+
+
 def _plan(fit: Any, model: _Model, services: set[type[Service]], ranks: int, prompt: int) -> dict[str, Any]:
-    """Bytes on one of so many devices: of each part of the two phases that need most, with the longest prompt."""
+    """Bytes on one of so many devices: of each part of the three phases that need most, with the longest prompt."""
     loading, execution, limit = fit.model.loading, fit.model.execution, fit.model.sampling.max_response_length
     precision, on_cpu = str(fit.trainer.precision or "32-true"), fit.trainer.accelerator == "cpu"
     w = 2 if loading.dtype == "bfloat16" or precision == "bf16-true" else 4
@@ -128,10 +144,13 @@ def _plan(fit: Any, model: _Model, services: set[type[Service]], ranks: int, pro
     in_call = min(of_rank, max(1, cached // (prompt + limit)))
     # Rotary positions leave keys in the dtype of the weights; values have that of the product.
     entry = model.blocks * model.keys * (w + c)
+    copied = bool(cached) and model.queries > model.keys and not on_cpu
     sampling = {
         "cast weights": model.parameters * 2.0 * (c < w),
         "gathered weights": float(model.parameters * w * sharded),
         "KV cache": 1.03 * in_call * (prompt + limit) * entry * bool(cached),
+        # Behind prompts of unequal lengths attention has a mask, and Transformers then copies keys and values.
+        "grouped keys and values": float(copied * in_call * (prompt + limit) * model.queries * (w + c)),
     }
     rows, prompts = _micro_batch(execution, of_rank, prompt, limit, execution.share_prefixes and not loading.packing)
     tokens = rows * limit + prompts * prompt
@@ -148,8 +167,11 @@ def _plan(fit: Any, model: _Model, services: set[type[Service]], ranks: int, pro
         "activations": tokens * model.blocks * model.width * w + live,
         "whole blocks": whole * 2 * w * sharded,
     }
+    temporary = 0 if on_cpu else _temporary_bytes(fit.model.optimizer, updated) * model.trained / shards
+    step = {"gradients": model.trained * (4 if masters else w) / shards, "temporary of the optimizer": float(temporary)}
     checkpoint = model.trained * updated + state + 3 * second
-    return {"devices": ranks, "checkpoint": checkpoint, "sampling": base | sampling, "update": base | update}
+    phases = {"sampling": base | sampling, "update": base | update, "step": base | step}
+    return {"devices": ranks, "checkpoint": checkpoint} | phases
 
 
 def _micro_batch(execution: Any, most: int, prompt: int, limit: int, shares: bool) -> tuple[int, int]:
@@ -217,7 +239,7 @@ def _table(plans: list[dict[str, Any]], limit: float, sharing: list[int]) -> str
     """
     columns = {}
     for plan, together in zip(plans, sharing, strict=True):
-        peaks = {phase: sum(plan[phase].values()) for phase in ("sampling", "update")}
+        peaks = {phase: sum(plan[phase].values()) for phase in _PHASES}
         column: dict[str, float | str] = {}
         for phase, peak in peaks.items():
             column |= {f"  {phase}: {part}": size / _GIB for part, size in plan[phase].items()}

@@ -161,7 +161,7 @@ class GrailModule(GuardedModule):
         """Load the policy, and open the services of the run. The strategy calls this when a run begins."""
         fits, half = self.trainer.state.fn == "fit", "16" in str(self.trainer.precision)
         load = partial(load_on_ranks, loading=self.loading, mesh=self.device_mesh, half_precision=half)
-        load = partial(load, pictures=self.pictures)
+        load = partial(load, pictures=self.pictures, running=self.trainer.precision_plugin.forward_context)
         if fits:
             check_logprobs(self.engine, self.sampler_cap, reports=self.engine.reports_logprobs)
         if self.policy is None:
@@ -330,9 +330,10 @@ class GrailModule(GuardedModule):
                     update.reweigh(self._weigh(update.batch))
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
-                figures = update.accumulate(number, partial(self._backward, gradients), in_place=gradients.in_place)
+                sums = update.accumulate(number, partial(self._backward, gradients), in_place=gradients.in_place)
             clip, seed = self.execution.max_grad_norm, derive_seed(run_seed(), "optimizer", self.global_step)
-            figures |= take_step(gradients, optimizer, clip, seed=seed, warn_if_unmoved=not self._moved)
+            moved = take_step(gradients, optimizer, clip, seed=seed, warn_if_unmoved=not self._moved)
+            figures = sums.figures() | moved  # Read after the step: the host waits for them.
             self._moved |= figures["grad_norm"] > 0 and figures["learning_rate"] > 0
             if scheduler is not None and self.schedule_failed is None:
                 self.schedule_failed = advance(scheduler, self.global_step)

@@ -62,6 +62,19 @@ def test_weights_gradients_and_moments_take_sixteen_bytes_a_parameter_and_fsdp2_
     assert one["sampling"]["KV cache"] == pytest.approx(25 * row, rel=0.05)
 
 
+def test_a_gpu_copies_grouped_keys_and_an_unfused_optimiser_a_temporary(qwen, capsys):
+    (plan,) = plans(capsys, *qwen, "--gpus", "1")
+    # 25 rows of 1,024 + 4,096 tokens in one block: keys in float32 and values in bfloat16 for each of 32 heads of 128.
+    assert plan["sampling"]["grouped keys and values"] == 25 * (1024 + 4096) * 32 * 128 * 6
+    assert plan["step"]["temporary of the optimizer"] == 0, "it is fused"
+    unfused = "--model.optimizer.fused=null", "--model.optimizer.foreach=true"
+    one, two = plans(capsys, *qwen, *unfused, "--trainer.strategy=ModelParallelStrategy", "--gpus", "1", "2")
+    assert one["step"]["temporary of the optimizer"] == 4 * PARAMETERS
+    assert two["step"]["temporary of the optimizer"] == 2 * PARAMETERS
+    (on_cpu,) = plans(capsys, *qwen, *unfused, "--trainer.accelerator=cpu", "--gpus", "1")
+    assert on_cpu["step"]["temporary of the optimizer"] == on_cpu["sampling"]["grouped keys and values"] == 0
+
+
 @pytest.mark.slow
 def test_each_option_that_saves_memory_saves_it(qwen, capsys):
     (before,) = plans(capsys, *qwen, "--gpus", "1")

@@ -41,7 +41,7 @@ def _gradients(policy, batch, options, **more):
         mask_truncated=True,
         **options | more,
     )
-    metrics = update.accumulate(0, backward)
+    metrics = update.accumulate(0, backward).figures()
     return {n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None}, metrics
 
 
@@ -120,7 +120,7 @@ def test_a_prompt_with_two_references_has_the_gradients_of_rows_run_apart(case, 
     for share in (True, False):
         policy.zero_grad(set_to_none=True)
         update = update_of(policy, asked_twice, limit=12, share_prefixes=share, **options)
-        metrics = update.accumulate(0, backward)
+        metrics = update.accumulate(0, backward).figures()
         found[share] = {n: p.grad.clone() for n, p in policy.named_parameters()}
         assert (metrics["shared_tokens"] > 0.5) is share
     assert largest_gap(found[True], found[False]) <= roundings(64, torch.float32)

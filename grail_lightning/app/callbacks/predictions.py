@@ -118,17 +118,19 @@ class PredictionWriter(Callback):
         """Add the rollouts of a batch."""
         output, module = output_of(outputs), module_of(pl_module)
         policy = policy_of(module)
-        # Collectives: every rank takes part, also without rows.
-        compared = {
-            name: weigh_batch(method, module.control, policy, rollouts_of(output), module.credit_context())
-            for name, method in zip(self._names[1:], self.compare, strict=True)
-        }
         columns: dict[str, list[Any]] = {name: [None] * len(output.batch) for name in OPTIONAL}
-        if policy.vision is not None:
-            batch = rollouts_of(output)
-            answer = (output.weights and output.weights.answer) or batch.answer
-            budget = module.execution.token_budget
-            columns["pictures"] = _picture_column(policy, batch, answer.whole, budget)
+        # Lightning opens the context of the precision for steps alone, but the passes here are like those of a step.
+        with trainer.precision_plugin.predict_step_context():
+            # Collectives: every rank takes part, also without rows.
+            compared = {
+                name: weigh_batch(method, module.control, policy, rollouts_of(output), module.credit_context())
+                for name, method in zip(self._names[1:], self.compare, strict=True)
+            }
+            if policy.vision is not None:
+                batch = rollouts_of(output)
+                answer = (output.weights and output.weights.answer) or batch.answer
+                budget = module.execution.token_budget
+                columns["pictures"] = _picture_column(policy, batch, answer.whole, budget)
         if len(output.batch):
             columns |= prediction_rows(output, module.tokenizer, self._names[0], compared)
             # Groups have numbers of their own in each batch, and get those of this rank.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
@@ -73,6 +73,15 @@ class TokenWeights:
         missing: object = self.fallback
         if missing is None:
             object.__setattr__(self, "fallback", self.values.new_zeros(len(self.values), dtype=torch.bool))
+
+    def to(self, device: torch.device | str) -> TokenWeights:
+        """A copy with every tensor on `device`."""
+        tensors: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors = {name: value.to(device) for name, value in tensors.items() if isinstance(value, Tensor)}
+        answer = self.answer
+        if answer is not None:
+            answer = AnswerMasks(**{f.name: getattr(answer, f.name).to(device) for f in fields(answer)})
+        return replace(self, **tensors, answer=answer)
 
     @classmethod
     def whole(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from lightning.pytorch.strategies import FSDPStrategy
@@ -17,6 +17,8 @@ from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.policy.source import Loading, PolicySource
 from grail_lightning.core.policy.vision import PictureTokens
 from grail_lightning.core.runtime.collectives import whole_tensor
+
+Running = Callable[[], AbstractContextManager[object]]
 
 
 def check_strategy(strategy: object) -> None:
@@ -32,10 +34,15 @@ def check_strategy(strategy: object) -> None:
         )
 
 
-def shard(policy: Policy, mesh: DeviceMesh) -> Policy:
-    """Shard every decoder block, and then the other weights, over a data-parallel mesh, in place."""
-    # These tests run while weights are whole: if the model raises, no rank waits for the others in a collective.
-    _ = policy.tree_kernel, policy.supports_kv_continuation
+def shard(policy: Policy, mesh: DeviceMesh, running: Running = nullcontext) -> Policy:
+    """Shard every decoder block, and then the other weights, over a data-parallel mesh, in place.
+
+    `running` gives the context in which the policy will run, such as autocast.
+    """
+    # These tests run while weights are whole: if the model raises, no rank waits for the others in a collective. The
+    # kernel of prefix trees depends on the dtype in which the blocks compute.
+    with running():
+        _ = policy.tree_kernel, policy.supports_kv_continuation
     for block in policy.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(policy, mesh=mesh)
@@ -55,8 +62,12 @@ def load_on_ranks(
     half_precision: bool,
     trainable: bool,
     pictures: PictureTokens | None = None,
+    running: Running = nullcontext,
 ) -> Policy:
-    """Load a policy as each rank of a run holds it: in its mode, and sharded if the strategy has a device mesh."""
+    """Load a policy as each rank of a run holds it: in its mode, and sharded if the strategy has a device mesh.
+
+    `running` gives the context of the run's precision; see `shard`.
+    """
     # Lightning's default makes all devices of a node share the same rows, and expects the layers to be split.
     if mesh is not None and (sharing := mesh["tensor_parallel"].size()) > 1:
         raise ValueError(
@@ -65,7 +76,7 @@ def load_on_ranks(
         )
     policy = load_policy(name, loading, half_precision=half_precision, trainable=trainable, pictures=pictures)
     policy.train(trainable)  # `from_pretrained` sets evaluation mode, in which blocks are not checkpointed.
-    return policy if mesh is None else shard(policy, mesh["data_parallel"])
+    return policy if mesh is None else shard(policy, mesh["data_parallel"], running)
 
 
 @contextmanager

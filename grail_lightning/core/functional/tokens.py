@@ -288,16 +288,23 @@ class _ChunkedLogprobs(torch.autograd.Function):
         size, (enabled, dtype) = chunks.chunk_tokens, ctx.autocast
         wanted = [t for t, needed in zip(trained, ctx.needs_input_grad[3:], strict=True) if needed]
         add_up = chunks.gradient.weight is not None and chunks.gradient.in_place
-        # Clipped tokens and those of weight zero have no gradient.
-        indices = grad.nonzero().squeeze(-1)
+        # Clipped tokens and those of weight zero have no gradient. On CUDA the host would wait for their number, and a
+        # gap in the backward pass costs more than these tokens.
+        parts: Sequence[Tensor | slice] = [slice(begin, begin + size) for begin in range(0, len(grad), size)]
+        chosen = grad.device.type == "cpu"
+        if chosen:
+            parts = torch.split(grad.nonzero().squeeze(-1), size)
         state_grad = torch.zeros_like(states)
         # A tensor saved for this pass may have been unpacked as a copy, whose gradient would be lost.
         parameters = [chunks.gradient.weight] if chunks.gradient.weight is not None and wanted else wanted
         sums = [gradient_so_far(t) if add_up else torch.zeros_like(t) for t in parameters]
-        for rows in torch.split(indices, size):
+        for rows in parts:
             part, statistics = states[rows], (ids[rows], log_norm[rows], grad[rows])
             if chunks.gradient.weight is not None:
-                slope = saved_logits[rows] if len(saved_logits) else chunks.head(part)
+                if not len(saved_logits):
+                    slope = chunks.head(part)
+                else:  # A copy, which is written into; there is one chunk.
+                    slope = saved_logits[rows] if chosen else saved_logits.clone()
                 for block in _blocks(slope, *statistics):
                     block[0].copy_(_fused(_slope, block[0])(*block, chunks.temperature))
                 state_grad[rows] = slope @ chunks.gradient.weight

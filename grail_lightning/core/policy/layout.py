@@ -10,9 +10,9 @@ Shapes: ``b`` rows, ``P`` prompt tokens, ``T`` response tokens, ``R × N`` place
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -21,6 +21,24 @@ from grail_lightning.core.functional.tokens import full_precision
 from grail_lightning.core.rollout.batch import SampledBatch
 
 ReadAt = Literal["predictor", "token"]
+
+
+class Attention(Protocol):
+    """What a layout's attention needs, as a named tuple of tensors and of what holds tensors."""
+
+    def arguments(self, dtype: torch.dtype) -> Mapping[str, Any]:
+        """The decoder's arguments, whose blocks compute in `dtype`."""
+        ...
+
+
+class RowAttention(NamedTuple):
+    """Attention of rows that share no tokens."""
+
+    options: dict[str, Any]  # The decoder's arguments.
+
+    def arguments(self, dtype: torch.dtype) -> Mapping[str, Any]:
+        """See `Attention`."""
+        return self.options
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,7 +53,8 @@ class TokenLayout:
     prediction_of: Tensor  # [response_mask.sum()] long, the index of each response token's prediction among the M
     source_of: Tensor  # [M] long, the first response token (in the order of `response_mask`) that uses each prediction
     response_mask: Tensor  # [b, T] bool, the sampled tokens of the rows, which are meant by response tokens here
-    attention: Callable[[torch.dtype], Mapping[str, Any]] = field(repr=False)  # The decoder's arguments, by its dtype.
+    cells: tuple[Tensor, ...]  # [response_mask.sum()] long each, the row and the column of each response token
+    attention: Attention = field(repr=False)
     num_tokens: int  # Without padding.
     shares: bool  # Whether `prediction_of` is not the identity: rows use the same prediction, or in another order.
 
@@ -47,11 +66,11 @@ class TokenLayout:
     def to_rows(self, values: Tensor) -> Tensor:
         """``[M] -> [b, T]``: the value of each response token's prediction, zero outside the response mask."""
         spread = gather_rows(values[:, None], self.prediction_of).squeeze(1) if self.shares else values
-        return spread.new_zeros(self.response_mask.shape).masked_scatter(self.response_mask, spread)
+        return spread.new_zeros(self.response_mask.shape).index_put(self.cells, spread)
 
     def from_rows(self, values: Tensor) -> Tensor:
         """``[b, T] -> [M]``: the value of the first response token that uses each prediction."""
-        return values[self.response_mask][self.source_of]
+        return values[self.cells][self.source_of]
 
     def read(self, values: Tensor, read_at: ReadAt) -> Tensor:
         """``[R, N] -> [b, T]``: the value at each response token's own position, or at the one that predicts it."""
@@ -60,11 +79,37 @@ class TokenLayout:
             return self.to_rows(flat[self.predictors])
         return self.to_rows(torch.where(self.places >= 0, flat[self.places.clamp(min=0)], 0))
 
+    def to(self, device: torch.device) -> Self:
+        """The layout with its tensors on `device`; the host does not wait for it."""
+        moved = {part.name: to_device(getattr(self, part.name), device) for part in fields(self)}
+        return replace(self, **moved)
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """A tensor on `device`, or a tuple or dict with its tensors there; other values as they are.
+
+    To CUDA they are copied from pinned memory: a copy from other memory waits until the device has done all that it was
+    given before.
+    """
+    match value:
+        case Tensor():
+            if value.device == device or device.type != "cuda" or value.device.type != "cpu":
+                return value.to(device)
+            return value.pin_memory().to(device, non_blocking=True)
+        case dict():
+            return {name: to_device(part, device) for name, part in value.items()}
+        case tuple():
+            parts = [to_device(part, device) for part in value]
+            return tuple(parts) if type(value) is tuple else type(value)(*parts)
+        case _:
+            return value
+
 
 def padded_layout(input_ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> TokenLayout:
     """A layout in which every row is a row of the decoder's input. The last column predicts nothing and is left out.
 
     The tensors are those of a `SampledBatch`. Tokens that the attention mask has alone are run, but not predicted.
+    Layouts are best made on the CPU and moved: on CUDA the host waits for the number of tokens.
     """
     ids, mask = input_ids[:, :-1], attention_mask[:, :-1]
     places = torch.arange(ids.numel(), device=ids.device).view_as(ids)
@@ -133,7 +178,8 @@ def _separate_rows(
         prediction_of=every,
         source_of=every,
         response_mask=response_mask,
-        attention=lambda _: attention,
+        cells=response_mask.nonzero(as_tuple=True),
+        attention=RowAttention(attention),
         num_tokens=num_tokens,
         shares=False,
     )

@@ -207,12 +207,16 @@ class Policy(nn.Module):
     ) -> TokenLayout:
         """The layout of some rows: prefix trees that begin at the rows `starts`, or separate rows if it is None.
 
-        Separate rows are packed if `Loading.packing` is set, else padded. See `tree_layout` for `share_responses`.
+        Separate rows are packed if `Loading.packing` is set, else padded. See `tree_layout` for `share_responses`. It
+        is made on the CPU, where rows of a copy of the batch cost no wait for the device, and moved to the policy's.
         """
-        tensors = rows.input_ids, rows.attention_mask, rows.response_mask
+        tensors = rows.input_ids.cpu(), rows.attention_mask.cpu(), rows.response_mask.cpu()
         if starts is not None:
-            return tree_layout(*tensors, starts, share_responses=share_responses, kernel=self.tree_kernel or "sdpa")
-        return packed_layout(*tensors, flash=self.uses_flash) if self.loading.packing else padded_layout(*tensors)
+            kernel = self.tree_kernel or "sdpa"
+            return tree_layout(*tensors, starts, share_responses=share_responses, kernel=kernel).to(self.device)
+        if self.loading.packing:
+            return packed_layout(*tensors, flash=self.uses_flash).to(self.device)
+        return padded_layout(*tensors).to(self.device)
 
     def decode(self, layout: TokenLayout, embeds: Tensor | None = None) -> Tensor:
         """The decoder's output ``[R, N, D]`` for the tokens of a layout, or for embeddings that replace them."""
@@ -221,7 +225,7 @@ class Policy(nn.Module):
             embeds,
             position_ids=self.position_ids(layout.ids, layout.positions),
             use_cache=False,
-            **layout.attention(self.compute_dtype),
+            **layout.attention.arguments(self.compute_dtype),
         )
 
     def _run_decoder(self, input_ids: Tensor, embeds: Tensor | None, **options: Any) -> Tensor:

@@ -14,7 +14,7 @@ Shapes: ``b`` rows, ``P`` prompt tokens, ``T`` response tokens, ``W = P + T`` co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -25,7 +25,14 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grail_lightning.core.functional.tokens import full_precision
-from grail_lightning.core.policy.layout import TokenLayout, aligned, first_rows, gather_rows, shared_columns
+from grail_lightning.core.policy.layout import (
+    Attention,
+    TokenLayout,
+    aligned,
+    first_rows,
+    gather_rows,
+    shared_columns,
+)
 
 TreeKernel = Literal["sdpa", "varlen"]
 
@@ -46,6 +53,17 @@ class _AttentionUnits(NamedTuple):
     mask: Tensor  # [U, Q, K] bool, where a query attends to a key; for SDPA [U, 1, Q, K], added to the scores
     output_of: Tensor  # [N] long, the index into U · Q at which each token is a query
 
+    def arguments(self, dtype: torch.dtype) -> Mapping[str, Any]:
+        """See `Attention`."""
+        mask, number = self.mask, self.keys.shape[1]
+        # SDPA would convert a boolean mask in each layer and keep the result. CUDA's kernels would copy a mask whose
+        # rows do not begin at multiples of 16.
+        shape = (len(mask), 1, mask.shape[1], number + -number % 16)
+        added = torch.full(shape, torch.finfo(dtype).min, dtype=dtype, device=mask.device)[..., :number]
+        units_there = self._replace(mask=added.masked_fill_(mask[:, None], 0))
+        # Transformers makes no mask of its own if it is given one of four dimensions.
+        return {"attention_mask": added.new_zeros(1, 1, 1, 1), "units": units_there}
+
 
 class _Paths(NamedTuple):
     """Rows for `varlen_attn`, path by path: queries are the tokens that a row adds, keys these and the path to them."""
@@ -56,6 +74,10 @@ class _Paths(NamedTuple):
     inherited_keys: Tensor  # long, the token numbers there
     begins: tuple[Tensor, Tensor]  # [U + 1] int32 each, the first query and the first key of each row, and the numbers
     longest: tuple[int, int]  # The largest numbers of queries and of keys of a row.
+
+    def arguments(self, dtype: torch.dtype) -> Mapping[str, Any]:
+        """See `Attention`."""
+        return {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=dtype, device=self.keys.device), "paths": self}
 
 
 def _tree_attention(
@@ -75,7 +97,9 @@ def _tree_attention(
     if paths is not None:
         # Under autocast rotary embeddings may leave queries and keys in float32 beside values in half precision.
         queries, *states = (s[0].transpose(0, 1).to(value.dtype) for s in (query, key, value))
-        arguments = (queries, *_AlongPaths.apply(*states, paths), *paths.begins, *paths.longest)  # type: ignore[no-untyped-call]
+        if len(paths.inherited):  # Else the tokens are the keys.
+            states = _AlongPaths.apply(*states, paths)  # type: ignore[no-untyped-call]
+        arguments: tuple[Any, ...] = (queries, *states, *paths.begins, *paths.longest)
         grouped, causal = query.shape[1] != key.shape[1], (-1, 0)
         output = varlen_attn(*arguments, scale=scale, window_size=causal, enable_gqa=grouped)
         return cast(Tensor, output)[None], None
@@ -120,7 +144,6 @@ def tree_layout(
     `share_responses` rows share their prompt without its last token, and equal rows are run once: every position that
     predicts a response token then belongs to one response.
     """
-    device = input_ids.device
     prompt_width = input_ids.shape[1] - response_mask.shape[1]
     rows = aligned(input_ids, attention_mask, prompt_width)
     columns = torch.arange(rows.ids.shape[1])
@@ -141,7 +164,7 @@ def tree_layout(
     ids, positions = rows.ids[tree.run].long(), columns.expand_as(tree.run)[tree.run]
     if kernel == "varlen" and int(_keys_of_rows(tree).sum()) > _MOST_KEYS * len(ids):
         kernel = "sdpa"
-    attention = _by_rows(tree, device) if kernel == "varlen" else _by_units(_units(tree, starts), device)
+    attention: Attention = _by_rows(tree) if kernel == "varlen" else _units(tree, starts)
     tensors = {
         "ids": ids[None],
         "positions": positions[None],
@@ -151,13 +174,16 @@ def tree_layout(
         "prediction_of": prediction_of,
         "source_of": torch.full((number,), len(cells)).scatter_reduce(0, prediction_of, every, "amin"),
     }
-    return TokenLayout(
-        **{name: tensor.to(device) for name, tensor in tensors.items()},
+    response_mask = response_mask.cpu()
+    layout = TokenLayout(
+        **tensors,
         response_mask=response_mask,
+        cells=response_mask.nonzero(as_tuple=True),
         attention=attention,
         num_tokens=int(tree.run.sum()),
         shares=not torch.equal(prediction_of, every),
     )
+    return layout.to(input_ids.device)
 
 
 class _Tree(NamedTuple):
@@ -230,23 +256,6 @@ def _join_rows(token_counts: Sequence[int], starts: Sequence[int]) -> tuple[list
     return [first[k] for k in indices], [sizes[k] for k in indices]
 
 
-def _by_units(units: _AttentionUnits, device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
-    """A function from the dtype of the computation to the decoder's arguments for SDPA."""
-
-    def attention(dtype: torch.dtype) -> Mapping[str, Any]:
-        queries, keys, mask, output_of = (tensor.to(device) for tensor in units)
-        number = keys.shape[1]
-        # SDPA would convert a boolean mask in each layer and keep the result. CUDA's kernels would copy a mask whose
-        # rows do not begin at multiples of 16.
-        shape = (len(queries), 1, queries.shape[1], number + -number % 16)
-        added = torch.full(shape, torch.finfo(dtype).min, dtype=dtype, device=mask.device)[..., :number]
-        units_there = _AttentionUnits(queries, keys, added.masked_fill_(mask[:, None], 0), output_of)
-        # Transformers makes no mask of its own if it is given one of four dimensions.
-        return {"attention_mask": added.new_zeros(1, 1, 1, 1), "units": units_there}
-
-    return attention
-
-
 # --- `varlen_attn`, whose cost is that of flash attention for whole rows ----------------------------------------------
 
 
@@ -276,16 +285,14 @@ def _keys_of_rows(tree: _Tree) -> Tensor:
     return torch.where(tree.run.any(1), (tree.inherited | tree.run).sum(1), 0)
 
 
-def _by_rows(tree: _Tree, device: torch.device) -> Callable[[torch.dtype], Mapping[str, Any]]:
+def _by_rows(tree: _Tree) -> _Paths:
     first = [row for row, added in enumerate(tree.run.sum(1).tolist()) if added]
     sizes = [int(tree.run[row].sum()) for row in first]
     paths = _paths(tree, first, _spans(tree, first, sizes))
     counts = torch.tensor([sizes, [len(path) for path in paths]])
-    begins = torch.nn.functional.pad(counts.cumsum(1), (1, 0))
+    begins = torch.nn.functional.pad(counts.cumsum(1), (1, 0)).int()
     is_own = torch.cat([torch.arange(len(path)) >= len(path) - size for path, size in zip(paths, sizes, strict=True)])
-    keys = torch.cat(paths).to(device)
-    row_places, inherited = (places.nonzero().squeeze(1).to(device) for places in (is_own, ~is_own))
-    queries_begin, keys_begin = begins.to(device, torch.int32)
+    keys = torch.cat(paths)
+    own, inherited = (places.nonzero().squeeze(1) for places in (is_own, ~is_own))
     most = int(counts[0].max()), int(counts[1].max())
-    rows = _Paths(keys, row_places, inherited, keys[inherited], (queries_begin, keys_begin), most)
-    return lambda dtype: {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=dtype, device=device), "paths": rows}
+    return _Paths(keys, own, inherited, keys[inherited], (begins[0], begins[1]), most)

@@ -186,6 +186,12 @@ class SampledBatch:
         return dataclasses.replace(self, **moved)
 
 
+def on_host(batch: SampledBatch) -> SampledBatch:
+    """What was sampled, with every tensor on the CPU, and nothing of its rewards."""
+    names = [f.name for f in dataclasses.fields(SampledBatch)]
+    return SampledBatch(**{name: getattr(batch, name) for name in names}).to("cpu")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradedBatch(SampledBatch):
     """Responses with their rewards and the positions of their answers."""

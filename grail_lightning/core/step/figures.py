@@ -87,20 +87,27 @@ def _combine(parts: list[_Part]) -> float:
     return (min if kind == "min" else max)(p.extreme for p in parts)
 
 
-def loss_figures(sums: Mapping[str, Tensor], *, tokens_run: int, tokens_unshared: int) -> dict[str, float]:
-    """Means over the tokens of live rows, on all ranks, of the sums that an optimiser step's micro-batches returned.
+class LossSums(NamedTuple):
+    """What the micro-batches of an optimiser step have summed on this rank."""
 
-    Rows that are not run, such as those without an advantage, have no part in them. The sums include the number of
-    these tokens (``loss_tokens``), and the ``loss``, which is summed, not averaged. The forward passes have run
-    `tokens_run` tokens; without shared beginnings they would have run `tokens_unshared`.
-    """
-    local = dict(zip(sums, torch.stack([v.double() for v in sums.values()]).tolist(), strict=True)) if sums else {}
-    total = sum_by_name(local | {"run": float(tokens_run), "unshared": float(tokens_unshared)})
-    tokens, loss = max(total.pop("loss_tokens", 0.0), 1.0), total.pop("loss", 0.0)
-    run, unshared = total.pop("run"), total.pop("unshared")
-    if not unshared:
-        return {"loss": 0.0}
-    return {"loss": loss, "shared_tokens": 1 - run / unshared} | {name: value / tokens for name, value in total.items()}
+    sums: Mapping[str, Tensor]  # Scalars by name, the number of tokens (``loss_tokens``) and the ``loss`` among them.
+    tokens_run: int  # The tokens that the forward passes have run.
+    tokens_unshared: int  # Those that they would have run without shared beginnings.
+
+    def figures(self) -> dict[str, float]:
+        """Means over the tokens of live rows, on all ranks; the ``loss`` is summed. The host waits for the device.
+
+        Rows that are not run, such as those without an advantage, have no part in them.
+        """
+        values = torch.stack([v.double() for v in self.sums.values()]).tolist() if self.sums else []
+        local = dict(zip(self.sums, values, strict=True))
+        total = sum_by_name(local | {"run": float(self.tokens_run), "unshared": float(self.tokens_unshared)})
+        tokens, loss = max(total.pop("loss_tokens", 0.0), 1.0), total.pop("loss", 0.0)
+        run, unshared = total.pop("run"), total.pop("unshared")
+        if not unshared:
+            return {"loss": 0.0}
+        means = {name: value / tokens for name, value in total.items()}
+        return {"loss": loss, "shared_tokens": 1 - run / unshared} | means
 
 
 def batch_figures(
@@ -108,8 +115,11 @@ def batch_figures(
 ) -> dict[str, float]:
     """The figures of a batch: of its rollouts and, under ``credit/``, of their token weights. A collective.
 
-    `trained` are the rows that have a reward, whose token weights are given.
+    `trained` are the rows that have a reward, whose token weights are given. Everything is computed on the CPU: on
+    CUDA each of the many small figures would cost several kernels and two waits.
     """
+    whole, weights = batch.to("cpu"), weights.to("cpu")
+    batch, trained = whole, whole if trained is batch else trained.to("cpu")
     tally = Tally()
     add_rollouts(tally, batch)
     if trained.scored.all():  # Else this rank has none.

@@ -106,7 +106,7 @@ class ConfiguredOptions:
         begun with it; without a change it is where it was. What is no argument of the optimiser's constructor keeps the
         value from the checkpoint, since some optimisers count in their options.
         """
-        rehearsal = idle_optimizer(self.groups)
+        rehearsal, restored = idle_optimizer(self.groups), getattr(optimizer, "optimizer", optimizer).state
         if self._make_schedule is not None:
             rehearsed = self._make_schedule(rehearsal)
             for _ in range(num_steps):
@@ -115,6 +115,10 @@ class ConfiguredOptions:
             scheduler.load_state_dict(rehearsed.state_dict())
         for group, begun, options in zip(optimizer.param_groups, self.groups, options_of(rehearsal), strict=True):
             group |= {k: value for k, value in options.items() if k in self._arguments or k not in begun}
+            if group.get("fused"):  # A run on CPUs kept the numbers of steps there.
+                for weight in group["params"]:
+                    state = restored.get(weight, {})
+                    state |= {k: v.to(weight.device) for k, v in state.items() if k == "step"}
 
 
 class _Idle(Optimizer):

@@ -18,12 +18,13 @@ from grail_lightning.core.functional.policy_gradient import sampler_correction
 from grail_lightning.core.functional.tokens import TokenStats
 from grail_lightning.core.objective import Objective
 from grail_lightning.core.policy.capabilities import has_dropout
+from grail_lightning.core.policy.layout import to_device
 from grail_lightning.core.policy.micro_batch import MicroBatch, scatter, zero_table
 from grail_lightning.core.rollout.batch import GradedBatch
 from grail_lightning.core.runtime.collectives import all_gather_rows, all_reduce, world_size
 from grail_lightning.core.runtime.seeds import derive_seed
 from grail_lightning.core.step.execution import Execution
-from grail_lightning.core.step.figures import loss_figures
+from grail_lightning.core.step.figures import LossSums
 from grail_lightning.core.step.forward import Forward, reference_logprobs
 from grail_lightning.core.step.loss import LossInputs, count_denominators, live_rows, loss_mask, micro_batch_loss
 
@@ -78,7 +79,7 @@ class _OldLogprobs:
         """``[b, t]``: the old log-probabilities of a micro-batch, given its present ones."""
         if not self._are_known(micro):
             return logprobs.detach()
-        return self._values[micro.rows.to(self._values.device), : logprobs.shape[1]]
+        return self._values[to_device(micro.rows, self._values.device), : logprobs.shape[1]]
 
     def record(self, micro: MicroBatch, logprobs: Tensor) -> None:
         """Store the log-probabilities of rows that are scored for the first time, for later steps."""
@@ -176,15 +177,26 @@ class Update:
             self._use_token_weights(micro, result.weights)
             self.old_logprobs.record(micro, result.logprobs)
 
-    def accumulate(self, index: int, backward: _Backward, *, in_place: bool = False) -> dict[str, float]:
-        """Run the forward and backward passes of an optimiser step; returns figures of it (`loss_figures`).
+    def accumulate(self, index: int, backward: _Backward, *, in_place: bool = False) -> LossSums:
+        """Run the forward and backward passes of an optimiser step; returns sums for its figures.
 
-        `in_place`: whether the backward pass may add the head's gradient to `weight.grad` in place.
+        With a policy on CUDA the host does not wait for the device from the first forward pass on, so that the passes
+        follow each other without a gap. `in_place`: whether the backward pass may add the head's gradient to
+        `weight.grad` in place.
         """
         rows = self.steps[index]
         counts = count_denominators(self.mask, rows, self.max_response_length)
         rows = rows[self.live[rows]]
-        parts, tokens_run = self.forward.cut(rows), 0
+        sums, tokens_run = self._run_passes(self.forward.cut(rows), counts, backward, in_place)
+        # The last token of a row predicts nothing and is not run.
+        unshared = int(self.forward.host.lengths[rows].sum()) - len(rows)
+        return LossSums(sums, tokens_run, unshared)
+
+    def _run_passes(
+        self, parts: list[MicroBatch], counts: dict[str, int], backward: _Backward, in_place: bool
+    ) -> tuple[dict[str, Tensor], int]:
+        """The sums over the micro-batches of a step, and the number of tokens that were run."""
+        tokens_run = 0
         sums: dict[str, Tensor] = {}
         for number, micro in enumerate(parts, start=1):
             result = self.forward(micro, in_place=in_place)
@@ -198,17 +210,15 @@ class Update:
                 sums = {name: sums[name] + value if name in sums else value for name, value in summands.items()}
             # Strategies average gradients over ranks, but the denominators already include all ranks.
             backward(loss * world_size(), number == len(parts))
-        # The last token of a row predicts nothing and is not run.
-        unshared = int(self.batch.lengths.cpu()[rows].sum()) - len(rows)
-        return loss_figures(sums, tokens_run=tokens_run, tokens_unshared=unshared)
+        return sums, tokens_run
 
     def _use_token_weights(self, micro: MicroBatch, weights: TokenWeights | None) -> None:
         if weights is not None:
-            advantages = self.batch.advantages[micro.rows.to(self.batch.advantages.device)]
+            advantages = self.batch.advantages[to_device(micro.rows, self.batch.advantages.device)]
             scatter(self.token_advantages, micro.rows, token_advantages(advantages, weights))
 
     def _inputs(self, micro: MicroBatch, stats: TokenStats) -> LossInputs:
-        rows, columns = micro.rows.to(self.mask.device), stats.logprobs.shape[1]
+        rows, columns = to_device(micro.rows, self.mask.device), stats.logprobs.shape[1]
 
         def rows_of(table: Tensor | None) -> Tensor | None:
             return None if table is None else table[rows, :columns]
