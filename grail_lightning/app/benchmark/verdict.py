@@ -194,8 +194,9 @@ def _gain_of_controls(result: Result, found: Sequence[Claim]) -> Iterator[Findin
         ]
         if alike:
             beside = each([ours[claim.world] for claim in alike])
+            where = f"In {worlds(alike)} its control {name} gains about as much"
             yield Finding(
-                claim=f"In {worlds(alike)} its control {name} gains about as much: there this is no effect of what it finds",
+                claim=f"{where}: there this is no effect of what it finds",
                 evidence=f"The control has {each(alike)}; the method has {beside}",
             )
 
