@@ -186,7 +186,7 @@ class Searches(TokenCredit):
         while frame is not None:
             found += [value for value in frame.f_locals.values() if type(value).__name__ in ("Labels", "Step")]
             frame = frame.f_back
-        found += [thing for thing in gc.get_objects() if type(thing).__name__ in ("Labels", "Step", "Forks")]
+        found += [thing for thing in gc.get_objects() if type(thing).__name__ in ("Labels", "Forks")]
         type(self).stolen = found
         return ones(batch)
 
