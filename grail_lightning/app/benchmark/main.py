@@ -271,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if call.train:
             for one in every:
                 check(_request(one, call.worlds, call))
-        with held(call.output, "benchmark"):
+        with held(call.output, "benchmark", "`--output`"):
             try:
                 _run(every, shipped, call)
             except KeyboardInterrupt:

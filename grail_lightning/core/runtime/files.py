@@ -54,11 +54,15 @@ def check_writable(folder: Path, subject: str) -> None:
         ) from None
 
 
+_OF_A_RUN = "`trainer.logger.init_args.name`, or `trainer.default_root_dir` without a logger"
+
+
 @contextmanager
-def held(folder: Path, user: str = "fit") -> Iterator[None]:
+def held(folder: Path, user: str = "fit", option: str = _OF_A_RUN) -> Iterator[None]:
     """Lock a folder, which is created if needed; a `ValueError` if another run, which it calls `user`, has it.
 
-    The operating system releases the lock when its process ends, for whatever reason; the file stays.
+    The error names the `option` by which a run gets another folder. The operating system releases the lock when its
+    process ends, for whatever reason; the file stays.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / LOCK
@@ -66,10 +70,9 @@ def held(folder: Path, user: str = "fit") -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        options = "`trainer.logger.init_args.name`, or `trainer.default_root_dir` without a logger"
         raise ValueError(
             f"A run must have its folder to itself, but {folder} is in use by another {user} ({file.read_text()}). "
-            f"Wait for it or stop it{'' if user == 'sweep' else f', or give this run another folder: {options}'}."
+            f"Wait for it or stop it{'' if user == 'sweep' else f', or give this run another folder: {option}'}."
         ) from None
     try:
         file.write_text(f"process {os.getpid()} on {socket.gethostname()}")

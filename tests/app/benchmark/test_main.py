@@ -16,6 +16,7 @@ from grail_lightning.app.benchmark import measure
 from grail_lightning.app.benchmark.digest import digest_of
 from grail_lightning.app.benchmark.main import main
 from grail_lightning.app.benchmark.result import read_result
+from grail_lightning.core.runtime.files import held
 
 
 def figures_of(method, batches, options=()):
@@ -170,3 +171,9 @@ def test_a_cost_that_does_not_apply_is_a_sentence():
     told = measure.cost("Resampled", [], "search", 0, lambda share: None)
     assert told["figures"] is None
     assert "one turn" in told["reasons"]["cost"]
+
+
+def test_a_folder_in_use_names_the_option(tmp_path, capsys):
+    with held(tmp_path), pytest.raises(SystemExit):
+        main(["Uniform", "--worlds", "sums", "--output", str(tmp_path)])
+    assert "give this run another folder: `--output`." in capsys.readouterr().err
