@@ -6,13 +6,15 @@
     OMP_NUM_THREADS=1 python scripts/make_benchmark_data.py search                         # half a minute a batch
     OMP_NUM_THREADS=1 python scripts/make_benchmark_data.py charts                         # the same
     OMP_NUM_THREADS=1 python scripts/make_benchmark_data.py code --batches 64 --samples 32
+    OMP_NUM_THREADS=1 python scripts/make_benchmark_data.py sums --products                # 2 minutes
 
 The rollouts are samples of the packaged policy on training problems of its world. A token is a choice if the policy
 gave it a probability below 1 - 1e-3; a token that is none moves the value by at most that. From the state before each
 choice `--samples` continuations are sampled and graded, in two independent halves. In a world of several turns, values
 are those of the states before each turn: the environment answers to the turns before once more. The file is written
 after every batch, and a second call goes on where the first one ended. `grail_lightning/app/benchmark/stored.py` lists
-what it holds. Another processor samples other rollouts.
+what it holds. Another processor samples other rollouts. With `--products` the rollouts stay as they are, and the
+products of the gradients of uniform credit, lower baselines and resampled values are computed (`compared`).
 
 Shapes: ``N`` batches, ``B`` rows, ``T`` response tokens; 2 halves.
 """
@@ -35,8 +37,9 @@ from torch.nn.functional import pad
 
 from grail_lightning import GradedBatch, HFEngine, Policy, Prompt, SampledBatch, Sampling, grade_answers
 from grail_lightning.answers import Verifier
+from grail_lightning.app.benchmark.compared import NUMBER, compute_references, file_of, write_references
 from grail_lightning.app.benchmark.replay import Turns, without_pictures
-from grail_lightning.app.benchmark.rollouts import GROUP_SIZE, PROMPTS, told_verdict
+from grail_lightning.app.benchmark.rollouts import GROUP_SIZE, PROMPTS, open_world, told_verdict
 from grail_lightning.app.benchmark.stored import read_arrays
 from grail_lightning.app.benchmark.worlds import WORLDS, World
 from grail_lightning.core.credit.base import CreditContext
@@ -51,6 +54,7 @@ from grail_lightning.core.policy.load import load_policy
 from grail_lightning.core.records.episode import EndReason
 from grail_lightning.core.records.task import StepKind, TokenText
 from grail_lightning.core.rollout.grading import align_rows, grade_and_locate, labelled_steps
+from grail_lightning.core.runtime.files import whole_file
 from grail_lightning.core.runtime.seeds import derive_seed
 from grail_lightning.core.step.episodes import play
 
@@ -302,10 +306,8 @@ def add(arrays: dict[str, np.ndarray], fresh: dict[str, np.ndarray], batch: Grad
 
 def write(file: Path, arrays: dict[str, Any]) -> None:
     """Write a file as a whole."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial.npz")
-    np.savez_compressed(partial, **arrays)
-    partial.replace(file)
+    with whole_file(file) as unfinished, unfinished.open("wb") as stream:
+        np.savez_compressed(stream, **arrays)
 
 
 ALL = ("ids", "turn", "end", "rewards", "verdict", "verdicts", "steps", "num_steps", "score", "value", "best")
@@ -319,9 +321,14 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=64, help=f"of {PROMPTS} problems")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="of each state, an even number; not of turns")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--products", action="store_true", help="of the steps with which methods are compared, alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
     world = WORLDS[options.world]
+    if options.products:
+        with open_world(world.name, NUMBER) as opened:
+            write_references(compute_references(opened), options.file or file_of(world))
+        return
     file = options.file or world.file
     arrays = read_arrays(file, ALL) if file.exists() else {}
     with open_lab(world) as lab, torch.no_grad():

@@ -15,12 +15,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from grail_lightning.app.benchmark.main import BATCHES, Judged, judged, result_of
+from grail_lightning.app.benchmark.main import BATCHES, Judged, judged, put_training, request_of, result_of
 from grail_lightning.app.benchmark.processes import run_jobs
 from grail_lightning.app.benchmark.references import REFERENCES
-from grail_lightning.app.benchmark.report import report_name
-from grail_lightning.app.benchmark.result import Result
-from grail_lightning.app.benchmark.training import Request, estimate, train
+from grail_lightning.app.benchmark.result import Result, file_name
+from grail_lightning.app.benchmark.training import estimate, train
 from grail_lightning.app.benchmark.worlds import DEFAULT_WORLDS, WORLDS
 from grail_lightning.core.runtime.files import write_whole
 
@@ -36,7 +35,7 @@ def main() -> None:
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(DEFAULT_WORLDS), metavar="WORLD")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only-write", action="store_true", help="measure nothing: write rows of what is measured")
-    parser.set_defaults(batches=BATCHES, seed=0)
+    parser.set_defaults(batches=BATCHES, seed=0, seeds=6, arms="all")
     call = parser.parse_args()
     worlds = {name: [world for world in call.worlds if world in REFERENCES[name].worlds] for name in call.rows}
     rows = {}
@@ -55,31 +54,14 @@ def main() -> None:
             result = result_of(row, outcomes, call)
             if REFERENCES[name].credit is not None:
                 add_recorded(row, result, call)
-            write_whole(call.output / "rows" / f"{report_name(name)}.json", json.dumps(result, indent=1) + "\n")
+            write_whole(call.output / "rows" / f"{file_name(name)}.json", json.dumps(result, indent=1) + "\n")
 
 
 def add_recorded(row: Judged, result: Result, call: argparse.Namespace) -> None:
     """Add the trainings of the package's studies, where they have the method, as one family of comparisons."""
-
-    def request(*worlds: str) -> Request:
-        return Request(
-            method=REFERENCES[row.name].credit or "",
-            options=REFERENCES[row.name].arguments,
-            worlds=worlds,
-            folder=call.output / "runs" / report_name(row.name),
-            arms="all",
-        )
-
-    worlds = [world for world, figures in result["worlds"].items() if figures and estimate(request(world)) == 0]
-    if not worlds:
-        return
-    trained = train(request(*worlds), say=print)
-    for world in worlds:
-        result["worlds"][world]["training"] = trained.figures[world]
-        result["worlds"][world]["reasons"].pop("training", None)
-    for path, reason in trained.reasons.items():
-        world, _, rest = path.partition(".")
-        result["worlds"][world]["reasons"]["training" + (f".{rest}" if rest else "")] = reason
+    applies = [world for world, figures in result["worlds"].items() if figures]
+    if recorded := [world for world in applies if estimate(request_of(row, [world], call)) == 0]:
+        put_training(train(request_of(row, recorded, call), say=print), result)
 
 
 if __name__ == "__main__":

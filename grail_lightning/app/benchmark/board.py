@@ -10,7 +10,16 @@ from typing import Any
 
 from grail_lightning.app.benchmark.claims import Claim, in_words, number, plural
 from grail_lightning.app.benchmark.detection import at_forks
-from grail_lightning.app.benchmark.result import Result, errors_of, figure, read_result, reason, value_of, worlds_of
+from grail_lightning.app.benchmark.result import (
+    Result,
+    errors_of,
+    figure,
+    file_name,
+    read_result,
+    reason,
+    value_of,
+    worlds_of,
+)
 from grail_lightning.app.benchmark.tables import NOTHING
 from grail_lightning.app.benchmark.verdict import beside_best, difference_in_training, gains
 from grail_lightning.app.results.statistics import Estimate
@@ -50,8 +59,7 @@ def board_row(result: Result) -> Result:
 
 def write_row(result: Result, folder: str | Path = BOARD) -> Path:
     """Write a row into the folder of a board, and return its file, whose name is the label."""
-    name = re.sub(r"[^\w.=-]+", "_", result["label"]).strip("._")[:80] or "row"
-    file = Path(folder) / f"{name}.json"
+    file = Path(folder) / f"{file_name(result['label'])}.json"
     write_whole(file, json.dumps(board_row(result), indent=1, allow_nan=False) + "\n")
     return file
 

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from grail_lightning.app.benchmark.gradients import Products, References, policy_gradients, products
 from grail_lightning.app.benchmark.labels import q_and_v
-from grail_lightning.app.benchmark.rollouts import GROUP_SIZE, OpenWorld
+from grail_lightning.app.benchmark.rollouts import GROUP_SIZE, OBJECTIVE, OpenWorld
 from grail_lightning.app.benchmark.stored import read_arrays
 from grail_lightning.app.benchmark.worlds import DATA, World
 from grail_lightning.core.advantages import GroupMean
-from grail_lightning.core.objective import DrGRPO
 from grail_lightning.core.rollout.batch import RolloutBatch
 from grail_lightning.core.step.assign import compute_advantages
 
@@ -38,9 +37,9 @@ _GROUPS = ("uniform", "constants", "limits")
 
 def uniform_batches(opened: OpenWorld, share: float = 1.0) -> list[RolloutBatch]:
     """The batches with the advantages of Dr. GRPO: rewards less a share of the group's mean."""
-    estimator, objective = GroupMean(share=share), DrGRPO(mask_truncated=True)
+    estimator = GroupMean(share=share)
     return [
-        compute_advantages(batch, GROUP_SIZE, estimator, objective, opened.policy, opened.context(number, 0))
+        compute_advantages(batch, GROUP_SIZE, estimator, OBJECTIVE, opened.policy, opened.context(number, 0))
         for number, batch in enumerate(opened.batches)
     ]
 
@@ -144,6 +143,5 @@ def check_references(references: References, uniform: Products, world: World) ->
         raise ValueError(
             f"The reference gradients of `{world.name}` must be those of the packaged policy and its stored rollouts, "
             f"but got the squared norm {shipped[0]:.6g} of the first one where the policy has {uniform.power[0]:.6g}. "
-            f"Compute {file_of(world).name} again: `compute_references` and `write_references` of "
-            "`grail_lightning.app.benchmark.compared`."
+            f"Make {file_of(world).name} again: python scripts/make_benchmark_data.py {world.name} --products"
         )

@@ -23,13 +23,13 @@ _SHOWING = frozenset(
     )
 )
 """Modules of the benchmark that no figure of a world depends on."""
-_LIBRARIES = ("torch", "transformers", "numpy", "scipy")
+LIBRARIES = ("torch", "transformers", "numpy", "scipy")
 
 
 @cache
 def code_digest() -> str:
     """Of the package's Python and data that figures depend on, and of the versions of the libraries."""
-    digest = hashlib.sha256(" ".join(version(name) for name in _LIBRARIES).encode())
+    digest = hashlib.sha256(" ".join(version(name) for name in LIBRARIES).encode())
     code = (file for part in _CODE for file in (_PACKAGE / part).rglob("*.py"))
     data = [*(_PACKAGE / "app/benchmark/data").glob("*.npz"), *(_PACKAGE / "worlds/assets").rglob("*.safetensors")]
     for file in sorted(

@@ -24,15 +24,16 @@ from tqdm import tqdm
 from grail_lightning import __version__
 from grail_lightning.app.benchmark import measure
 from grail_lightning.app.benchmark.board import read_board
-from grail_lightning.app.benchmark.digest import code_digest, digest_of
+from grail_lightning.app.benchmark.digest import LIBRARIES, code_digest, digest_of
 from grail_lightning.app.benchmark.processes import Job, run_jobs
 from grail_lightning.app.benchmark.references import REFERENCES
-from grail_lightning.app.benchmark.report import report_name, write_report
-from grail_lightning.app.benchmark.result import FORMAT, Result, read_result
+from grail_lightning.app.benchmark.report import write_report
+from grail_lightning.app.benchmark.result import FORMAT, Result, file_name
 from grail_lightning.app.benchmark.stored import stored_batches
 from grail_lightning.app.benchmark.subjects import Subject
-from grail_lightning.app.benchmark.training import Request, check, train
+from grail_lightning.app.benchmark.training import Request, Trained, check, train
 from grail_lightning.app.benchmark.training_progress import Progress
+from grail_lightning.app.benchmark.verdict import verdict
 from grail_lightning.app.benchmark.worlds import DEFAULT_WORLDS, WORLDS
 from grail_lightning.app.cli.mistakes import mistakes_in_one_line
 from grail_lightning.app.cli.trainer_options import environments_on_cores
@@ -42,8 +43,6 @@ BATCHES = 32
 _SECONDS = {"sums": 100.0, "long_sums": 250.0, "words": 110.0, "code": 110.0, "search": 150.0, "charts": 150.0}
 """About those that a method of one forward pass takes, for the bar of progress alone."""
 _SECONDS_OF_COST = 25.0
-_LIBRARIES = ("torch", "transformers", "numpy", "scipy")
-
 
 EXAMPLE = """examples:
   python -m grail_lightning.benchmark my_credit.Surprise
@@ -129,9 +128,7 @@ def judged(name: str, options: list[str], call: argparse.Namespace) -> Judged:
     given = {"method": name, "options": options, "batches": call.batches, "seed": call.seed}
     jobs = {}
     for world in call.worlds:
-        file = (
-            call.output / "kept" / f"{report_name(subject.name)}_{world}_{digest_of(parts, world=world, **given)}.json"
-        )
+        file = call.output / "kept" / f"{file_name(subject.name)}_{world}_{digest_of(parts, world=world, **given)}.json"
         what = {"method": name, "options": options, "world": world, "seed": call.seed}
         label = f"{subject.name} in {world}"
         jobs[world] = (
@@ -181,7 +178,7 @@ def result_of(one: Judged, outcomes: Mapping[Path, dict[str, Any]], call: argpar
         "advantage": told.get("advantage", {"class_path": "GroupMean"}),
         "package": __version__,
         "code": code_digest(),
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in _LIBRARIES},
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
         "machine": f"{_processor()}, {os.cpu_count()} cores",
         "date": date.today().isoformat(),
         "command": one.command,
@@ -207,40 +204,42 @@ def _processor() -> str:
 
 def add_training(one: Judged, result: Result, call: argparse.Namespace) -> None:
     """Train with the method, and put the figures into its result."""
-    worlds = tuple(world for world, figures in result["worlds"].items() if figures is not None)
-    request = _request(one, worlds, call)
+    worlds = [world for world, figures in result["worlds"].items() if figures is not None]
+    request = request_of(one, worlds, call)
     with tqdm(bar_format="{desc}", mininterval=1.0 if sys.stderr.isatty() else 60.0) as bar:
 
         def show(progress: Progress) -> None:
             bar.set_description_str(str(progress), refresh=False)
             bar.update(0)
 
-        trained = train(request, progress=show, say=tqdm.write)
+        put_training(train(request, progress=show, say=tqdm.write), result)
+    result["command"] += f" --train --seeds {call.seeds} --arms {call.arms}"
+
+
+def put_training(trained: Trained, result: Result) -> None:
+    """Put the figures of trainings, and the reasons of those that are missing, into a result."""
     for world, figures in trained.figures.items():
         result["worlds"][world]["training"] = figures
         result["worlds"][world]["reasons"].pop("training", None)
     for path, reason in trained.reasons.items():
         world, _, rest = path.partition(".")
         result["worlds"][world]["reasons"]["training" + (f".{rest}" if rest else "")] = reason
-    result["command"] += f" --train --seeds {call.seeds} --arms {call.arms}"
 
 
-def _request(one: Judged, worlds: Sequence[str], call: argparse.Namespace) -> Request:
+def request_of(one: Judged, worlds: Sequence[str], call: argparse.Namespace) -> Request:
+    """What is to be trained of a method; a ValueError if it is a bare score."""
     parts = [one.subject.method, one.subject.control, one.subject.advantage]
     key = digest_of(parts, method=one.name, options=one.options)
     # A row of the board that is named without options has its own ones.
     row = None if one.options else REFERENCES.get(one.name)
     if row is not None and row.credit is None:
         raise ValueError(f"`--train` must be left out with {one.name}: a bare score of tokens cannot train a policy.")
-    options = list(row.arguments if row else one.options)
-    if any(o.startswith("--advantage.") for o in options) and not any(o.startswith("--advantage=") for o in options):
-        options.insert(0, "--advantage=GroupMean")
     return Request(
         method=(row.credit or "") if row else one.name,
-        options=tuple(options),
+        options=tuple(row.arguments if row else one.options),
         worlds=tuple(worlds),
         seeds=call.seeds,
-        folder=call.output / "runs" / f"{report_name(one.subject.name)}_{key}",
+        folder=call.output / "runs" / f"{file_name(one.subject.name)}_{key}",
         jobs=call.jobs,
         arms=call.arms,
         arms_folder=call.output / "runs" / f"arms_{code_digest()}",
@@ -270,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise ValueError(f"The methods of a call must have different names, but got {', '.join(labels)}.")
         if call.train:
             for one in every:
-                check(_request(one, call.worlds, call))
+                check(request_of(one, call.worlds, call))
         with held(call.output, "benchmark", "`--output`"):
             try:
                 _run(every, shipped, call)
@@ -309,9 +308,10 @@ def _run(every: Sequence[Judged], shipped: Sequence[Result], call: argparse.Name
             add_training(one, result, call)
     for k, result in enumerate(results):
         others = [other for i, other in enumerate(results) if i != k]
-        files = write_report(result, references(others, shipped, result["label"], call.batches), call.output)
+        rows = references(others, shipped, result["label"], call.batches)
+        files = write_report(result, rows, call.output)
         print(f"\n{result['label']}")
-        for sentence in read_result(files[0])["verdict"]:
+        for sentence in verdict(result, rows):
             print(f"- {sentence}")
         print("  ".join(map(str, files)))
 

@@ -64,7 +64,6 @@ def quality(method: str, options: Sequence[str], world: str, batches: int, seed:
         controls = _controls(subject, opened, weighted, seed)
         report(_CONTROLLED)
         figures = _gains(subject, opened, weighted, controls, seed, report)
-        reads = weighted.reads  # Labels are read below, by nobody but this function.
         labels = read_labels(opened)
         found = detect(weighted, labels)
         reasons = figures.pop("reasons") | found.pop("reasons")
@@ -74,7 +73,7 @@ def quality(method: str, options: Sequence[str], world: str, batches: int, seed:
         examples = _examples(opened, weighted, labels)
     seconds = time.perf_counter() - begun
     figures = found | figures | {"seconds": round(seconds, 1), "reasons": reasons}
-    return {"figures": figures, "reads": [*reads], "oracle": weighted.oracle, "examples": examples}
+    return {"figures": figures, "reads": [*weighted.reads], "oracle": weighted.oracle, "examples": examples}
 
 
 def cost(method: str, options: Sequence[str], world: str, seed: int, report: Report) -> dict[str, Any]:

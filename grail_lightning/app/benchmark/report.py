@@ -7,13 +7,12 @@ nothing be fetched, and `markdown` escapes them in Markdown.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from grail_lightning.app.benchmark.claims import in_words, listed, sentence
 from grail_lightning.app.benchmark.pictures import curves_pictures, forest_picture, rollouts, steps_table
-from grail_lightning.app.benchmark.result import Result, check_result, value_of, worlds_of
+from grail_lightning.app.benchmark.result import Result, check_result, file_name, value_of, worlds_of
 from grail_lightning.app.benchmark.tables import Section, Table, sections
 from grail_lightning.app.benchmark.verdict import findings, verdict
 from grail_lightning.app.results.table import markdown, markdown_table, plain
@@ -44,7 +43,7 @@ def write_report(result: Result, references: Sequence[Result], folder: str | Pat
         ValueError: `result` is not a result (see `check_result`).
     """
     check_result(result, "the result")
-    name = report_name(result["label"])
+    name = file_name(result["label"])
     result = result | {"verdict": verdict(result, references)}
     texts = {
         "json": json.dumps(result, indent=1, allow_nan=False) + "\n",
@@ -55,11 +54,6 @@ def write_report(result: Result, references: Sequence[Result], folder: str | Pat
     for file, text in zip(files, texts.values(), strict=True):
         write_whole(file, text)
     return files
-
-
-def report_name(label: str) -> str:
-    """The name of the files of a method's report."""
-    return re.sub(r"[^\w.=-]+", "_", label).strip("._")[:80] or "report"
 
 
 def report_markdown(result: Result, references: Sequence[Result] = ()) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -122,6 +123,11 @@ def _is_number(value: object) -> bool:
 
 def _quoted(names: object) -> str:
     return ", ".join(f"`{name}`" for name in names)  # type: ignore[attr-defined]
+
+
+def file_name(label: str) -> str:
+    """The name of the files of a method, without their endings."""
+    return re.sub(r"[^\w.=-]+", "_", label).strip("._")[:80] or "report"
 
 
 def worlds_of(result: Result) -> list[str]:

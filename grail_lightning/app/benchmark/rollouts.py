@@ -27,6 +27,7 @@ from grail_lightning.core.credit.base import CreditContext
 from grail_lightning.core.credit.service import Opened, Owner, RunParts, Services
 from grail_lightning.core.engines.base import build_batch
 from grail_lightning.core.engines.hf.engine import HFEngine
+from grail_lightning.core.objective import DrGRPO
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.records.task import Prompt
@@ -41,6 +42,8 @@ from grail_lightning.worlds.programs.outcome import ProgramOutcome
 GROUP_SIZE = 8
 PROMPTS = 16  # Of a batch, as in the quickstart.
 TOKEN_BUDGET = 4096  # Padded tokens of a forward pass.
+OBJECTIVE = DrGRPO(mask_truncated=True)
+"""The objective under which advantages are computed."""
 _MAX_GRAD_NORM = 1.0  # `execution.max_grad_norm` of the quickstart, for models that a method trains.
 _READ = ("ids", "turn", "end", "rewards", "verdict", "verdicts")
 

@@ -67,11 +67,7 @@ def subject_of(credit: str, arguments: Sequence[str] = (), name: str | None = No
     Raises:
         ValueError: One line about the first mistake.
     """
-    default = any(a.startswith("--advantage.") for a in arguments) and not any(
-        a.split("=")[0] == "--advantage" for a in arguments
-    )
-    first = [f"--model.credit={credit}", *(["--model.advantage=GroupMean"] if default else [])]
-    _, rest = merged([*first, *map(_of_model, arguments)])
+    _, rest = merged([f"--model.credit={credit}", *map(_of_model, with_estimator(arguments))])
     with recording() as reads:
         try:
             check_arguments(rest)
@@ -97,6 +93,13 @@ def subject_of(credit: str, arguments: Sequence[str] = (), name: str | None = No
         given=told,
         reads=tuple(reads),
     )
+
+
+def with_estimator(arguments: Sequence[str]) -> list[str]:
+    """The options with the group's mean in front, if they change an estimator of the advantage but name none."""
+    changed = any(argument.startswith("--advantage.") for argument in arguments)
+    named = any(argument.split("=")[0] == "--advantage" for argument in arguments)
+    return ["--advantage=GroupMean", *arguments] if changed and not named else [*arguments]
 
 
 def _line(error: Exception) -> str:

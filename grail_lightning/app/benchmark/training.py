@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from grail_lightning.app import sweep
 from grail_lightning.app.benchmark.recorded import FIRST_BATCH, Recorded, Start, largest_chance, recorded
+from grail_lightning.app.benchmark.subjects import with_estimator
 from grail_lightning.app.benchmark.training_figures import SIDES, Arms, training_figures
 from grail_lightning.app.benchmark.training_progress import Progress, reporting
 from grail_lightning.app.choice import StudyRun, study_of
@@ -210,7 +211,7 @@ def _check_config(name: str) -> None:
 def _method_options(request: Request) -> dict[str, str]:
     """The options of ``fit`` that make up the method."""
     options = {"model.credit": request.method}
-    for given in request.options:
+    for given in with_estimator(request.options):
         name, joined, value = given.partition("=")
         part, dot, rest = name.partition(".")
         if part not in _PARTS or not joined or (part == "--credit" and not dot):

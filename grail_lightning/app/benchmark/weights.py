@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import random
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,11 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from grail_lightning import DrGRPO
 from grail_lightning.app.benchmark.labels import check_labels_absent
 from grail_lightning.app.benchmark.programs import why_not_run
 from grail_lightning.app.benchmark.reads import KINDS, ORACLE, recording
-from grail_lightning.app.benchmark.rollouts import GROUP_SIZE, OpenWorld
+from grail_lightning.app.benchmark.rollouts import GROUP_SIZE, OBJECTIVE, OpenWorld
 from grail_lightning.app.benchmark.subjects import Subject
 from grail_lightning.core.credit.base import CreditControl, TokenCredit, TokenWeights, token_advantages
 from grail_lightning.core.credit.controls import PermutedRewards
@@ -39,7 +37,6 @@ WARM_UP = 32  # Stored batches on which a method trains its own model before; as
 _TRIAL = 2 * GROUP_SIZE  # Rows of a trial.
 _OF_TURNS = ("CriticSearch", "GiGPO", "IGPO", "SpanScores", "TurnRewards")
 _BY_TURN = (("TreeAdvantage", "state", "turns"), ("OptimalBaseline", "unit", "turn"))
-_OBJECTIVE = DrGRPO(mask_truncated=True)
 _ROUNDING = 1e-5  # Of weights, which are float32, relative to the largest.
 
 
@@ -58,7 +55,6 @@ class Weighted:
         ranks: ``[B, T]`` float64, by which tokens are ranked: scores, or weights beside uniform credit.
         effective: ``[B, T]`` float64, each token's advantage over that of its rollout under uniform credit with the
             group's mean as baseline, 0 where that is 0; None for a bare score.
-        seconds: Processor time of the method and its control.
         forward_passes: Tokens that went through the model over those of the rollouts with their prompts.
         sampled_tokens: Tokens that the method sampled.
     """
@@ -68,7 +64,6 @@ class Weighted:
     advantages: Tensor
     ranks: Tensor
     effective: Tensor | None
-    seconds: float
     forward_passes: float
     sampled_tokens: int
 
@@ -111,11 +106,11 @@ def weigh(subject: Subject, opened: OpenWorld, seed: int = 0) -> AllWeights:
             raise ValueError(f"`{subject.name}` cannot be used in {opened.world.title}: {said(error)}.") from error
     check_subject(subject, opened, seed)
     seen: dict[str, None] = dict.fromkeys([*subject.reads, *before])
-    with _services(method, subject, opened) as services:
-        if any(kind.trains_model for kind in services):
-            for k, graded in enumerate(opened.further(WARM_UP)):
-                seen |= dict.fromkeys(_one(subject, method, opened, graded, -1 - k, seed, services)[1])
-        pairs = [_one(subject, method, opened, g, k, seed, services) for k, g in enumerate(opened.batches)]
+    services = _services(method, subject, opened)
+    if any(kind.trains_model for kind in services):
+        for k, graded in enumerate(opened.further(WARM_UP)):
+            seen |= dict.fromkeys(_one(subject, method, opened, graded, -1 - k, seed, services)[1])
+    pairs = [_one(subject, method, opened, g, k, seed, services) for k, g in enumerate(opened.batches)]
     results = [result for result, _ in pairs]
     seen |= dict.fromkeys(kind for _, kinds in pairs for kind in kinds)
     by = subject.by or _ranking(subject, results)
@@ -164,8 +159,7 @@ def check_subject(subject: Subject, opened: OpenWorld, seed: int = 0) -> None:
     """Call the method with a few rollouts; a ValueError of one line if it fails, or returns what it must not."""
     method: Any = copy.deepcopy(subject.method)
     few = opened.batches[0].select(torch.arange(_TRIAL))
-    with _services(method, subject, opened) as services:
-        _one(subject, method, opened, few, 0, seed, services)
+    _one(subject, method, opened, few, 0, seed, _services(method, subject, opened))
 
 
 def reads_rewards(subject: Subject, opened: OpenWorld, seed: int = 0) -> bool:
@@ -176,16 +170,15 @@ def reads_rewards(subject: Subject, opened: OpenWorld, seed: int = 0) -> bool:
     advantages = []
     for method in (subject.method, PermutedRewards(subject.method)):
         copied = copy.deepcopy(method)
-        with _services(copied, subject, opened) as services:
-            record, _ = _one(replace(subject, control=None), copied, opened, graded, 0, seed, services)
+        services = _services(copied, subject, opened)
+        record, _ = _one(replace(subject, control=None), copied, opened, graded, 0, seed, services)
         advantages.append(record.advantages)
     return not torch.equal(*advantages)
 
 
-@contextmanager
-def _services(method: Any, subject: Subject, opened: OpenWorld) -> Iterator[Opened]:
+def _services(method: Any, subject: Subject, opened: OpenWorld) -> Opened:
     owners: list[Any] = [subject.advantage, *([method] if isinstance(method, TokenCredit) else [])]
-    yield opened.services(owners)
+    return opened.services(owners)
 
 
 def _one(
@@ -204,12 +197,8 @@ def _one(
     np.random.seed(key % 2**32)
     with recording() as reads, seeded(policy.device, key), _counted(opened) as passed:
         try:
-            batch = compute_advantages(
-                graded, GROUP_SIZE, subject.advantage, DrGRPO(mask_truncated=True), policy, context
-            )
-            begun = time.process_time()
+            batch = compute_advantages(graded, GROUP_SIZE, subject.advantage, OBJECTIVE, policy, context)
             weights, scores = _called(method, subject, opened, batch, context)
-            seconds = time.process_time() - begun
         except ValueError as error:
             raise ValueError(" ".join(str(error).split())) from error
         except Exception as error:  # The user's class.
@@ -231,7 +220,6 @@ def _one(
         advantages=advantages,
         ranks=torch.zeros(()) if scores is None else scores.detach().double().clone(),
         effective=effective,
-        seconds=seconds,
         forward_passes=passed[0] / len(policy.blocks) / tokens,
         sampled_tokens=opened.sampled_tokens - sampled,
     )

@@ -13,6 +13,8 @@ import asyncio
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -250,15 +252,9 @@ class TokenCreditGRPOTrainer(TokenCreditMixin, GRPOTrainer):  # type: ignore[mis
 
 def _runs(ids: Sequence[int], mask: Sequence[bool]) -> Iterator[list[int]]:
     """The ids of each run of True in a mask."""
-    part: list[int] = []
-    for token, is_sampled in zip(ids, mask, strict=True):
+    for is_sampled, run in groupby(zip(ids, mask, strict=True), key=itemgetter(1)):
         if is_sampled:
-            part.append(token)
-        elif part:
-            yield part
-            part = []
-    if part:
-        yield part
+            yield [token for token, _ in run]
 
 
 def _calls(messages: Sequence[Mapping[str, Any]]) -> list[tuple[ToolCall, ...]]:

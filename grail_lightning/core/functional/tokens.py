@@ -99,8 +99,7 @@ def token_logprobs(
     .. math:: \log \mathrm{softmax}(\mathrm{head}(h) / \tau)_{y}
 
     Forward and backward pass store logits of `chunk_tokens` positions at one time. Unless there is only one chunk, the
-    backward pass computes its logits again. Softmax and entropy are computed in float32 at least, whatever the head's
-    dtype.
+    backward pass computes its logits again. The softmax is computed in float32 at least, whatever the head's dtype.
 
     Args:
         hidden: ``[..., D]`` states that predict the tokens (already shifted).
@@ -129,8 +128,8 @@ def token_stats(
 
     .. math:: \log p_y, \qquad H = -\sum_v p_v \log p_v, \qquad p = \mathrm{softmax}(\mathrm{head}(h) / \tau)
 
-    The arguments are those of `token_logprobs`. The entropy carries a gradient with `entropy_gradient` alone, which
-    then is autograd's.
+    Arguments and precision are those of `token_logprobs`. The entropy carries a gradient with `entropy_gradient` alone,
+    which then is autograd's.
     """
     options = _Options(temperature, chunk_tokens, with_entropy=True, entropy_gradient=entropy_gradient)
     return TokenStats(*_chunked(hidden, head, token_ids, options, head_gradient))

@@ -24,7 +24,7 @@ from grail_lightning.core.policy.layout import TokenLayout, packed_layout, padde
 from grail_lightning.core.policy.source import Loading, end_token_ids
 from grail_lightning.core.policy.trees import TreeKernel, tree_layout
 from grail_lightning.core.policy.vision import PictureTokens, Vision
-from grail_lightning.core.policy.weights import rotary_frequencies_kept
+from grail_lightning.core.policy.weights import merged_adapters, rotary_frequencies_kept
 from grail_lightning.core.records.picture import FIRST_PICTURE_ID, Messages, pictures_in
 from grail_lightning.core.rollout.batch import SampledBatch
 from grail_lightning.core.runtime.seeds import preserved
@@ -385,7 +385,7 @@ class Policy(nn.Module):
         model, ours = self.model, self.model.generation_config
         try:
             if self.loading.lora is not None:
-                model = _merge_adapters(copy.deepcopy(model))
+                model = merged_adapters(copy.deepcopy(model))
             model.generation_config = self.saved_generation_config
             model.save_pretrained(folder)
         finally:
@@ -393,16 +393,3 @@ class Policy(nn.Module):
         if self.vision is not None:
             self.vision.pictures.processor.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-
-
-def _merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, BaseTunerLayer):
-            layer.merge()
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, layer.get_base_layer())
-    del model.peft_config
-    model._hf_peft_config_loaded = False
-    return model

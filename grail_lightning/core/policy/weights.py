@@ -1,13 +1,16 @@
-"""Weights that stay as they are inside a context: rotary frequencies, frozen weights, and those that are cast once."""
+"""Weights that stay as they are inside a context, those that are cast once, and those with adapters merged in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @contextmanager
@@ -64,3 +67,17 @@ def weights_cast_once(policy: CastsWeights) -> Iterator[None]:
             yield
         finally:
             torch.clear_autocast_cache()  # The casts have no gradient: an update must not use them.
+
+
+def merged_adapters(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with its adapters merged into its weights, in place."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            layer.merge()
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, layer.get_base_layer())
+    del model.peft_config
+    model._hf_peft_config_loaded = False
+    return model

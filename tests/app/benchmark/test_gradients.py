@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from grail_lightning.app.benchmark.compared import (
+    NUMBER,
     check_references,
     compute_references,
     file_of,
@@ -100,7 +101,9 @@ def test_shipped_references_are_those_of_the_packaged_policy(name):
     with open_world(name, 2) as opened:
         batches = [on_every_token(batch) for batch in uniform_batches(opened)]
         uniform = policy_gradients(opened.policy, opened.batches, {"uniform": batches})["uniform"]
-    check_references(read_references(opened.world), products(uniform, uniform), opened.world)
+    references = read_references(opened.world)
+    assert references.number == NUMBER
+    check_references(references, products(uniform, uniform), opened.world)
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def _run(folder, methods, ranks, sharded):
     return json.dumps(results)
 
 
-def _compare(methods, folder, sharded):
+def assert_same(methods, folder, sharded):
     (alone,) = map(json.loads, on_ranks(_run, folder / "one", methods, 1, False, ranks=1, timeout=900))
     both = [json.loads(made) for made in on_ranks(_run, folder / "two", methods, 2, sharded, ranks=2, timeout=900)]
     for name in methods:
@@ -81,8 +81,8 @@ def _compare(methods, folder, sharded):
 
 
 def test_two_ranks_have_the_advantages_weights_and_figures_of_one(tmp_path):
-    _compare(["GRAIL", "TreeAdvantage", "HighEntropy"], tmp_path, sharded=False)
+    assert_same(["GRAIL", "TreeAdvantage", "HighEntropy"], tmp_path, sharded=False)
 
 
 def test_two_ranks_of_fsdp2_have_the_advantages_of_one(tmp_path):
-    _compare(["GRAIL", "TreeAdvantage"], tmp_path, sharded=True)
+    assert_same(["GRAIL", "TreeAdvantage"], tmp_path, sharded=True)

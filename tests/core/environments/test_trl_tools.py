@@ -9,7 +9,6 @@ Where the definitions differ, and which call shows it:
 """
 
 import json
-import warnings
 from typing import Any
 
 import pytest
@@ -22,20 +21,10 @@ from tests.core.environments.test_dialogue import _model
 from tests.core.environments.test_tools import Desk
 from tests.runs import Watch
 from tests.runs import trainer as run
+from tests.trl_trainers import OF_TRL, Dataset, GRPOConfig, GRPOTrainer
 from tests.written_turns import WritingEngine
 
-with warnings.catch_warnings():
-    # Of the peer and its dependencies while they are imported; nothing of ours.
-    warnings.simplefilter("ignore")
-    trl = pytest.importorskip("trl", minversion="1.16")
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-
-pytestmark = [
-    # TRL uses names that Transformers has deprecated, and calls environments experimental.
-    pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing` is deprecated:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:You are using 'environment_factory'"),
-]
+pytestmark = OF_TRL
 
 ROW = {"prompt": [{"role": "user", "content": "Go."}], "number": 5}
 
