@@ -65,7 +65,7 @@ class GRAIL(SaliencyCredit):
 
     Only rollouts inside the gate that have a complete box and a non-zero advantage need computation. The method differs
     from the published code in its exact spans, in the choice of the last box, and in computing the weights once a batch
-    (see docs/methods.md).
+    (see `reference/methods.md`).
 
     Args:
         gate: Which rollouts are reweighted, by the sign of their advantage: negative (A ≤ 0; at A = 0 weights change
