@@ -68,7 +68,7 @@ class GRAIL(SaliencyCredit):
     have one, too. Only rollouts inside the gate that have a complete box and a non-zero advantage need computation
     (their share is `credit/eligible`); those inside the gate without a box, whatever their advantage, keep weight 1
     (`credit/span_missing`). The method differs from the published code in its exact spans, in the choice of the last
-    box, and in computing the weights once a batch (see docs/methods.md).
+    box, and in computing the weights once a batch (see `reference/methods.md`).
 
     Args:
         gate: Which rollouts are reweighted, by the sign of their advantage: negative (A ≤ 0; at A = 0 weights change

@@ -16,7 +16,7 @@ r"""One training step. The files are listed about in the order in which a step n
 
 A *training step* is all that happens with one batch of rollouts. An *optimiser step*, or *step* alone, is one change
 of the weights. The *update* is all optimiser steps of a batch; an *iteration* of it goes over all rollouts once. A
-*pass* is a forward or backward pass of one micro-batch. docs/glossary.md has these words and others.
+*pass* is a forward or backward pass of one micro-batch. `reference/glossary.md` has these words and others.
 
 Two files are loaded only where an option asks for them, and a reader of plain GRPO can leave them out: `fused`
 (GRAIL's saliency from the update's own passes) and `episodes` (rollouts of several turns). Such a reader needs no
