@@ -145,7 +145,7 @@ def of_24_gib(capsys, *arguments):
     answer, *lines = said.splitlines()
     alone = {}
     for line in lines:
-        if figures := re.match(r"((?: +-?[\d.]+)+)  (--.*?)   ", line):
+        if figures := re.match(r"((?: +-?[\d.]+)+)  .*?(--.*)$", line):
             alone[figures[2]] = sum(map(float, figures[1].split()))
     return answer, alone, [line.strip() for line in lines if line.startswith("  --")], lines
 

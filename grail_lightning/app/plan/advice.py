@@ -70,7 +70,7 @@ def levers(fit: Namespace, row: int, ranks: int) -> list[Lever]:
         change = Change(" ".join(f"--{name}={value}" for name, value in values.items()), values)
         found.append(Lever("weights in bfloat16, float32 masters of those trained", False, [change]))
     if loading.lora is None:
-        adapters = Namespace(**asdict(LoRA()))
+        adapters = _options(**asdict(LoRA()))
         change = Change(f"--model.loading.lora.rank={adapters.rank}", {"model.loading.lora": adapters})
         found.append(Lever("adapters alone are trained, at ten times the learning rate", False, [change]))
     lengths = _halved(model.sampling.max_response_length, _SHORTEST)
@@ -148,6 +148,10 @@ def _halved(size: int, least: int) -> list[int]:
     return [size >> k for k in range(1, size.bit_length()) if size >> k >= least]
 
 
+def _options(**values: Any) -> Namespace:
+    return Namespace(**values)  # type: ignore[no-untyped-call]
+
+
 def _option(name: str, value: bool | int | str) -> Change:
     return Change(f"--{name}={str(value).lower() if isinstance(value, bool) else value}", {name: value})
 
@@ -162,12 +166,12 @@ def _cache_tokens(fit: Namespace) -> int:
 
 def _cache(fit: Namespace, size: int) -> Change:
     method = fit.model.engine.init_args.method if fit.model.engine else HFEngine().method
-    engine = Namespace(class_path="HFEngine", init_args=Namespace(cache_tokens=size, method=method))
+    engine = _options(class_path="HFEngine", init_args=_options(cache_tokens=size, method=method))
     return Change(f"--model.engine=HFEngine --model.engine.cache_tokens={size}", {"model.engine": engine})
 
 
 def _in_8_bits(options: Namespace) -> Change:
     kept = {name: options.get(name) for name in ("lr", "weight_decay") if options.get(name) is not None}
-    made = Namespace(class_path="torchao.optim.AdamW8bit", init_args=Namespace(**kept))
+    made = _options(class_path="torchao.optim.AdamW8bit", init_args=_options(**kept))
     words = [f"--model.optimizer={made.class_path}", *(f"--model.optimizer.{k}={v}" for k, v in kept.items())]
     return Change(" ".join(words), {"model.optimizer": made})

@@ -133,12 +133,12 @@ def _answer(
     together = fitting(fit, ways, lambda options: plan(options, ranks), room)
     lines = [f"\nIt does not fit {devices}: it needs {of}."]
     if alone:
-        phases, width = [*alone[0].saved], max(len(effect.change.command) for effect in alone)
+        phases, width = [*alone[0].saved], max(len(effect.price) for effect in alone)
         lines.append("GiB that each of these saves alone, the largest effect first:")
         lines.append("".join(f"{phase:>10}" for phase in phases))
         for effect in alone:
             saved = "".join(f"{size / _GIB:10.2f}" for size in effect.saved.values())
-            lines.append(f"{saved}  {effect.change.command:{width}}  {effect.price}")
+            lines.append(f"{saved}  {effect.price:{width}}  {effect.change.command}")
     if together is None:
         return "\n".join([*lines, "All together are not enough: take more devices, or a smaller model."])
     after, phase = peak(plan(applied(fit, together), ranks))
