@@ -168,6 +168,34 @@ def test_what_does_not_fit_is_answered_with_options_of_which_the_plan_holds(qwen
         assert of_24_gib(capsys, *qwen, *small, *others)[0].startswith("It does not fit")
 
 
+# Sizes as in the config.json of each model.
+QWEN2 = {"model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864}
+QWEN2 |= {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True}
+SMALL = QWEN | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
+HYBRID = {"model_type": "qwen3_5_text", "vocab_size": 248_320, "hidden_size": 1024, "intermediate_size": 3584}
+HYBRID |= {"num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256}
+HYBRID |= {"linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128}
+HYBRID |= {"linear_value_head_dim": 128, "tie_word_embeddings": True}
+HYBRID |= {"layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 6}
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes"),
+    [
+        ("configs/gsm8k.yaml", QWEN2),
+        ("configs/gsm8k.yaml", SMALL),
+        ("configs/gsm8k.yaml", HYBRID),
+        ("configs/gsm8k_lora.yaml", QWEN),
+        ("docs/examples/first_run.yaml", SMALL),
+    ],
+    ids=["Qwen2.5-0.5B", "Qwen3-0.6B", "Qwen3.5-0.8B", "Qwen3-4B, adapters", "first run, Qwen3-0.6B"],
+)
+def test_the_configs_for_one_gpu_fit_24_gib(config, sizes, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    answer, *_ = of_24_gib(capsys, f"--config={config}", f"--model_config={tmp_path / 'config.json'}")
+    assert answer.startswith("It fits 24 GiB on 1 device: it needs ")
+
+
 def test_what_cannot_fit_is_said(qwen, capsys):
     main([*qwen, "--gpus", "1", "--gpu_memory_gib", "4"])
     assert capsys.readouterr().out.endswith("All together are not enough: take more devices, or a smaller model.\n")
