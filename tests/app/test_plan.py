@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from grail_lightning.app.plan import main
+from grail_lightning.app.plan.main import main
 from tests.shell import refusal
 
 QUICK = ["--config=configs/quickstart.yaml", "--prompt_tokens=11"]
@@ -136,3 +136,80 @@ def test_a_mistake_is_one_line(capsys, tmp_path, monkeypatch):
         assert re.search(rf"`--model_config` must be the config.json of a model, but got \S+{file}: \S", said)
     assert "model.credit" in refusal(capsys, main, *QUICK, "--model.credit=Nothing")
     assert "no_such_model" in refusal(capsys, main, *QUICK, "--model.policy=./no_such_model")
+
+
+def of_24_gib(capsys, *arguments):
+    """What the plan for one GPU of 24 GiB says behind its table: the answer, each change with what it saves, a set."""
+    main([*arguments, "--gpus", "1", "--gpu_memory_gib", "24"])
+    _, _, said = capsys.readouterr().out.partition("\n\n")
+    answer, *lines = said.splitlines()
+    alone = {}
+    for line in lines:
+        if figures := re.match(r"((?: +-?[\d.]+)+)  .*?(--.*)$", line):
+            alone[figures[2]] = sum(map(float, figures[1].split()))
+    return answer, alone, [line.strip() for line in lines if line.startswith("  --")], lines
+
+
+def test_what_does_not_fit_is_answered_with_options_of_which_the_plan_holds(qwen, capsys):
+    small = "--model.sampling.max_response_length=1024", "--trainer.strategy=auto", "--model.loading.lora.rank=16"
+    answer, alone, together, lines = of_24_gib(capsys, *qwen, *small)
+    assert answer.startswith("It does not fit 24 GiB on 1 device: it needs ")
+    assert [*alone.values()] == sorted(alone.values(), reverse=True), "the largest effect first"
+    assert len(alone) > 2
+    assert min(alone.values()) > 0
+    assert together
+    after, *_ = of_24_gib(capsys, *qwen, *small, *(word for change in together for word in change.split()))
+    needed = float(after.split("it needs ")[1].split()[0])
+    assert after.startswith("It fits 24 GiB on 1 device")
+    assert lines[-1].startswith(f"and then needs {needed} GiB (")
+    # None of them is superfluous.
+    for change in together:
+        others = [word for other in together if other != change for word in other.split()]
+        assert of_24_gib(capsys, *qwen, *small, *others)[0].startswith("It does not fit")
+
+
+# Sizes as in the config.json of each model.
+QWEN2 = {"model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864}
+QWEN2 |= {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True}
+SMALL = QWEN | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
+HYBRID = {"model_type": "qwen3_5_text", "vocab_size": 248_320, "hidden_size": 1024, "intermediate_size": 3584}
+HYBRID |= {"num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256}
+HYBRID |= {"linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128}
+HYBRID |= {"linear_value_head_dim": 128, "tie_word_embeddings": True}
+HYBRID |= {"layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 6}
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes"),
+    [
+        ("configs/gsm8k.yaml", QWEN2),
+        ("configs/gsm8k.yaml", SMALL),
+        ("configs/gsm8k.yaml", HYBRID),
+        ("configs/gsm8k_lora.yaml", QWEN),
+        ("docs/examples/first_run.yaml", SMALL),
+    ],
+    ids=["Qwen2.5-0.5B", "Qwen3-0.6B", "Qwen3.5-0.8B", "Qwen3-4B, adapters", "first run, Qwen3-0.6B"],
+)
+def test_the_configs_for_one_gpu_fit_24_gib(config, sizes, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    answer, *_ = of_24_gib(capsys, f"--config={config}", f"--model_config={tmp_path / 'config.json'}")
+    assert answer.startswith("It fits 24 GiB on 1 device: it needs ")
+
+
+def test_what_cannot_fit_is_said(qwen, capsys):
+    main([*qwen, "--gpus", "1", "--gpu_memory_gib", "4"])
+    assert capsys.readouterr().out.endswith("All together are not enough: take more devices, or a smaller model.\n")
+    main([*qwen, "--gpus", "1", "4", "--gpu_memory_gib", "80"])
+    assert "It fits 80 GiB on 4 devices: it needs " in capsys.readouterr().out, "those of the run"
+
+
+def test_layers_with_linear_attention_have_a_state_and_no_cache(tmp_path, capsys):
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = {"model_type": "qwen3_5_text", "vocab_size": 448, "num_hidden_layers": 4, "layer_types": kinds} | sizes
+    config |= {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"linear_key_head_dim": 8, "linear_value_head_dim": 16}))
+    (plan,) = plans(capsys, *QUICK, f"--model_config={tmp_path / 'config.json'}", "--gpus", "1")
+    rows, tokens = 16 * 8, 11 + 64
+    assert plan["sampling"]["KV cache"] == pytest.approx(1.03 * rows * tokens * 2 * 16 * 8)
+    assert plan["sampling"]["recurrent states"] == rows * 3 * 4 * 8 * 16 * 4
