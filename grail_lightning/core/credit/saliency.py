@@ -220,6 +220,7 @@ def _forward_from_leaf(
 ) -> tuple[Tensor, Tensor]:
     """The decoder's output ``[R, N, D]`` and the leaf ``[R, N, D]``. If `cut_off`, the graph starts at the leaf."""
     number = block_number(leaf, len(policy.blocks))
+    _ = policy.compiled_blocks  # Its trial comes before the hook, which would catch the trial's activation.
     caught: list[Tensor] = []
 
     def catch(tensor: Tensor) -> Tensor:

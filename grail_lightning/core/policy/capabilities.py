@@ -122,8 +122,8 @@ def find_compiled_blocks(policy: _Policy) -> CompiledBlocks | None:
     backend = chosen_backend(policy.loading.compile, policy.device)
     if backend is None:
         return None
-    blocks = CompiledBlocks(policy.blocks, backend)
     try:
+        blocks = CompiledBlocks(policy.blocks, backend)
         failed = _wrong_if_compiled(policy, blocks)
     except Exception as error:  # Compilers raise many types.
         failed = " ".join(f"{type(error).__name__}: {error}".split())[:_SHOWN_OF_ERROR]

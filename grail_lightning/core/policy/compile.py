@@ -39,6 +39,9 @@ class CompiledBlocks:
 
     def __init__(self, blocks: Iterable[nn.Module], backend: str = "inductor", *, dynamic: bool = True) -> None:
         self.blocks = list(blocks)
+        # Otherwise a pass could have one backward pass alone, which reuses the memory of what it has read, and not two
+        # of a graph that is retained. The switch is that of the whole process.
+        autograd_config.donated_buffer = False
         options = {"dynamic": dynamic, "recompile_limit": _MOST_VARIANTS, "isolate_recompiles": True}
         self._forward: Any = torch.compile(_forward, backend=backend, **options)  # type: ignore[call-overload]
 
@@ -48,9 +51,7 @@ class CompiledBlocks:
         for block in self.blocks:
             vars(block)["forward"] = partial(self._forward, block)
         try:
-            # Otherwise a backward pass could not run twice (`retain_graph`), since it would reuse what it has read.
-            with autograd_config.patch(donated_buffer=False):
-                yield
+            yield
         finally:
             for block in self.blocks:
                 del vars(block)["forward"]

@@ -110,7 +110,7 @@ class Policy(nn.Module):
     @property
     def uses_flash(self) -> bool:
         """Whether flash-attn computes attention."""
-        return str(self.model.config._attn_implementation) == "flash_attention_2"
+        return str(self.model.config._attn_implementation).startswith("flash_attention")
 
     @cached_property
     def supports_kv_continuation(self) -> bool:

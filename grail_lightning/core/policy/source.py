@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _ASSETS = Path(__file__).parents[2] / "worlds" / "assets"
 
 _Dtype = Literal["float32", "bfloat16", "float16", "auto"]
-_Attention = Literal["auto", "sdpa", "flash_attention_2", "eager"]
+_Attention = Literal["auto", "sdpa", "flash_attention_2", "flash_attention_3", "eager"]
 
 
 class LoadedPolicy(NamedTuple):
@@ -99,7 +99,7 @@ class Loading:
         master_weights: Whether weights in half precision have float32 copies, which the optimiser updates. Does not
             apply to sharded weights.
         attention: Attention implementation. auto takes SDPA, with which common beginnings of rows are run once; with
-            `packing` flash-attn on CUDA in half precision where it is installed.
+            `packing` flash-attn 2 on CUDA in half precision where it is installed.
         gradient_checkpointing: Whether activations are recomputed in the backward pass.
         compile: Whether the decoder's blocks are compiled by `torch.compile` for the passes of the update and of credit
             methods. auto does so on CUDA, unless deterministic algorithms are asked for. true takes the backend
