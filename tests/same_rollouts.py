@@ -3,8 +3,8 @@
 A case is a credit method, such as GRAIL, OARGradient, PRIME or Uniform, and options after hyphens. "half"
 holds the policy in bfloat16, beside float32 masters, which are reported; "once" reduces the gradients of sharded
 weights with the last micro-batch of a step; "apart" runs every row whole; "own" gives saliency a forward pass of its
-own; "recomputed" checkpoints the blocks; "cut" takes two optimiser steps a batch, so that the saliency of half of the
-rows is computed before them; "split" deals single rows over them.
+own; "recomputed" checkpoints the blocks; "compiled" compiles them; "cut" takes two optimiser steps a batch, so that the
+saliency of half of the rows is computed before them; "split" deals single rows over them.
 """
 
 import os
@@ -79,7 +79,12 @@ def run_case(strategy, credit, *extra):
         control=grail_lightning.credit.Balanced() if "energy" in extra else None,
         engine=ByPrompt(prompts),
         # Several chunks a micro-batch, so that the written-out backward pass runs.
-        loading=Loading(chunk_tokens=16, reduce_once="once" in extra, gradient_checkpointing="recomputed" in extra),
+        loading=Loading(
+            chunk_tokens=16,
+            reduce_once="once" in extra,
+            gradient_checkpointing="recomputed" in extra,
+            compile="aot_eager" if "compiled" in extra else False,
+        ),
         optimizer=lambda p: torch.optim.SGD(p, lr=0.5),
     )
     ranks = 1 if strategy == "one" else 2
@@ -118,6 +123,7 @@ def run_case(strategy, credit, *extra):
         "rank": run.global_rank,
         "reductions": reduce.call_count,
         "gatherings": gather.call_count,
+        "compiled": ours.policy.compiled_blocks is not None,
         "embedded": sum(embedded),
         "micro_batches": sum(number > 0 for number in embedded),
         "synchronised": sum(synchronised),

@@ -22,8 +22,9 @@ pytestmark = pytest.mark.gpu
 DEVICE = torch.device(os.environ.get("GRAIL_TEST_DEVICE", "cuda"))
 ON_CUDA = DEVICE.type == "cuda"
 needs_cuda = pytest.mark.skipif(not ON_CUDA, reason="there is no such kernel on a CPU")
-needs_flash = pytest.mark.skipif(
-    not ON_CUDA or importlib.util.find_spec("flash_attn") is None, reason="flash-attn is not installed"
+needs_flash, needs_flash_3 = (
+    pytest.mark.skipif(not ON_CUDA or importlib.util.find_spec(name) is None, reason=f"{name} is not installed")
+    for name in ("flash_attn", "flash_attn_interface")
 )
 ERRORS = {torch.float32: 1e-3, torch.bfloat16: 0.05}
 """The largest relative error of gradients against float64."""
@@ -52,10 +53,13 @@ def error_of(policy, rollouts, share, expected, **options):
     return gap({name: g.double().cpu() for name, g in found.items()}, expected)
 
 
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_cuda)], ids=["as they are", "compiled"])
 @pytest.mark.parametrize("share", [False, True], ids=["apart", "shared"])
 @pytest.mark.parametrize("dtype", ERRORS)
-def test_gradients_are_those_of_float64(dtype, share, rollouts):
-    assert error_of(on_device(dtype), rollouts, share, exact(rollouts)) < ERRORS[dtype]
+def test_gradients_are_those_of_float64(dtype, share, compiled, rollouts):
+    policy = on_device(dtype, compile=compiled)
+    assert error_of(policy, rollouts, share, exact(rollouts)) < ERRORS[dtype]
+    assert (policy.compiled_blocks is not None) == compiled
 
 
 @needs_cuda
@@ -121,7 +125,14 @@ def test_log_probabilities_of_sampled_tokens_are_those_of_training():
     torch.testing.assert_close(found, batch.sampling_logprobs, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", pytest.param("flash_attention_2", marks=needs_flash)])
+@pytest.mark.parametrize(
+    "attention",
+    [
+        "sdpa",
+        pytest.param("flash_attention_2", marks=needs_flash),
+        pytest.param("flash_attention_3", marks=needs_flash_3),
+    ],
+)
 def test_packed_rows_have_the_log_probabilities_of_padded_rows(attention, rollouts):
     batch = rollouts.to(DEVICE)
     tensors = batch.input_ids, batch.attention_mask, batch.response_mask

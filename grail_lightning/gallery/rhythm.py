@@ -154,7 +154,7 @@ def _read(policy: Policy, layout: TokenLayout, options: AttentionOptions) -> tup
     # The last token of a turn is not a query. That of a row is run only where another row is longer.
     queries = _marked(layout, layout.predictors) & _marked(layout, layout.places[layout.places >= 0])
     with _figures(policy, queries, options) as figures:
-        policy.decode(layout)
+        policy.decode(layout, compiled=False)
     if not figures:
         raise ValueError(
             f"`AttentionRhythm` needs attention maps, but {type(policy.model).__name__} reports none with eager "

@@ -35,7 +35,7 @@ _VIEWS = _names(
     "view _unsafe_view reshape _reshape_alias transpose t permute slice select unsqueeze squeeze expand detach alias "
     "split split_with_sizes unbind as_strided diagonal narrow unfold lift_fresh"
 )
-_NO_KERNEL = _VIEWS | _names(
+NO_KERNEL = _VIEWS | _names(
     "empty empty_like new_empty empty_strided new_empty_strided resize_ set_ record_stream _local_scalar_dense"
 )
 _ACROSS_DEVICES = {"_to_copy", "copy_", "set_", "detach", "alias", "lift_fresh", "record_stream"}
@@ -200,7 +200,7 @@ def _note(name, args, kwargs, there, results_there):
         masks = any(isinstance(index, torch.Tensor) and index.dtype == torch.bool for index in args[1])
         if masks and not (name != "index" and args[2].numel() == 1):  # That one is `masked_fill`.
             LOG.wait(f"{name} by a mask")
-    if name not in _NO_KERNEL:
+    if name not in NO_KERNEL:
         LOG.kernels[Place(name, _chain())] += 1
 
 

@@ -19,6 +19,7 @@ model.loading.lora.dropout: lora_dropout
 model.loading.lora.target_modules: lora_target_modules target_modules
 model.loading.packing: use_remove_padding use_liger_kernel padding_free
 model.loading.gradient_checkpointing: enable_gradient_checkpointing gradient_checkpointing_kwargs
+model.loading.compile: torch_compile use_torch_compile torch_compile_backend
 model.loading.chat_template_kwargs: apply_chat_template_kwargs
 model.execution.group_size: group_size num_generations rollout.n n num_rollouts rollouts_per_prompt
 model.execution.updates_per_batch: num_iterations ppo_epochs num_ppo_epochs

@@ -145,7 +145,8 @@ def forward_with_saliency(
 
     def decode(layout: TokenLayout) -> Tensor:
         with torch.enable_grad():
-            forward.extend(_forward_from_leaf(policy, layout, target.leaf, cut_off=frozen))
+            # A compiled block computes the gradients of its weights in every backward pass, in the leaf's as well.
+            forward.extend(_forward_from_leaf(policy, layout, target.leaf, cut_off=frozen, compiled=frozen))
         return forward[0]
 
     def mode() -> AbstractContextManager[None]:
@@ -215,10 +216,11 @@ def block_number(leaf: Leaf | int, num_blocks: int) -> int:
 
 
 def _forward_from_leaf(
-    policy: Policy, layout: TokenLayout, leaf: Leaf | int, *, cut_off: bool
+    policy: Policy, layout: TokenLayout, leaf: Leaf | int, *, cut_off: bool, compiled: bool
 ) -> tuple[Tensor, Tensor]:
     """The decoder's output ``[R, N, D]`` and the leaf ``[R, N, D]``. If `cut_off`, the graph starts at the leaf."""
     number = block_number(leaf, len(policy.blocks))
+    _ = policy.compiled_blocks  # Its trial comes before the hook, which would catch the trial's activation.
     caught: list[Tensor] = []
 
     def catch(tensor: Tensor) -> Tensor:
@@ -233,11 +235,11 @@ def _forward_from_leaf(
         return (catch(output[0]), *output[1:]) if isinstance(output, tuple) else catch(output)
 
     if number == 0 and policy.vision is not None:  # Pictures stand among the embeddings that the model is given.
-        return policy.decode(layout, catch(policy.embed(layout.ids))), caught[0]
+        return policy.decode(layout, catch(policy.embed(layout.ids)), compiled=compiled), caught[0]
     module = policy.blocks[number - 1] if number else policy.model.get_input_embeddings()
     hook = module.register_forward_hook(catch_output)
     try:
-        states = policy.decode(layout)
+        states = policy.decode(layout, compiled=compiled)
     finally:
         hook.remove()
     return states, caught[0]
@@ -270,7 +272,7 @@ def _effects(
 def _effects_alone(policy: Policy, layout: TokenLayout, target: SaliencyTarget, temperature: float) -> Tensor:
     """``[R, N]``: the effects in a forward pass of their own."""
     with torch.enable_grad():
-        forward = _forward_from_leaf(policy, layout, target.leaf, cut_off=True)
+        forward = _forward_from_leaf(policy, layout, target.leaf, cut_off=True, compiled=True)
         return _effects(policy, layout, target, *forward, temperature)
 
 

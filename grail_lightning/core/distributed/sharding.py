@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 import torch
 from lightning.pytorch.strategies import FSDPStrategy
@@ -42,7 +43,7 @@ def shard(policy: Policy, mesh: DeviceMesh, running: Running = nullcontext) -> P
     # These tests run while weights are whole: if the model raises, no rank waits for the others in a collective. The
     # kernel of prefix trees depends on the dtype in which the blocks compute.
     with running():
-        _ = policy.tree_kernel, policy.supports_kv_continuation
+        _ = policy.tree_kernel, policy.supports_kv_continuation, policy.compiled_blocks
     for block in policy.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(policy, mesh=mesh)
@@ -50,7 +51,7 @@ def shard(policy: Policy, mesh: DeviceMesh, running: Running = nullcontext) -> P
     ids = torch.zeros(1, 2, dtype=torch.long, device=policy.device)
     valid = torch.ones_like(ids, dtype=torch.bool)
     with torch.no_grad(), policy.eager_attention():
-        policy(padded_layout(ids, valid, valid[:, 1:]))
+        policy(padded_layout(ids, valid, valid[:, 1:]), decode=partial(policy.decode, compiled=False))
     return policy
 
 

@@ -241,8 +241,12 @@ def _fused(function: Callable[..., Tensor], logits: Tensor) -> Callable[..., Ten
 
 @cache
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    has_compiler = any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")))  # Triton needs one.
-    return torch.compile(function, dynamic=True) if has_compiler else function
+    return torch.compile(function, dynamic=True) if has_compiler() else function
+
+
+def has_compiler() -> bool:
+    """Whether there is a compiler of C, which `torch.compile` needs for its kernels on a GPU."""
+    return any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")))
 
 
 def _blocks(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:

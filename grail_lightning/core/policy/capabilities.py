@@ -6,8 +6,9 @@ Shapes: ``B`` rows, ``W`` columns, ``n`` branches, ``D`` width.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -16,10 +17,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from grail_lightning.core.policy.compile import CompiledBlocks, chosen_backend
 from grail_lightning.core.policy.layout import TokenLayout, packed_layout, padded_layout
 from grail_lightning.core.policy.trees import TREE_ATTENTION, TreeKernel, tree_layout
 from grail_lightning.core.policy.weights import CastsWeights, requiring_grad
 
+_SHOWN_OF_ERROR = 300  # Characters: a compiler's error is long.
 _TRIAL_WEIGHTS = 2**24  # The number of weights, besides those that are zero, whose gradients a trial run compares.
 
 
@@ -27,13 +30,18 @@ class _Policy(CastsWeights, Protocol):
     """The further parts that trial runs and continued sequences use."""
 
     model: Any
+    loading: Any
 
     @property
     def uses_flash(self) -> bool: ...
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
     def trial(self, rows: int, columns: int) -> AbstractContextManager[tuple[Tensor, Tensor]]: ...
     def eager_attention(self) -> AbstractContextManager[None]: ...
-    def decode(self, layout: TokenLayout, embeds: Tensor | None = None) -> Tensor: ...
+    @property
+    def blocks(self) -> nn.ModuleList: ...
+    @property
+    def tree_kernel(self) -> TreeKernel | None: ...
+    def decode(self, layout: TokenLayout, embeds: Tensor | None = None, *, compiled: bool = True) -> Tensor: ...
     def hidden(
         self,
         attention_mask: Tensor,
@@ -102,10 +110,63 @@ def _trial_weights(policy: _Policy) -> dict[str, Tensor]:
 @torch.enable_grad()
 def _differentiate(policy: _Policy, weights: dict[str, Tensor], layout: TokenLayout) -> tuple[Tensor, list[Tensor]]:
     """The log-probabilities of a layout's tokens with some weights replaced, and the gradients of these weights."""
-    logprobs = functional_call(cast(nn.Module, policy), weights, (layout,))[layout.response_mask]
+    plain = {"decode": partial(policy.decode, compiled=False)}
+    logprobs = functional_call(cast(nn.Module, policy), weights, (layout,), plain)[layout.response_mask]
     gradients = torch.autograd.grad(logprobs.sum(), list(weights.values()), materialize_grads=True)
     # The embeddings of an earlier fit may still hand on sparse gradients.
     return logprobs.detach(), [gradient.to_dense() for gradient in gradients]
+
+
+def find_compiled_blocks(policy: _Policy) -> CompiledBlocks | None:
+    """The policy's blocks, compiled; None if they are left as they are, or if a trial fails, which one line says."""
+    backend = chosen_backend(policy.loading.compile, policy.device)
+    if backend is None:
+        return None
+    try:
+        blocks = CompiledBlocks(policy.blocks, backend)
+        failed = _wrong_if_compiled(policy, blocks)
+    except Exception as error:  # Compilers raise many types.
+        failed = " ".join(f"{type(error).__name__}: {error}".split())[:_SHOWN_OF_ERROR]
+    if failed is None:
+        rank_zero_info(f"The decoder's blocks are compiled ({backend}); the first passes of each kind take longer.")
+        return blocks
+    rank_zero_info(f"The decoder's blocks cannot be compiled and run as they are ({failed}).")
+    return None
+
+
+def _wrong_if_compiled(policy: _Policy, blocks: CompiledBlocks) -> str | None:
+    """What differs in a small pass through compiled blocks, forward and backward; None if nothing does.
+
+    Gradients are those of the first block's weights, which come through all blocks. More would take as much memory as a
+    whole model, before the weights are sharded.
+    """
+    weights = [p for p in policy.blocks[0].parameters() if p.requires_grad]
+    with torch.inference_mode(False), policy.trial(3, 24) as (ids, mask):
+        ids[1:, :10] = ids[0, :10]
+        mask[0, 0] = mask[1, 20:] = False
+        rows = ids, mask, mask[:, 8:]
+        layout = padded_layout(*rows)
+        if policy.loading.packing:
+            layout = packed_layout(*rows, flash=policy.uses_flash)
+        elif policy.tree_kernel is not None:
+            layout = tree_layout(*rows, [0], kernel=policy.tree_kernel)
+        plain, apart = _pass_of_trial(policy, layout, weights)
+        with blocks.running():
+            ours, compiled = _pass_of_trial(policy, layout, weights)
+    dtype = policy.compute_dtype
+    if not _agree(ours, plain, spread=plain - plain.mean(), dtype=dtype):
+        return "log-probabilities differ"
+    pairs = zip(compiled, apart, strict=True)
+    return None if all(_agree(a, b, spread=b, dtype=dtype) or not b.any() for a, b in pairs) else "gradients differ"
+
+
+@torch.enable_grad()
+def _pass_of_trial(policy: _Policy, layout: TokenLayout, weights: list[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
+    """The log-probabilities of a layout's tokens, and the gradients of some weights as one tensor, if there are any."""
+    run = cast(Callable[..., Tensor], policy)
+    logprobs = run(layout, decode=partial(policy.decode, compiled=False))[layout.response_mask]
+    parts = torch.autograd.grad(logprobs.sum(), weights, materialize_grads=True) if weights else ()
+    return logprobs.detach(), [torch.cat([part.flatten() for part in parts])] if parts else []
 
 
 def supports_kv_continuation(policy: _Policy) -> bool:
@@ -208,7 +269,8 @@ def check_packing(policy: _Policy) -> None:
         mask[0, 0] = mask[1, 4:] = False
         rows = ids, mask, mask[:, 2:]
         layouts = packed_layout(*rows, flash=False), padded_layout(*rows)
-        together, alone = (layout.at_predictors(policy.decode(layout)).float() for layout in layouts)
+        states = [layout.at_predictors(policy.decode(layout, compiled=False)).float() for layout in layouts]
+    together, alone = states
     if error := _difference(together, alone, policy.model.dtype):
         raise ValueError(
             f"`loading.packing` needs rows that do not attend to each other, but in {type(policy.model).__name__} they "

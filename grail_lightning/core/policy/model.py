@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from grail_lightning.core.functional.certainty import teacher_divergence
 from grail_lightning.core.functional.tokens import HeadGradient, TokenStats, token_logprobs, token_stats
 from grail_lightning.core.policy import capabilities
+from grail_lightning.core.policy.compile import CompiledBlocks
 from grail_lightning.core.policy.encode import encode_prompt
 from grail_lightning.core.policy.layout import TokenLayout, packed_layout, padded_layout, token_positions
 from grail_lightning.core.policy.source import Loading, end_token_ids
 from grail_lightning.core.policy.trees import TreeKernel, tree_layout
 from grail_lightning.core.policy.vision import PictureTokens, Vision
-from grail_lightning.core.policy.weights import merged_adapters, rotary_frequencies_kept
+from grail_lightning.core.policy.weights import evaluation_mode, merged_adapters, rotary_frequencies_kept
 from grail_lightning.core.records.picture import FIRST_PICTURE_ID, Messages, pictures_in
 from grail_lightning.core.rollout.batch import SampledBatch
 from grail_lightning.core.runtime.seeds import preserved
@@ -109,7 +110,7 @@ class Policy(nn.Module):
     @property
     def uses_flash(self) -> bool:
         """Whether flash-attn computes attention."""
-        return str(self.model.config._attn_implementation) == "flash_attention_2"
+        return str(self.model.config._attn_implementation).startswith("flash_attention")
 
     @cached_property
     def supports_kv_continuation(self) -> bool:
@@ -123,6 +124,11 @@ class Policy(nn.Module):
         Under FSDP2 it is tested before the weights are sharded.
         """
         return capabilities.find_tree_kernel(self)
+
+    @cached_property
+    def compiled_blocks(self) -> CompiledBlocks | None:
+        """The compiled blocks, None if `Loading.compile` or a trial says so; tried once, as `tree_kernel` is."""
+        return capabilities.find_compiled_blocks(self)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -218,15 +224,20 @@ class Policy(nn.Module):
             return packed_layout(*tensors, flash=self.uses_flash).to(self.device)
         return padded_layout(*tensors).to(self.device)
 
-    def decode(self, layout: TokenLayout, embeds: Tensor | None = None) -> Tensor:
-        """The decoder's output ``[R, N, D]`` for the tokens of a layout, or for embeddings that replace them."""
-        return self._run_decoder(
-            layout.ids,
-            embeds,
-            position_ids=self.position_ids(layout.ids, layout.positions),
-            use_cache=False,
-            **layout.attention.arguments(self.compute_dtype),
-        )
+    def decode(self, layout: TokenLayout, embeds: Tensor | None = None, *, compiled: bool = True) -> Tensor:
+        """The decoder's output ``[R, N, D]`` for the tokens of a layout, or for embeddings that replace them.
+
+        Without `compiled` blocks run as they are, for callers that look into them.
+        """
+        blocks = self.compiled_blocks if compiled else None
+        with nullcontext() if blocks is None else blocks.running():
+            return self._run_decoder(
+                layout.ids,
+                embeds,
+                position_ids=self.position_ids(layout.ids, layout.positions),
+                use_cache=False,
+                **layout.attention.arguments(self.compute_dtype),
+            )
 
     def _run_decoder(self, input_ids: Tensor, embeds: Tensor | None, **options: Any) -> Tensor:
         """The decoder's output for ids; `embeds` replace their embeddings where the model computes them.
@@ -340,16 +351,9 @@ class Policy(nn.Module):
         stats: TokenStats = self(layout, decode=decode, figures=figures)
         return stats
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> AbstractContextManager[None]:
         """Evaluation mode inside the context; afterwards every module is in its earlier mode."""
-        modes = {module: module.training for module in self.modules()}
-        self.eval()
-        try:
-            yield
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
+        return evaluation_mode(self)
 
     @contextmanager
     def trial(self, rows: int, columns: int) -> Iterator[tuple[Tensor, Tensor]]:

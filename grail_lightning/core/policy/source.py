@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from grail_lightning.core.functional.tokens import DEFAULT_CHUNK_TOKENS
+from grail_lightning.core.policy.compile import Compile
 from grail_lightning.core.policy.files import damaged_file
 from grail_lightning.core.runtime.checks import check_options
 from grail_lightning.core.runtime.files import looked_in
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _ASSETS = Path(__file__).parents[2] / "worlds" / "assets"
 
 _Dtype = Literal["float32", "bfloat16", "float16", "auto"]
-_Attention = Literal["auto", "sdpa", "flash_attention_2", "eager"]
+_Attention = Literal["auto", "sdpa", "flash_attention_2", "flash_attention_3", "eager"]
 
 
 class LoadedPolicy(NamedTuple):
@@ -98,8 +99,12 @@ class Loading:
         master_weights: Whether weights in half precision have float32 copies, which the optimiser updates. Does not
             apply to sharded weights.
         attention: Attention implementation. auto takes SDPA, with which common beginnings of rows are run once; with
-            `packing` flash-attn on CUDA in half precision where it is installed.
+            `packing` flash-attn 2 on CUDA in half precision where it is installed.
         gradient_checkpointing: Whether activations are recomputed in the backward pass.
+        compile: Whether the decoder's blocks are compiled by `torch.compile` for the passes of the update and of credit
+            methods. auto does so on CUDA, unless deterministic algorithms are asked for. true takes the backend
+            inductor; a name takes another, `aot_eager` and `eager` to find out what a model fails in. Blocks that fail
+            in a trial run as they are, which one line says.
         lora: Options of adapters, which are then trained in place of all weights; null trains all weights.
         trust_remote_code: Whether to run Python code from the checkpoint. Leave it off unless you trust the source.
         from_scratch: Whether to build the architecture of the config with random weights.
@@ -116,6 +121,7 @@ class Loading:
     master_weights: bool = True
     attention: _Attention = "auto"
     gradient_checkpointing: bool = False
+    compile: Compile = "auto"
     lora: LoRA | None = None
     trust_remote_code: bool = False
     from_scratch: bool = False

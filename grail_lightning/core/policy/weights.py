@@ -38,6 +38,18 @@ def requiring_grad(parameters: list[nn.Parameter], value: bool) -> Iterator[None
             parameter.requires_grad_(not value)
 
 
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the context; afterwards every module is in its earlier mode."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
 class CastsWeights(Protocol):
     """The parts of a policy that tell in which dtype it computes; `Policy` documents them."""
 

@@ -55,6 +55,7 @@ class Forward:
         entropy_gradient: bool = False,
         companion: Companion | None = None,
     ) -> None:
+        _ = policy.compiled_blocks  # Tried before the first pass, in which the host must not wait for the device.
         self.policy, self.batch, self.context = policy, batch, context
         self.host = on_host(batch)  # Layouts are made of it, without a wait for the device.
         self.share_prefixes, self.entropy_gradient, self.companion = share_prefixes, entropy_gradient, companion
