@@ -50,6 +50,7 @@ STEPS = {
         for method in ("compact", "static", "auto")
         for more, tokens in (("", 12), (", longer", 28))
     },
+    "static, waits": {"sampled": "auto", "lengths": (1, 12), "batches": 1, "precision": "full", "waits": True},
     "generate": {"sampled": "generate", "lengths": (1, 4), "batches": 1},
 }
 
@@ -155,6 +156,12 @@ def test_a_token_of_a_static_cache_is_one_graph_without_a_wait(steps):
     for name in ("static, longer", "auto, longer"):
         assert steps[name]["responses"] == steps["compact, longer"]["responses"]
         assert steps[name]["windows"]["_run_bucket"]["kernels"] == longer["windows"]["_run_bucket"]["kernels"]
+
+
+def test_a_model_that_waits_for_the_device_is_decoded_without_graphs(steps):
+    """CUDA refuses to capture it. A trial finds that out."""
+    assert steps["static, waits"]["responses"] == steps["compact"]["responses"]
+    assert steps["static, waits"]["windows"]["_forward"]["calls"] == steps["compact"]["windows"]["_forward"]["calls"]
 
 
 def test_adamw_is_fused_also_after_a_resume_from_a_checkpoint_of_a_cpu(steps):

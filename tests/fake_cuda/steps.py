@@ -121,11 +121,12 @@ def run(
     execution=None,
     loading=None,
     batches=2,
+    waits=False,
 ):
     """Take the optimiser steps of some batches, and return what was seen in the last one.
 
     `credit_method` is a Python expression in `grail_lightning.credit`. Responses are random ones with `lengths`, unless
-    `sampled` is a method of `HFEngine`.
+    `sampled` is a method of `HFEngine`. A model that `waits` reads a number from the device in each pass.
     """
     trainer_precision, dtype = PRECISIONS[precision]
     loading, objective = {"dtype": dtype, "compile": False} | (loading or {}), dict(objective or {})
@@ -136,8 +137,11 @@ def run(
     if sampled:
         prompts = [runs.problems(2, seed=k) for k in range(batches)]
     seed_everything(0, verbose=False)
+    model, tokenizer = small_model(layers)
+    if waits:
+        model.register_forward_pre_hook(_wait, with_kwargs=True)
     module = gl.GrailModule(
-        small_model(layers),
+        (model, tokenizer),
         gl.Sampling(max_response_length=lengths[1]),
         gl.Loading(**loading),
         gl.HFEngine(method=sampled, compile=False) if sampled else credit_cost.StandInEngine(lengths[0]),
@@ -151,6 +155,10 @@ def run(
     fused = trainer.optimizers[0].param_groups[0]["fused"]
     seen = {name: getattr(watched, name) for name in ("windows", "captured", "responses")}
     return seen | {"tree_kernel": vars(module.policy).get("tree_kernel"), "fused": fused}
+
+
+def _wait(module, args, options):
+    options["input_ids"].sum().item()
 
 
 def resume_on_cuda():

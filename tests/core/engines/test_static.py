@@ -132,6 +132,7 @@ def test_blocks_are_compiled_for_all_layers_shapes_and_calls_at_once(method, bac
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # Inductor uses it.
 def test_blocks_compiled_to_kernels_sample_the_same(buckets):
     policy = policy_of(Qwen3Config(**SIZES), end_bias=8.0, dtype=torch.float32)
     expected, found = sample(policy, method="compact"), sample(policy, method="static", compile=True)
