@@ -1,19 +1,23 @@
 """The decoding loop in buckets over a static cache, and compiled blocks, against the loop whose cache grows."""
 
 import logging
+import warnings
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import init_device_mesh
 from transformers import GemmaConfig, GPTNeoXConfig, LlamaConfig, MistralConfig, Olmo2Config, Qwen3Config
 
 from grail_lightning import HFEngine, LoRA, Sampling
+from grail_lightning.core.distributed.sharding import gathered, shard
 from grail_lightning.core.engines.hf import static
 from grail_lightning.core.engines.hf.static import StaticDecoding
 from grail_lightning.core.policy.load import load_policy
 from tests import architectures
 from tests.core.engines.test_decoding import PROMPTS, SIZES, engine_of, policy_of
 from tests.draws import without_ties
+from tests.processes import group, on_ranks
 from tests.tolerance import assert_near
 
 NO_GROUPS = {name: size for name, size in SIZES.items() if name not in ("num_key_value_heads", "head_dim")}
@@ -145,6 +149,25 @@ def test_a_sliding_window_is_decoded_as_before_and_one_line_says_why():
     with pytest.warns(UserWarning, match="with a cache that grows, not with a static one: layers of its cache keep a"):
         found = sample(policy, method="static")
     assert torch.equal(found.input_ids, sample(policy, method="compact").input_ids)
+
+
+def _sharded():
+    """The texts of this rank with sharded weights and with whole ones, and what is said."""
+    with group() as rank:
+        whole, prompts = load_policy("arithmetic").eval(), PROMPTS[: 1 + 2 * rank]
+        sharded = shard(load_policy("arithmetic").eval(), init_device_mesh("cpu", (2,)))
+        with gathered(sharded), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = engine_of(sharded, method="static").generate(prompts, 2, SAMPLING, seed=1)
+        lines = [str(line.message) for line in said if "HFEngine" in str(line.message)]
+        return found.texts, engine_of(whole, method="static").generate(prompts, 2, SAMPLING, seed=1).texts, lines
+
+
+def test_sharded_weights_are_decoded_as_before_and_one_line_says_why():
+    (found, expected, lines), (others, theirs, nothing) = on_ranks(_sharded)
+    assert (found, others) == (expected, theirs)
+    assert [": its weights are sharded. This is no error." in line for line in lines] == [True]
+    assert not nothing
 
 
 class Doubled(torch.nn.Module):
