@@ -1,4 +1,4 @@
-"""Token credit inside TRL's `GRPOTrainer` (docs/trl.md). A name that is asked for imports TRL (extra `trl`)."""
+"""Token credit inside TRL's `GRPOTrainer`. A name that is asked for imports TRL (extra `trl`)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,11 +1,12 @@
-"""Fill the examples of docs/examples, and the columns of files, into the pages, which then read without a build.
+"""Fill examples, columns of files, the board and the options into the pages, which then read without a build.
 
     python scripts/fill_pages.py
 
 A fenced block names its file, ```` ```yaml title="my_reward.yaml" ````, and everything between the fences is replaced.
 Everything between ``<!-- columns -->`` and ``<!-- end of columns -->`` is replaced by the table of
-`grail_lightning.core.records.columns`, and between ``<!-- board -->`` and ``<!-- end of board -->`` by the tables of
-the results in `grail_lightning/app/benchmark/board`.
+`grail_lightning.core.records.columns`, between ``<!-- board -->`` and ``<!-- end of board -->`` by the tables of
+the results in `grail_lightning/app/benchmark/board`, and between ``<!-- options -->`` and ``<!-- end of options -->``
+by every option of the command line.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from grail_lightning.core.records.columns import COLUMNS, PREDICTION, SAMPLE, TR
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(r'^(```\w+ title="([^"]+)")\n.*?^```$', re.MULTILINE | re.DOTALL)
 BEGIN, END = "<!-- columns -->\n", "<!-- end of columns -->"
+BEGIN_OPTIONS, END_OPTIONS = "<!-- options -->\n", "<!-- end of options -->"
 BEGIN_BOARD, END_BOARD = "<!-- board -->\n", "<!-- end of board -->"
 FILES = {"rollouts": TRAINING, "samples": SAMPLE, "predictions": PREDICTION}
 
@@ -34,9 +36,14 @@ def columns_table() -> str:
 
 
 def filled(page: str, board: Path = BOARD) -> str:
-    """The text of a page with the present text of each file that it names, the present columns, and the board."""
+    """The text of a page with the present text of each file that it names, the columns, the board and the options."""
     page = BLOCK.sub(lambda block: f"{block[1]}\n{(DOCS / 'examples' / block[2]).read_text().rstrip()}\n```", page)
     page = re.sub(rf"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{columns_table()}\n\n{END}", page, flags=re.DOTALL)
+    if BEGIN_OPTIONS in page:
+        from options_page import options_page  # It builds the parser of the command line, which takes seconds.
+
+        before, after = page.split(BEGIN_OPTIONS)[0], page.split(END_OPTIONS)[-1]
+        return f"{before}{BEGIN_OPTIONS}\n{options_page()}\n\n{END_OPTIONS}{after}"
     if BEGIN_BOARD not in page:
         return page
     before, after = page.split(BEGIN_BOARD)[0], page.split(END_BOARD)[-1]
@@ -44,5 +51,5 @@ def filled(page: str, board: Path = BOARD) -> str:
 
 
 if __name__ == "__main__":
-    for path in sorted(DOCS.glob("*.md")):
+    for path in [*sorted(DOCS.rglob("*.md")), DOCS.parent / "README.md"]:
         path.write_text(filled(path.read_text()))

@@ -1,4 +1,4 @@
-"""Fill the table of kinds of answers in docs/grading.md from the labelled pairs of tests/answers/kinds.jsonl.
+"""Fill the table of kinds of answers in docs/reference/grading.md from the labelled pairs of tests/answers/kinds.jsonl.
 
     python scripts/grading_kinds.py
 
@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "grading.md"
+PAGE = ROOT / "docs" / "reference" / "grading.md"
 BEGIN, END = "<!-- kinds: python scripts/grading_kinds.py -->\n", "<!-- end of kinds -->"
 # ruff: noqa: E501 (a table)
 # Of each kind what is accepted, and what is refused.

@@ -4,8 +4,8 @@
     python scripts/study.py configs/study/baseline.yaml --only '*five_terms*'
 
 The file is that of `python -m grail_lightning.sweep`, with two keys more. With `choose`, each method first runs its
-grid on seeds of its own, and reports the other seeds at the best point. `results` names the table. docs/study.md
-describes both. Called again, the script goes on as the sweep does.
+grid on seeds of its own, and reports the other seeds at the best point. `results` names the table.
+docs/research/six_methods.md describes both. Called again, the script goes on as the sweep does.
 """
 
 from __future__ import annotations

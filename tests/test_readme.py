@@ -15,9 +15,10 @@ def test_the_readme_is_read_in_two_minutes():
     assert len(README.encode()) < 8000
 
 
-@pytest.mark.parametrize("name", re.findall(r"\]\(([\w/.]+\.(?:md|png))\)", README))
-def test_what_the_readme_links_to_exists(name):
+@pytest.mark.parametrize("name", re.findall(r"\]\(([\w/.]+\.(?:md|png))(?:#[\w-]+)?\)", README))
+def test_what_the_readme_links_to_exists_in_a_checkout_and_in_the_package(name):
     assert (ROOT / name).is_file()
+    assert not name.startswith("docs/") or (ROOT / "grail_lightning" / name).is_file()
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="the Makefile needs make")

@@ -2,7 +2,8 @@
 
 With ``choose``, each method first runs its grid on seeds of its own, on each task, and the other seeds are run at the
 best point. A run may be known from a row of a table of finished runs, in place of its folder. ``scripts/study.py`` runs
-the files of such studies (docs/study.md), and `grail_lightning.app.benchmark.training` trains a credit method.
+the files of such studies (the page "A study of six methods" describes them), and
+`grail_lightning.app.benchmark.training` trains a credit method.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ update          gradients; the input of each block, ``tokens · L · D``; one bl
 step            gradients; on a GPU the temporary of an optimiser that goes through lists of weights (`foreach`)
 ==============  ======================================================================================================
 
-docs/performance.md says how exact this is.
+`reference/performance.md` of the documentation says how exact this is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``python -m grail_lightning.report RUN…``: figures of runs with intervals, paired differences, and learning curves.
 
-docs/report.md says how to read it.
+The page `compare.md` of the documentation says how to read it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def _section(runs: Sequence[LoggedRun], options: argparse.Namespace) -> _Section
 
 def _notes(runs: Sequence[LoggedRun], figures: pd.DataFrame) -> list[str]:
     """What a reader of the figures has to know."""
-    notes = ["docs/report.md says how to read the table. The p-values are two-sided."]
+    notes = [
+        "The page `Evaluate and compare` of the documentation says how to read the table. The p-values are two-sided."
+    ]
     if (figures["seeds"] == 1).any():
         notes.append("One seed says nothing about other seeds, which may differ by more.")
     digests = [str((run.facts.get("model") or {}).get("digest") or run.given) for run in runs]

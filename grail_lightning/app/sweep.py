@@ -1,7 +1,8 @@
 """``python -m grail_lightning.sweep FILE``: methods × tasks × seeds, each a `grail-lightning fit` in its own folder.
 
-Called again, it goes on: finished runs are skipped, others resume from their last checkpoint. docs/sweeps.md has the
-format of the file. `choice` builds on this module and chooses points of a grid; scripts/study.py keeps a table, too.
+Called again, it goes on: finished runs are skipped, others resume from their last checkpoint. The page
+"Evaluate and compare" has the format of the file. `choice` builds on this module and chooses points of a grid;
+scripts/study.py keeps a table, too.
 """
 
 from __future__ import annotations

@@ -66,11 +66,35 @@ TRAINED = [f.stem for f in sorted(EXAMPLES.glob("*.yaml")) if yaml.safe_load(f.r
 def test_an_example_learns_within_two_minutes_of_one_core(name, request):
     if name == "my_programs":
         request.getfixturevalue("programs_run")
+    if name == "first_task":
+        runpy.run_path("make_differences.py")
     start = time.process_time()
     main(["fit", f"--config={name}.yaml", "--trainer.enable_progress_bar=false"])
     accuracies = curves()["val/accuracy"]
     assert accuracies[-1] > accuracies[0] + 0.1
     assert time.process_time() - start < 120
+
+
+def test_the_first_task_is_one_that_its_policy_knows_and_larger_numbers_are_answered_by_what_to_do(capsys):
+    runpy.run_path("make_differences.py")
+    rollouts, _ = fit("first_task")
+    assert rollouts["prompt"].str.fullmatch(r"user: Compute \d(-\d){7}\.").all()
+    assert "responses is right" not in capsys.readouterr().out
+    larger = Path("make_differences.py").read_text().replace("randint(1, 9)", "randint(1, 20)")
+    exec(compile(larger, "larger", "exec"), {})
+    fit("first_task", "--trainer.logger.init_args.name=larger", "--responses.number=1")
+    said = capsys.readouterr().out
+    assert "None of 8 responses is right" in said or "Only " in said
+    assert "`chains` knows sums and differences of five to ten numbers from 1 to 9" in said
+
+
+def test_the_ten_lines_of_the_readme_train():
+    lines = Path("ten_lines.py").read_text().split('"""')[2].strip().splitlines()
+    assert len([line for line in lines if line]) <= 10
+    short = "\n".join(lines).replace("num_val=256", "num_val=8").replace("max_steps=60", "max_steps=1")
+    names = {"__name__": "__main__"}
+    exec(compile(short, "ten_lines", "exec"), names)
+    assert names["module"].trainer.global_step == 1
 
 
 def test_the_problems_of_the_examples_are_those_of_the_generators(tmp_path):
@@ -168,7 +192,7 @@ def test_the_share_of_tests_that_a_program_passes_is_paid(programs_run):
 
 def test_an_isolation_of_ones_own_runs_the_programs_of_a_run(programs_run):
     if reason := refusal(Bubblewrap()):
-        pytest.skip(f"bubblewrap does not run programs here ({reason}); docs/sandbox.md says what it needs")
+        pytest.skip(f"bubblewrap does not run programs here ({reason}); docs/reference/sandbox.md says what it needs")
     core = str(min(os.sched_getaffinity(0)))
     small = ["--data.num_train=8", "--data.num_val=8"]
     named = ["--data.task.isolation=my_isolation.OnCores", f"--data.task.isolation.cores={core}"]

@@ -14,6 +14,7 @@ from jsonargparse import ArgumentError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
+from grail_lightning._version import __version__
 from grail_lightning.answers.records import STATUSES
 from grail_lightning.app.cli.classes import choices
 from grail_lightning.app.cli.config_files import as_arguments, merged
@@ -28,6 +29,37 @@ PAGES = {str(page.relative_to(DOCS)): page.read_text() for page in sorted(DOCS.r
 }
 
 
+USER_PAGES = ("index", "getting_started", "first_task", "problems", "running", "one_gpu", "models", "which_method")
+USER_PAGES += ("benchmark", "trl", "metrics", "compare", "your_credit", "environments", "programs", "pictures")
+
+
+def test_users_have_sixteen_pages_that_are_short_and_say_what_one_can_do_after_them():
+    pages = {name: text for name, text in PAGES.items() if "/" not in name and name != "README"}
+    assert {name.removesuffix(".md") for name in pages} <= {*USER_PAGES}
+    assert sum(len(text.split()) for text in pages.values()) <= 35_000
+    for name, text in pages.items():
+        first = text.split("\n\n")[1]
+        assert "fter this page you " in first or name == "index.md", name
+
+
+def test_the_changes_are_one_page_of_which_the_newest_version_is_the_packages():
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert len(changes.split()) < 1000
+    assert re.findall(r"^## (\S+)", changes, re.MULTILINE)[0] == __version__
+
+
+def test_messages_name_pages_that_are_installed_with_the_package():
+    package = ROOT / "grail_lightning"
+    texts = [file.read_text() for file in package.rglob("*.py")]
+    named = {name for text in texts for name in re.findall(r"\bpage\([\"'](\S+?\.md)[\"']\)", text)}
+    assert len(named) > 5
+    for name in named:
+        assert (package / "docs" / name).is_file(), name
+    assert not [cited for text in texts for cited in re.findall(r"\bdocs/[\w/]+\.md", text)]
+    patterns = (ROOT / "setup.cfg").read_text().partition("[options.package_data]")[2].partition("\n[")[0].split()
+    assert {"docs/**/*.md", "README.md"} <= {*patterns}
+
+
 def script(name):
     """A program of `scripts`."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
@@ -38,8 +70,8 @@ def script(name):
 
 @pytest.fixture(scope="module")
 def hook():
-    """The hook of mkdocs.yml, which makes the page of options."""
-    return script("docs_hook")
+    """The program that makes the page of options."""
+    return script("options_page")
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +125,11 @@ def test_every_example_is_on_a_page_as_it_is_and_pages_have_no_other_python(page
     files = {file.name for file in EXAMPLES.iterdir() if file.suffix in (".py", ".yaml")}
     assert files <= {name for _, name in blocks}
     for page, text in PAGES.items():
+        if page == "reference/options.md":
+            continue  # It is made of docstrings, examples of YAML among them.
         assert text == pages_script.filled(text), f"{page}: run python scripts/fill_pages.py"
         for block in re.findall(r"^```(?:python|yaml).*", text, re.MULTILINE):
-            assert "title=" in block or page == "methods.md", (page, block)
+            assert "title=" in block or page == "reference/methods.md", (page, block)
     stale = 'Before\n\n```yaml title="warm_up.yaml"\nother: text\n```\n\nAfter\n'
     wanted = (EXAMPLES / "warm_up.yaml").read_text()
     assert pages_script.filled(stale) == f'Before\n\n```yaml title="warm_up.yaml"\n{wanted}```\n\nAfter\n'
@@ -103,7 +137,9 @@ def test_every_example_is_on_a_page_as_it_is_and_pages_have_no_other_python(page
 
 def test_the_table_of_kinds_of_answers_is_that_of_the_labelled_pairs():
     kinds = script("grading_kinds")
-    assert kinds.filled(PAGES["grading.md"]) == PAGES["grading.md"], "run python scripts/grading_kinds.py"
+    assert kinds.filled(PAGES["reference/grading.md"]) == PAGES["reference/grading.md"], (
+        "run python scripts/grading_kinds.py"
+    )
     pairs = [json.loads(line) for line in (ROOT / "tests/answers/kinds.jsonl").read_text(encoding="utf-8").splitlines()]
     assert {pair["subject"] for pair in pairs} == kinds.KINDS.keys()
     assert f"before{kinds.BEGIN}stale{kinds.END}after" != kinds.filled(f"before{kinds.BEGIN}stale{kinds.END}after")
@@ -111,7 +147,7 @@ def test_the_table_of_kinds_of_answers_is_that_of_the_labelled_pairs():
 
 def names_in_table():
     """The rows of the table of option names: TRL's, verl's and ours, and the note."""
-    section = PAGES["is_this_for_you.md"].partition("\n## Names of options\n")[2]
+    section = PAGES["reference/other_packages.md"].partition("\n## Names of options\n")[2]
     rows = [line.split("|")[1:] for line in section.splitlines() if line.startswith("| ")]
     return [(re.findall(r"(argument )?`(\w+)`", row[0]), re.findall("`([\\w.]+)`", row[2])) for row in rows[1:]]
 
@@ -139,7 +175,7 @@ def test_our_names_in_the_table_of_options_exist(hook, parsers):
 
 
 def test_the_options_on_the_page_of_methods_are_ones_that_the_parser_takes(parsers, tmp_path):
-    blocks = re.findall(r"^```yaml\n(.*?)^```", PAGES["methods.md"], re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```yaml\n(.*?)^```", PAGES["reference/methods.md"], re.MULTILINE | re.DOTALL)
     assert len(blocks) > 1
     for block in blocks:
         file = tmp_path / "method.yaml"
@@ -150,6 +186,7 @@ def test_the_options_on_the_page_of_methods_are_ones_that_the_parser_takes(parse
 
 def test_every_option_of_the_parser_stands_on_the_page_of_options(hook, parsers):
     page = hook.options_page()
+    assert page in PAGES["reference/options.md"], "run python scripts/fill_pages.py"
     for action in hook.real_options(parsers["fit"]):
         (row,) = [line for line in page.splitlines() if line.startswith(f'| <a id="{action.dest}"></a>')]
         assert row.count("`") >= 4
@@ -181,13 +218,13 @@ def test_every_logged_figure_stands_on_the_page_of_metrics(world, dataset, tmp_p
 
 
 def test_every_entry_of_a_kept_evaluation_stands_on_the_page_of_files():
-    section = PAGES["files.md"].partition("\n## samples\n")[2].partition("\n## ")[0]
+    section = PAGES["reference/files.md"].partition("\n## samples\n")[2].partition("\n## ")[0]
     for entry in ("model", "engine", "sampling", "num_samples", "seed", "datasets", "grading", "created", "finished"):
         assert f"`{entry}`" in section, entry
 
 
 def test_every_column_stands_on_the_page_of_files_with_its_type_and_its_files():
-    section = PAGES["files.md"].partition("\n## Columns\n")[2]
+    section = PAGES["reference/files.md"].partition("\n## Columns\n")[2]
     rows = [[cell.strip() for cell in line.split(" | ")] for line in section.splitlines() if line.startswith("| `")]
     assert [name.strip("|` ") for name, *_ in rows] == [*COLUMNS]
     assert {*TRAINING, *SAMPLE, *PREDICTION} == COLUMNS.keys(), "every column is in a file"
@@ -201,7 +238,7 @@ def test_every_column_stands_on_the_page_of_files_with_its_type_and_its_files():
 def test_every_credit_method_stands_on_the_pages_that_compare_them():
     for name in choices("model.credit"):
         assert f"`{name}`" in PAGES["which_method.md"], name
-        assert f"`{name}`" in PAGES["methods.md"] or name == "Uniform", name
+        assert f"`{name}`" in PAGES["reference/methods.md"] or name == "Uniform", name
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tests.test_episodes import played
 from tests.tool_calling_policy import END
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "trl.md").read_text()
+PAGE = (DOCS / "reference" / "from_trl.md").read_text()
 GROUPS = {
     "objective": DrGRPO,
     "advantage": GroupMean,

@@ -7,7 +7,8 @@ of the expected reward. So the product of a method's gradient ``g`` with the gra
 .. math:: \text{gain}_\text{SGD} = \frac{E[g_i \cdot u_j] / \sqrt{E|g|^2}}{E[u_i \cdot u_j] / \sqrt{E|u|^2}}, \qquad
           \text{gain}_\text{Adam} = \frac{E[(g_i / s_g) \cdot u_j]}{E[(u_i / s_u) \cdot u_j]}, \qquad i \ne j
 
-with ``s`` the root mean square of each entry over batches. docs/study_credit.md explains the figures.
+with ``s`` the root mean square of each entry over batches. The page "What credit by token is worth" explains the
+figures.
 
 Shapes: ``N`` batches, ``D`` draws of the bootstrap, ``B`` rows, ``T`` response tokens.
 """

@@ -48,8 +48,8 @@ class PredictionWriter(Callback):
     """Writes the results of `predict`: a Parquet file with one row for each rollout, and a page (HTML) of it.
 
     It is not a `BasePredictionWriter`, because Lightning would then require batch indices, which loaders of prompts do
-    not have. ``docs/files.md`` lists the columns. The page shows the first 200 rollouts, or fewer if they need more
-    than 5 MB; `grail_lightning.write_page` makes a page of more of them.
+    not have. The page "Files and columns" of the documentation lists the columns. The HTML page shows the first
+    200 rollouts, or fewer if they need more than 5 MB; `grail_lightning.write_page` makes a page of more of them.
 
     Args:
         file: The file to write; default ``predictions.parquet`` in the folder of the run. It holds the rows of the

@@ -15,6 +15,7 @@ from grail_lightning.core.records.task import Prompt, Task
 from grail_lightning.core.rollout.batch import GradedBatch, Sampling
 from grail_lightning.core.rollout.rows import prompt_text, response_text
 from grail_lightning.core.runtime.checks import check_option
+from grail_lightning.core.runtime.pages import page
 
 _PROMPT, _RESPONSE, _ANSWER = 300, 700, 80  # Most characters that are shown of each.
 _LINES = 14  # Most lines of a text.
@@ -25,9 +26,9 @@ class ShowResponses(Callback):
     """Shows some graded responses of the first batch of `fit` and `validate` on the terminal.
 
     For each it shows the end of the prompt, the response, the answer that was found in it beside the reference, the
-    verdict and the reward. If all responses of that batch are cut, without an answer, or wrong, a line says so and
-    what to look at. The first rank shows responses of its own. Control characters are written out, and long texts are
-    shortened.
+    verdict and the reward. If all responses of that batch are cut or without an answer, or if nearly all are wrong, a
+    line says so and what to do. The first rank shows responses of its own. Control characters are written out, and long
+    texts are shortened.
 
     Args:
         number: The number of responses; 0 shows none.
@@ -74,8 +75,11 @@ class ShowResponses(Callback):
         lines = ["", f"{len(rows)} of the first {len(batch)} responses (`responses.number: 0` shows none)"]
         for row in rows:
             lines += ["", *response_lines(batch, row)]
-        if remark := remark_on(batch, f"{option}.max_response_length", sampling.max_response_length):
-            lines += ["", remark]
+        module = module_of(pl_module)
+        remark = remark_on(batch, f"{option}.max_response_length", sampling.max_response_length)
+        remark = remark or few_are_right(batch, module.execution.group_size)
+        if remark:
+            lines += ["", remark + what_it_knows(module.policy_name)]
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # A terminal may know ASCII alone.
         # Beside a progress bar the bar itself has to print.
         pl_module.print("\n".join([*lines, ""]).encode(encoding, "backslashreplace").decode(encoding))
@@ -144,7 +148,34 @@ def remark_on(batch: GradedBatch, limit: str, most: int) -> str:
     status = next(iter(statuses)) if len(statuses) == 1 else "several"
     if status == "wrong" or status not in _REMARKS:
         status = "wrong" if any(map(_is_compared, batch.prompts, batch.verdicts)) else "judged"
-    return _REMARKS[status].format(number=number)
+    return _REMARKS[status].format(number=number, page=page("reference/grading.md"))
+
+
+def few_are_right(batch: GradedBatch, group_size: int) -> str:
+    """What to do if so few responses are right that most groups of training have none; empty else.
+
+    With the share ``p`` of right responses, at most ``1 - (1 - p)^G`` of the groups of ``G`` rollouts have a right one.
+    Rewards of one's own may differ among wrong responses: then there is something to learn.
+    """
+    number, right = len(batch), int(batch.correct.sum())
+    share = right / number
+    wrong = batch.rewards[~batch.correct & ~batch.rewards.isnan()]
+    if share >= _FEW or (len(wrong) and wrong.max() > wrong.min()):
+        return ""
+    alive = 1 - (1 - share) ** group_size
+    return (
+        f"Only {right} of {number} responses {'is' if right == 1 else 'are'} right. Training compares the rollouts of "
+        f"one problem with each other, and at this rate at most {alive:.0%} of the groups of {group_size} have a right "
+        "one; the others teach nothing. Take easier problems, a stronger policy, or larger groups "
+        "(`model.execution.group_size`)."
+    )
+
+
+def what_it_knows(policy: object) -> str:
+    """What a packaged policy can do, as a sentence behind another one; empty for any other policy."""
+    if not isinstance(policy, str) or policy not in _KNOWS:
+        return ""
+    return f" The packaged policy `{policy}` knows {_KNOWS[policy]}, and nothing else."
 
 
 def _is_compared(prompt: Prompt, verdict: Verdict) -> bool:
@@ -152,12 +183,24 @@ def _is_compared(prompt: Prompt, verdict: Verdict) -> bool:
     return not _has_no_answer(verdict) and type(prompt.task).verdicts is Task.verdicts
 
 
+_FEW = 0.05  # The share of right responses below which a remark says that there is little to learn from.
+_KNOWS = {
+    "arithmetic": "sums and differences of five numbers from 1 to 9, as `Compute 7+5-3+8-9.`",
+    "chains": "sums and differences of five to ten numbers from 1 to 9, as `Compute 7+5-3+8-9+4.`",
+    "long_chains": "sums and differences of 15 to 20 numbers from 1 to 9, as those of `chains`",
+    "words": "word problems in the sentences of `WordProblemData` with comparisons",
+    "search": "the questions of `SearchData`",
+    "code": "the functions of `CodeData`",
+    "charts": "the questions of `ChartsData`",
+}
+"""What each packaged policy can do."""
+
 _REMARKS = {
     "missing": "None of {number} responses has an answer in the form that the task reads. Compare the responses above "
     "with `data.task.answer`, and see whether the prompt asks for this form (`data.task.instruction`, `few_shot`).",
     "unevaluated": "None of {number} responses has an answer that is worked out: all are equal to the reference, but "
     "could still be carried out. See whether the prompt asks for a worked-out answer, or set "
-    "`data.task.answer.evaluated: false` (docs/grading.md).",
+    "`data.task.answer.evaluated: false` ({page}).",
     "unknown_tokens": "In each of {number} responses the policy sampled tokens that its tokenizer does not know. See "
     "whether the tokenizer is the model's own (`model.policy`).",
     UNSCORED: "None of {number} responses was judged: the reward returned None for all of them. Look at the service or "
@@ -165,7 +208,7 @@ _REMARKS = {
     **dict.fromkeys(
         ("timeout", "crashed"),
         "None of {number} responses could be judged: each took too long, or its process ended. See whether the machine "
-        "has free cores and memory, and look at the responses above for what takes so long (docs/grading.md).",
+        "has free cores and memory, and look at the responses above for what takes so long ({page}).",
     ),
     "wrong": "None of {number} responses is right. Compare answers and references above: if the answers are right, "
     "look at the column of the reference and `data.task.compare`; if not, take a stronger policy or easier problems.",

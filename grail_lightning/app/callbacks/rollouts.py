@@ -19,8 +19,9 @@ from grail_lightning.core.step.figures import StepOutput
 class KeepRollouts(Callback):
     """Keeps all training rollouts: one Parquet file for each batch and rank, ``step_00000012_rank_00000.parquet``.
 
-    ``docs/files.md`` lists the columns. `step` counts optimiser steps, as in TensorBoard. A resumed run adds files to
-    the folder. ``pandas.read_parquet(folder)`` reads it, and ``predict --data.kept.newest=200`` its newest rollouts.
+    The page "Files and columns" lists the columns. `step` counts optimiser steps, as in TensorBoard. A resumed run
+    adds files to the folder. ``pandas.read_parquet(folder)`` reads it, and ``predict --data.kept.newest=200`` its
+    newest rollouts.
 
     Args:
         folder: The folder to write to; default ``rollouts`` in the folder of the run.

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from grail_lightning.app.cli.classes import choices
+from grail_lightning.core.runtime.pages import page
 
 _NAMES = """
 model.policy: model model_name_or_path model.path
@@ -121,5 +122,5 @@ def known_as(option: str) -> str:
         if ours := KNOWN_AS.get(".".join(parts[start:])):
             return f" Here it is `{ours}`."
     if parts[0] in _GROUPS:  # Of verl; in a file that is all that is named.
-        return " It is a group of verl's options: docs/options.md has ours."
+        return f" It is a group of verl's options: {page('reference/options.md')} has ours."
     return ""

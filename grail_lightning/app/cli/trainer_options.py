@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from grail_lightning.core.distributed.sharding import check_strategy
 from grail_lightning.core.runtime.import_path import import_function
+from grail_lightning.core.runtime.pages import page
 
 # Options of the Trainer that manual optimisation cannot follow: the values that ask for nothing, and what to set.
 _LEFT_OUT: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -101,7 +102,7 @@ def check_devices(trainer: Trainer) -> None:
         raise ValueError(
             f"`trainer.num_nodes` {trainer.num_nodes} needs a launcher that starts the processes of all machines, but "
             "this one was started without, and would wait for the others. Start it by torchrun or SLURM's srun "
-            "(docs/clusters.md)."
+            f"({page('reference/clusters.md')})."
         )
 
 

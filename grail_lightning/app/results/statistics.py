@@ -5,7 +5,7 @@ the share of its samples that are right, or its pass@k. Its *noise* is its varia
 problem (`grail_lightning.functional.pass_at_k_variance`). The weights of datasets have the sum 1.
 
 Problems are a random sample of a population, and the seeds of a method of its possible trainings.
-``docs/report.md`` tells how the methods were chosen; ``benchmarks/interval_coverage.py`` measures their coverage.
+The page "Statistics" tells how the methods were chosen; ``benchmarks/interval_coverage.py`` measures their coverage.
 """
 
 from __future__ import annotations

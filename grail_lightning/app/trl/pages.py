@@ -25,7 +25,7 @@ class CreditPages(TrainerCallback):  # type: ignore[misc]  # Transformers has no
     """Writes the completions of a generation with their token weights as HTML and Parquet, every some steps.
 
     The files are ``step_00000050.html``, as `predict` writes it, and ``.parquet`` beside it, with the columns of
-    docs/files.md. They hold the completions of the first process.
+    the page "Files and columns". They hold the completions of the first process.
 
     Args:
         every: The number of optimiser steps between two pages; the first generation has one.

@@ -21,6 +21,7 @@ from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.records.task import Prompt
 from grail_lightning.core.rollout.batch import AnswerMasks, RolloutBatch
 from grail_lightning.core.runtime.checks import Claim, check_claims, check_tensor
+from grail_lightning.core.runtime.pages import page
 
 Refresh = Literal["batch", "step"]
 
@@ -202,7 +203,7 @@ class TokenCredit(ABC):
         if "needs" in vars(cls):
             raise ValueError(
                 f"`{cls.__name__}` must say what it uses in `services`, `refresh`, `fuses` and `replaces_advantage`, "
-                "but got a method `needs`, which nothing calls. See docs/your_credit.md."
+                f"but got a method `needs`, which nothing calls. See {page('your_credit.md')}."
             )
 
     @abstractmethod

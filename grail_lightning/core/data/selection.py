@@ -9,6 +9,7 @@ from typing import Any
 
 from grail_lightning.core.data.sources import DatasetSpec, Table
 from grail_lightning.core.records.task import Task
+from grail_lightning.core.runtime.pages import page
 
 
 def with_prompt_column(spec: DatasetSpec, table: Table, task: Task) -> DatasetSpec:
@@ -39,8 +40,8 @@ def select_rows(table: Table, spec: DatasetSpec, task: Task) -> list[int]:
                 f"{place}: there is no column `{missing[0]}`. The columns are: {', '.join(map(str, there))}. Name "
                 "the right one with `problem`, `answer` or `where` of the dataset. `EnvironmentTask` needs no answer "
                 "if its environment has a method `get_reward`, or if `task.rewards` are functions in TRL's form, also "
-                "without an environment (docs/trl.md); a task of your own that does without says so with its "
-                "attribute `optional_columns`."
+                f"without an environment ({page('reference/from_trl.md')}); a task of your own that does without says "
+                "so with its attribute `optional_columns`."
             )
         if all(_fits(row[column], wanted, f"{place}: `{column}`") for column, wanted in where.items()):
             messages = task.takes_conversations and _has_messages(row.get(spec.problem))  # The task checks them.
@@ -70,7 +71,7 @@ def _has_messages(value: object) -> bool:
 def _check_text(value: object, place: str) -> None:
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
         advice = "A task of your own can read its parts, or messages of a conversation (`optional_columns`, "
-        advice += "`takes_conversations`, docs/your_task.md)."
+        advice += f"`takes_conversations`, {page('problems.md')})."
         if not isinstance(value, list | tuple | Mapping):
             kind = type(value).__name__
             advice = f"This is a value of the type {kind}: write the column as text, as `astype(str)` of pandas does."

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grail_lightning.core.runtime.files import whole_file
+from grail_lightning.core.runtime.pages import page
 
 Row = dict[str, Any]
 """The values of one rollout by the names of columns."""
@@ -235,6 +236,7 @@ def _check_columns(place: str, there: Iterable[str], names: Sequence[str]) -> No
 
 def _refusal(place: str, fault: str) -> ValueError:
     return ValueError(
-        f"{place} must have the columns of a rollout that this version writes (docs/files.md), but {fault}. Leave it "
-        "out, or make it anew: `predict` writes predictions, `KeepRollouts` rollouts of training, `test` samples."
+        f"{place} must have the columns of a rollout that this version writes ({page('reference/files.md')}), but "
+        f"{fault}. Leave it out, or make it anew: `predict` writes predictions, `KeepRollouts` rollouts of training, "
+        "`test` samples."
     )

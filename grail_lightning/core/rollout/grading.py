@@ -24,6 +24,7 @@ from grail_lightning.answers.spans import Alignment, align, special_ids, unknown
 from grail_lightning.core.records.picture import as_text
 from grail_lightning.core.records.task import LARGEST_REWARD, Comparison, Prompt, Step, StepKind, Task
 from grail_lightning.core.rollout.batch import AnswerMasks, GradedBatch, SampledBatch
+from grail_lightning.core.runtime.pages import page
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -371,7 +372,7 @@ def labelled_steps(text: str, prompt: Prompt) -> list[Step] | None:
             f"or None where the task cannot label: ranges of characters, 0 ≤ start ≤ stop ≤ {len(text)}, that do not "
             f"overlap, each with a `kind` of {', '.join(get_args(StepKind))}; but got "
             f"{', '.join(repr(step)[:120] for step in wrong[:2])} for the prompt {question[:60]!r}. See "
-            "docs/your_task.md."
+            f"{page('reference/your_task.md')}."
         )
     return steps  # type: ignore[return-value]
 

@@ -10,6 +10,7 @@ from grail_lightning.answers.find import AnswerForm, Boxed, Pattern
 from grail_lightning.answers.records import AnswerSpan
 from grail_lightning.core.records.picture import Messages, add_text, as_text
 from grail_lightning.core.records.task import Comparison, GradedAnswer, Prompt, Task, TaskReward, is_message
+from grail_lightning.core.runtime.pages import page
 from grail_lightning.core.tasks.rewards import (
     Reward,
     Rewards,
@@ -42,7 +43,7 @@ class AnswerTask(Task):
         if self.evaluated and compare != "math":
             raise ValueError(
                 "`compare` must be math with `evaluated: true` of the answer's form, since only numbers are worked "
-                f"out, but got {compare!r}. Leave out one of them (docs/grading.md)."
+                f"out, but got {compare!r}. Leave out one of them ({page('reference/grading.md')})."
             )
         self.rewards = [Reward(spec) for spec in rewards or [RewardSpec(function="correctness")]]
         names = [reward.name for reward in self.rewards]

@@ -37,6 +37,7 @@ from grail_lightning.core.environments.side_by_side import background_loop
 from grail_lightning.core.records.task import LARGEST_REWARD
 from grail_lightning.core.runtime.guard import explained, said
 from grail_lightning.core.runtime.import_path import GIVEN, import_function
+from grail_lightning.core.runtime.pages import page
 from grail_lightning.core.tasks.attempts import Attempts
 
 Values = list[float | None]
@@ -200,7 +201,7 @@ class Reward:
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"The reward `{self.path}` must get `arguments` that it can use, but got {self.arguments}: {error}. It "
-                f"takes {signature}. See docs/your_reward.md."
+                f"takes {signature}. See {page('problems.md')}."
             ) from error
         named = [parameter for parameter in signature.parameters.values() if parameter.name not in leading]
         required = {
@@ -255,7 +256,7 @@ class Reward:
             return (
                 f"The reward `{self.path}` raised {said(error)}. It got {len(responses)} responses"
                 f"{'' if self.is_trl else ', their references'} and the columns {sorted({*taken, *uncopied})}. Call it "
-                "by hand to debug it (docs/your_reward.md)."
+                f"by hand to debug it ({page('reference/your_task.md')})."
             )
 
         attempts = Attempts(call, partial(explained, explain), self.spec.retries, self.spec.pause_seconds)

@@ -51,8 +51,8 @@ class CodeTask(MathTask):
         explained: The part of a program that counts as the answer for credit methods such as GRAIL: its last `return`
             statement (the whole program where it has none), or the whole program.
         shown_tests: The number of assertions in the prompt, where the problem does not name the function as code.
-        isolation: How programs are isolated: `Bubblewrap`, `Sandlock`, `Server` with its `url`, or a class of your own
-            (docs/sandbox.md). Default the first of the first two that isolates on this machine.
+        isolation: How programs are isolated: `Bubblewrap`, `Sandlock`, `Server` with its `url`, or a class of your own.
+            Default the first of the first two that isolates on this machine.
         limits: The limits of one program with all of its tests.
         workers: The number of programs that run side by side.
     """

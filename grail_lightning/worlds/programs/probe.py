@@ -9,13 +9,14 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
+from grail_lightning.core.runtime.pages import page
 from grail_lightning.worlds.programs.grade import grade, line_of
 from grail_lightning.worlds.programs.isolation import Bubblewrap, Isolation, Sandlock
 from grail_lightning.worlds.programs.outcome import ProgramLimits, TestCall, Tests
 from grail_lightning.worlds.programs.sandbox import LostError
 
 LOCAL = (Bubblewrap(), Sandlock())
-"""What is tried where no isolation is named, in this order; docs/sandbox.md has the figures."""
+"""What is tried where no isolation is named, in this order; the page "Programs in a sandbox" has the figures."""
 
 
 def probe(files: list[str], folders: list[str], process: int) -> list[str]:
@@ -74,4 +75,6 @@ def choose(isolation: Isolation | None) -> Isolation:
         if not reason:
             return tried
         reasons.append(f"{type(tried).__name__}: {reason}")
-    raise RuntimeError(f"Nothing isolates programs here ({'; '.join(reasons)}); docs/sandbox.md says what would.")
+    raise RuntimeError(
+        f"Nothing isolates programs here ({'; '.join(reasons)}); {page('reference/sandbox.md')} says what would."
+    )

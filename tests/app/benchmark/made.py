@@ -1,4 +1,4 @@
-"""Results of methods as the benchmark writes them, with figures like those of docs/credit_quality.md."""
+"""Results of methods as the benchmark writes them, with figures like those of docs/research/what_finds_errors.md."""
 
 import random
 from copy import deepcopy

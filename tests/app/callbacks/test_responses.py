@@ -3,14 +3,22 @@
 import io
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import RichProgressBar
 
+import grail_lightning
 from grail_lightning import CodeTask, EnvironmentTask, Evaluation, Prompt, ShowResponses
 from grail_lightning.app.callbacks.progress import BatchProgressBar
-from grail_lightning.app.callbacks.responses import first_rows, remark_on, response_lines
+from grail_lightning.app.callbacks.responses import (
+    few_are_right,
+    first_rows,
+    remark_on,
+    response_lines,
+    what_it_knows,
+)
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.core.records.picture import with_pictures
 from tests import runs
@@ -232,6 +240,29 @@ def test_a_rollout_that_a_reward_judges_has_no_answer_to_compare():
     program = replace(prompt, task=code)
     batch = _batch([box(0)] * 2).replace(prompts=[program] * 2)
     assert "`data.task.compare`" not in remark_on(batch, "limit", 24)
+
+
+@pytest.mark.parametrize("right", [0, 1, 2, 3])
+def test_a_share_of_right_responses_from_which_hardly_a_group_can_learn_is_told(right):
+    batch = _batch([box(1)] * right + [box(0)] * (40 - right))
+    remark = few_are_right(batch, 8)
+    # Of groups of 8 with 1 right response in 40, 1 - 0.975^8 = 0.183 have a right one.
+    assert ("Only 1 of 40 responses is right" in remark and "at most 18% of the groups of 8" in remark) == (right == 1)
+    assert (remark == "") == (right >= 2)
+    shaped = batch.rewards.clone()
+    shaped[-1] = 0.5
+    assert few_are_right(batch.replace(rewards=shaped), 8) == "", "wrong responses differ in their reward"
+
+
+def test_the_remark_says_what_a_packaged_policy_knows(capsys):
+    assets = Path(grail_lightning.__file__).parent / "worlds" / "assets"
+    for name in sorted(folder.name for folder in assets.iterdir() if (folder / "config.json").is_file()):
+        assert f"`{name}` knows " in what_it_knows(name)
+    assert what_it_knows("Qwen/Qwen3-0.6B") == what_it_knows(object()) == ""
+    run(2, ShowResponses()).fit(Scripted(lambda *_: box("none")), loader(prompts(2)))
+    last = capsys.readouterr().out.rstrip().splitlines()[-1]
+    assert last.startswith("None of 4 responses is right")
+    assert last.endswith("five numbers from 1 to 9, as `Compute 7+5-3+8-9.`, and nothing else.")
 
 
 def test_the_remark_is_the_last_line_below_the_responses(capsys):

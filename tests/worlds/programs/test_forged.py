@@ -65,7 +65,7 @@ TESTS = Tests("f", (TestCall((3,), 4),))
 def native():
     """A sandbox in which a program can write to its connection."""
     if all(refusal(isolation) for isolation in LOCAL):
-        pytest.skip("neither bubblewrap nor sandlock runs programs here; docs/sandbox.md says what they need")
+        pytest.skip("neither bubblewrap nor sandlock runs programs here; docs/reference/sandbox.md says what they need")
     made = Executor(None, LIMITS, workers=1)
     yield made
     made.close()

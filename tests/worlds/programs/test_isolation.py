@@ -22,7 +22,7 @@ TESTS = Tests("f", (TestCall((3,), 4),))
 def bubblewrap():
     """Skips a test where namespaces cannot be had."""
     if reason := refusal(Bubblewrap()):
-        pytest.skip(f"bubblewrap does not run programs here ({reason}); docs/sandbox.md says what it needs")
+        pytest.skip(f"bubblewrap does not run programs here ({reason}); docs/reference/sandbox.md says what it needs")
 
 
 def parsed(*arguments):

@@ -58,9 +58,10 @@ _THIS_MACHINE = ("localhost", "127.", "::1")
 class VLLMServer(RolloutEngine):
     """An engine that samples with vLLM servers, to which it pushes the weights of the policy.
 
-    `docs/vllm.md` has the command that starts a server. Prompts are dealt to the servers in turn, and each response has
-    a seed of its own: which server answers makes no difference beyond roundings. Rank 0 pushes the weights to all of
-    them whenever they have changed, and a probe compares the log-probabilities of every server with the trainer's.
+    The page "Sampling with vLLM" has the command that starts a server. Prompts are dealt to the servers in turn, and
+    each response has a seed of its own: which server answers makes no difference beyond roundings. Rank 0 pushes the
+    weights to all of them whenever they have changed, and a probe compares the log-probabilities of every server with
+    the trainer's.
 
     A server that goes away is asked again. One that was restarted has other weights, which is noticed before its
     responses count: the weights are pushed again, and the batch is sampled again.
