@@ -59,9 +59,9 @@ class HFEngine(RolloutEngine):
             without a mask) are sampled by "compact", and those that "compact" does not support either (state spaces,
             caches other than keys and values per token) by "generate". One line says so.
         compile: Whether the decoder's blocks are compiled by `torch.compile` for decoding ("static" and "compact").
-            auto does so on CUDA, unless deterministic algorithms or autocast (bf16-mixed) are on, or weights are
-            sharded. true takes the backend inductor; a name takes another, `aot_eager` and `eager` to find out what a
-            model fails in. Blocks that fail in a trial run as they are, which one line says.
+            auto does so on CUDA, unless deterministic algorithms or autocast (bf16-mixed) are on, weights are sharded,
+            or the model has sliding windows. true takes the backend inductor; a name takes another, `aot_eager` and
+            `eager` to find out what a model fails in. Blocks that fail in a trial run as they are, which one line says.
     """
 
     takes_pictures = True
@@ -73,17 +73,19 @@ class HFEngine(RolloutEngine):
             check_option("compile", compile, get_args(Compile)[1])
         self.cache_tokens, self.method, self.compile = cache_tokens, method, compile
         self._policy: Policy | None = None
-        self._loop: tuple[object, Loop | None] | None = None  # With what it depends on.
+        self._loops: dict[tuple[torch.device, torch.dtype], Loop | None] = {}  # Of the policy, by where it computes.
 
     def update_weights(self, policy: Policy) -> None:
         """Store the policy. No weights are copied, since the policy itself samples."""
+        if policy is self._policy:
+            return
+        self._policy, self._loops = policy, {}
         # Once a policy: Python repeats a warning whose filters have changed meanwhile, and libraries change them often.
-        if policy is not self._policy and self.method != "generate" and not supports(policy.model):
+        if self.method != "generate" and not supports(policy.model):
             rank_zero_warn(
                 f"`HFEngine` samples from `{type(policy.model).__name__}` by Transformers' `generate`: finished rows "
                 'cannot be removed from its cache. This is no error; set `method="generate"` to silence this warning.'
             )
-        self._policy = policy
 
     def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
         """See `RolloutEngine.generate`."""
@@ -174,11 +176,11 @@ class HFEngine(RolloutEngine):
         return world_size() > 1
 
     def _find_loop(self, policy: Policy) -> Loop | None:
-        """What `find_loop` finds, once for a policy on its device and in the dtype in which it computes now."""
-        key = policy, policy.device, policy.compute_dtype
-        if self._loop is None or self._loop[0] != key:
-            self._loop = key, find_loop(policy, self.method, self.compile)
-        return self._loop[1]
+        """What `find_loop` finds, once for the policy on its device and in the dtype in which it computes now."""
+        key = policy.device, policy.compute_dtype
+        if key not in self._loops:
+            self._loops[key] = find_loop(policy, self.method, self.compile)
+        return self._loops[key]
 
     def _decode(
         self, loop: Loop, policy: Policy, rows: list[list[int]], sampling: Sampling, streams: Iterator[torch.Generator]

@@ -8,11 +8,10 @@ from typing import Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch.distributed.fsdp import FSDPModule
 
 from grail_lightning.core.engines.hf.decoding import Decoding, TurnOptions, supports
 from grail_lightning.core.engines.hf.draw import Ending
-from grail_lightning.core.engines.hf.static import StaticDecoding, obstacle
+from grail_lightning.core.engines.hf.static import StaticDecoding, has_window, is_sharded, obstacle
 from grail_lightning.core.policy.compile import Compile, CompiledBlocks, chosen_backend
 from grail_lightning.core.policy.layout import padded_layout
 from grail_lightning.core.policy.model import Policy
@@ -40,12 +39,14 @@ def find_loop(policy: Policy, method: Method, compiles: Compile) -> Loop | None:
         failed = obstacle(policy) or _failure(policy, StaticDecoding)
         if failed is None:
             loop = StaticDecoding
+            rank_zero_info(f"{name} over a static cache.")
         else:
             say = rank_zero_warn if method == "static" else rank_zero_info
             say(f"{name} with a cache that grows, not with a static one: {failed}. This is no error.")
     backend = _backend(policy, compiles)
     if backend is None:
         return loop
+    rank_zero_info(f"{name} with compiled blocks ({backend}). Compiling them may take a minute.")
     compiled = partial(loop, blocks=CompiledBlocks(policy.blocks, backend))
     if (failed := _failure(policy, compiled)) is None:
         return compiled
@@ -57,11 +58,12 @@ def find_loop(policy: Policy, method: Method, compiles: Compile) -> Loop | None:
 def _backend(policy: Policy, compiles: Compile) -> str | None:
     """The backend that compiles the blocks, None if they run as they are.
 
-    auto leaves out sharded weights, which hooks gather, and autocast, which would cast weights in compiled code at
-    every token.
+    auto leaves out sliding windows, whose caches count tokens in Python and so need code for many cases; sharded
+    weights, which hooks gather; and autocast, which would cast weights in compiled code at every token.
     """
-    sharded = any(isinstance(module, FSDPModule) for module in policy.modules())
-    if compiles == "auto" and (sharded or torch.is_autocast_enabled(policy.device.type)):
+    if compiles == "auto" and (
+        has_window(policy) or is_sharded(policy) or torch.is_autocast_enabled(policy.device.type)
+    ):
         return None
     return chosen_backend(compiles, policy.device)
 

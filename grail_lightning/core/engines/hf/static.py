@@ -38,14 +38,22 @@ _NO_TOKEN = 2**31
 
 def obstacle(policy: Policy) -> str | None:
     """Why `StaticDecoding` cannot sample from a policy from which `Decoding` can; None if nothing is known."""
-    if not GrowingCache(policy.model.config.get_text_config(decoder=True), 0, 0).takes_padding:
+    if has_window(policy):
         return "layers of its cache keep a sliding window"
     attention = str(policy.model.config._attn_implementation)
     if attention not in _ATTENTION:
         return f"its attention is {attention}, which takes no mask of columns"
-    if any(isinstance(module, FSDPModule) for module in policy.modules()):
-        return "its weights are sharded"
-    return None
+    return "its weights are sharded" if is_sharded(policy) else None
+
+
+def has_window(policy: Policy) -> bool:
+    """Whether a layer of the policy's cache keeps a sliding window of tokens."""
+    return not GrowingCache(policy.model.config.get_text_config(decoder=True), 0, 0).takes_padding
+
+
+def is_sharded(policy: Policy) -> bool:
+    """Whether FSDP2 has sharded the weights."""
+    return any(isinstance(module, FSDPModule) for module in policy.modules())
 
 
 class StaticDecoding(Decoding):
