@@ -10,7 +10,9 @@ model is a process of its own, on the first visible device: one that fails or ex
 others go on.
 
 - correctness: the tests marked `gpu`. flash-attn is tested where it is installed.
-- sampling: tokens per second and peak memory of `HFEngine`, 64 responses of 512 tokens.
+- sampling: tokens per second and peak memory of `HFEngine`, 64 responses of 512 tokens, with the cache that grows and
+  with the static one (a CUDA graph a token), blocks as they are and compiled; and how far its log-probabilities are
+  from the policy's own.
 - methods: every credit method, control and world takes steps through the command line (same_results.py).
 - step: a step of Dr. GRPO on 2 × 4 given responses of 2,048 tokens, bfloat16 weights with masters, and where its time
   goes (credit_cost.py).
@@ -29,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -94,27 +97,39 @@ def environment(device: str, part: str = "") -> dict[str, str]:
 
 
 def sampling(model: str, device: str) -> None:
-    """Print tokens per second and memory of `HFEngine`, 64 responses."""
+    """Print tokens per second and memory of `HFEngine`, 64 responses, a line for each way to decode."""
     import torch
     from credit_cost import StandInTask, stand_in_policy
 
     from grail_lightning import HFEngine, Sampling
 
-    policy, engine, cuda = stand_in_policy(model, device).eval(), HFEngine(), device == "cuda"
+    policy, cuda = stand_in_policy(model, device).eval(), device == "cuda"
     policy.end_token_ids = ()  # Every response has the full length.
     prompts = [StandInTask().prompt({"problem": f"{k}+{k}\n"}) for k in range(10, 18)]
-    engine.update_weights(policy)
-    engine.generate(prompts[:1], 2, Sampling(max_response_length=4), 0)  # Warm up.
-    if cuda:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    start = time.perf_counter()
-    batch = engine.generate(prompts, 8, Sampling(max_response_length=512 if cuda else 16), 0)
-    tokens = int(batch.response_lengths.sum())  # It waits for the device.
-    seconds = time.perf_counter() - start
-    peak = f"{torch.cuda.max_memory_allocated() / 2**30:.1f}" if cuda else "-"
-    print("| tokens | s | tokens/s | peak GiB |\n|--:|--:|--:|--:|")
-    print(f"| {tokens} | {seconds:.2f} | {tokens / seconds:.0f} | {peak} |")
+    print("| method | compile | first call, s | tokens | s | tokens/s | ms a token | peak GiB | log-prob. error |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|--:|", flush=True)
+    compiled = "inductor" if cuda else "eager"
+    for method, compiles in (("static", False), ("static", compiled), ("compact", False), ("compact", compiled)):
+        engine = HFEngine(method=method, compile=compiles)
+        engine.update_weights(policy)
+        start = time.perf_counter()
+        engine.generate(prompts, 8, Sampling(max_response_length=12), 0)  # Compiles, and loads kernels.
+        first = time.perf_counter() - start
+        if cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        start = time.perf_counter()
+        batch = engine.generate(prompts, 8, Sampling(max_response_length=512 if cuda else 16), 0)
+        tokens = int(batch.response_lengths.sum())  # It waits for the device.
+        seconds = time.perf_counter() - start
+        peak = f"{torch.cuda.max_memory_allocated() / 2**30:.1f}" if cuda else "-"
+        some = batch.select(torch.arange(0, len(batch), 8, device=device))
+        with torch.no_grad():
+            scored = policy(policy.layout(some), decode=partial(policy.decode, compiled=False))
+        error = float((scored - some.sampling_logprobs)[some.response_mask].abs().mean())
+        figures = [f"{first:.1f}", tokens, f"{seconds:.2f}", f"{tokens / seconds:.0f}"]
+        figures += [f"{1000 * seconds / batch.response_ids.shape[1]:.2f}", peak, f"{error:.1e}"]
+        print(f"| {method} | {compiles or 'no'} | {' | '.join(map(str, figures))} |", flush=True)
 
 
 def device_name(options: argparse.Namespace) -> str:

@@ -5,6 +5,7 @@ Kernels of a GPU add in another order, so results are compared with float64 on t
 
 import importlib.util
 import os
+import warnings
 
 import pytest
 import torch
@@ -115,11 +116,16 @@ def test_the_head_of_a_large_vocabulary_has_the_gradients_of_float64(dtype):
         assert (found - exact).norm() / exact.norm() < ERRORS[dtype]
 
 
-def test_log_probabilities_of_sampled_tokens_are_those_of_training():
+@pytest.mark.parametrize("compiles", [False, "inductor" if ON_CUDA else "eager"], ids=["", "compiled"])
+@pytest.mark.parametrize("method", ["compact", "static"])
+def test_log_probabilities_of_sampled_tokens_are_those_of_training(method, compiles):
+    """The static cache is decoded by CUDA graphs. A warning tells where it, or compiling, does not work."""
     policy = on_device().eval()
-    engine = HFEngine()
+    engine = HFEngine(method=method, compile=compiles)
     engine.update_weights(policy)
-    batch = engine.generate(runs.problems(4), 4, Sampling(max_response_length=48), seed=0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="`HFEngine`")
+        batch = engine.generate(runs.problems(8), 4, Sampling(max_response_length=48), seed=0)
     with torch.no_grad():
         found = policy(padded_layout(batch.input_ids, batch.attention_mask, batch.response_mask))
     torch.testing.assert_close(found, batch.sampling_logprobs, rtol=0, atol=1e-3)

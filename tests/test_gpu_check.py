@@ -45,6 +45,7 @@ def test_every_part_of_the_gpu_check_runs_on_a_cpu_in_small(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     for row in (
         "a_deterministic_run_repeats_bit_for_bit PASSED",
+        "| static | eager | ",
         "| 1024 | ",
         "| DrGRPO | 1 | ",
         "| GRAIL | 4 | ",

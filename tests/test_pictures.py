@@ -85,9 +85,10 @@ def test_log_probabilities_are_those_of_the_model_called_with_pixels(name, form,
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rollouts_from_pictures_are_sampled_by_the_log_probabilities_of_training(name, tmp_path):
+@pytest.mark.parametrize("method", ["compact", "static"])
+def test_rollouts_from_pictures_are_sampled_by_the_log_probabilities_of_training(name, method, tmp_path):
     policy = seeing(name, tmp_path).eval()
-    engine = HFEngine()
+    engine = HFEngine(method=method)
     engine.update_weights(policy)
     batch = engine.generate(_prompts(*_asked()), 4, Sampling(max_response_length=8), 5)
     found = policy(policy.layout(batch.select(torch.arange(len(batch)))))

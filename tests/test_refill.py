@@ -15,10 +15,10 @@ from tests.runs import Watch, batches, module, problems, trainer
 SAMPLING = Sampling(max_response_length=40)
 
 
-@pytest.fixture(scope="module")
-def draw():
+@pytest.fixture(scope="module", params=["compact", "static"])
+def draw(request):
     """Samples and grades four responses to each prompt."""
-    policy, engine = load_policy("arithmetic"), HFEngine()
+    policy, engine = load_policy("arithmetic"), HFEngine(method=request.param)
     engine.update_weights(policy)
     with Verifier(num_workers=1) as verifier:
 

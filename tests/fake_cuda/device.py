@@ -2,7 +2,8 @@
 
 `install` makes it, in a process of its own: it replaces functions of `torch.cuda`, and a library that `guard.cpp` has
 been built into must be loaded before torch. Every operator is checked for mixed devices as CUDA does it, counted as a
-kernel unless it makes a view, and noted as a wait if the host would wait for the device in it. What it cannot show:
+kernel unless it makes a view, and noted as a wait if the host would wait for the device in it. A graph captures
+operators without an effect, refuses waits, and repeats the operators on the same tensors. What it cannot show:
 times, memory, limits of kernels (but the dtypes that flash attention takes), several ranks.
 
 It uses parts of torch that are not public, of one release.
@@ -70,13 +71,15 @@ class Log:
     """What has run on the device since `clear`."""
 
     def __init__(self):
-        self.kernels, self.waits = Counter(), Counter()
+        self.kernels, self.waits, self.captured = Counter(), Counter(), Counter()
 
     def clear(self):
-        self.kernels.clear()
-        self.waits.clear()
+        for counter in (self.kernels, self.waits, self.captured):
+            counter.clear()
 
     def wait(self, kind):
+        if Graph.capturing is not None:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {kind} in {_chain()[0]}")
         self.waits[Place(kind, _chain())] += 1
 
 
@@ -128,6 +131,10 @@ def _outside(value):
     return OnCuda(value) if isinstance(value, torch.Tensor) and not isinstance(value, OnCuda) else value
 
 
+def _tensors(values):
+    return [value for value in _pytree.tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
 def _is_cuda(device):
     return device is not None and torch.device(device).type == "cuda"
 
@@ -150,7 +157,11 @@ def _run(function, args, kwargs):
         kwargs |= {"device": torch.device("cpu")} if _is_cuda(device) else {}
         kwargs |= {"pin_memory": False} if "pin_memory" in kwargs else {}
         kwargs |= {"non_blocking": False} if "non_blocking" in kwargs else {}
-    results = (KERNELS.get(name, function) if on_cuda else function)(*args, **kwargs)
+    kernel = KERNELS.get(name, function) if on_cuda else function
+    if on_cuda and Graph.capturing is not None:
+        results = Graph.capturing.capture(kernel, function, args, kwargs)
+    else:
+        results = kernel(*args, **kwargs)
     if not results_there:
         return results
     return _results(function, *_pytree.tree_unflatten(flat, spec), results)
@@ -202,6 +213,49 @@ def _note(name, args, kwargs, there, results_there):
             LOG.wait(f"{name} by a mask")
     if name not in NO_KERNEL:
         LOG.kernels[Place(name, _chain())] += 1
+
+
+class Graph:
+    """A `torch.cuda.CUDAGraph`: kernels that are repeated on the tensors with which they were captured."""
+
+    capturing = None
+
+    def __init__(self):
+        self.work, self.before = [], {}
+
+    def capture(self, kernel, function, args, kwargs):
+        """Run a kernel for the shapes of its results, and keep what is to be repeated: all but views."""
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in _tensors((args, kwargs))}
+        for pointer, storage in storages.items():
+            self.before.setdefault(pointer, (storage, storage.clone()))
+        results = kernel(*args, **kwargs)
+        made = [t for t in _tensors(results) if t.untyped_storage().data_ptr() not in storages]
+        if made or any(a.alias_info is not None and a.alias_info.is_write for a in function._schema.arguments):
+            self.work.append((kernel, args, kwargs, made))
+        return results
+
+    def replay(self):
+        LOG.kernels[Place("graph", _chain())] += 1
+        for kernel, args, kwargs, made in self.work:
+            results = kernel(*args, **kwargs)
+            for tensor, values in zip(made, _tensors(results) if made else (), strict=True):
+                tensor.copy_(values)
+
+
+@contextlib.contextmanager
+def _capture(graph, **_):
+    LOG.wait("synchronize")
+    before = LOG.kernels.copy()
+    Graph.capturing = graph
+    try:
+        yield
+    finally:
+        Graph.capturing = None
+        LOG.captured += LOG.kernels - before
+        LOG.kernels = before
+        for storage, values in graph.before.values():
+            storage.copy_(values)
+        graph.before = {}
 
 
 class _Operators(TorchDispatchMode):
@@ -265,6 +319,7 @@ def install():
     cuda.get_rng_state_all = lambda: [torch.get_rng_state()]
     cuda.synchronize = lambda *args: LOG.wait("synchronize")
     cuda.Event, cuda.device, cuda._initialized = _Event, contextlib.nullcontext, True
+    cuda.CUDAGraph, cuda.graph = Graph, _capture
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     for kinds in (_foreach_utils._foreach_supported_types, optimizer._foreach_supported_types):
         kinds.append(OnCuda)

@@ -28,6 +28,7 @@ from grail_lightning import credit
 from grail_lightning.core import module as module_file
 from grail_lightning.core.distributed.gradients import Gradients
 from grail_lightning.core.engines.hf.decoding import Decoding
+from grail_lightning.core.engines.hf.static import StaticDecoding
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.policy.source import load_tokenizer
 from grail_lightning.core.step import update
@@ -49,6 +50,7 @@ WINDOWS = {
     "take_step": module_file,
     "batch_figures": module_file,
     "_forward": Decoding,
+    "_run_bucket": StaticDecoding,
 }
 """Functions that are watched, by the module or class in which they are found."""
 
@@ -65,6 +67,10 @@ class Watched(Callback):
     def on_train_batch_start(self, *_):
         device.LOG.clear()
         self.windows |= {name: {"calls": 0, "kernels": {}, "waits": {}} for name in WINDOWS}
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, *_):
+        self.captured = device.LOG.captured.total()
+        self.responses = outputs["output"].batch.texts
 
     def teardown(self, trainer, pl_module, stage):
         for name, owner in WINDOWS.items():
@@ -115,14 +121,15 @@ def run(
     execution=None,
     loading=None,
     batches=2,
+    waits=False,
 ):
     """Take the optimiser steps of some batches, and return what was seen in the last one.
 
     `credit_method` is a Python expression in `grail_lightning.credit`. Responses are random ones with `lengths`, unless
-    `sampled` is a method of `HFEngine`.
+    `sampled` is a method of `HFEngine`. A model that `waits` reads a number from the device in each pass.
     """
     trainer_precision, dtype = PRECISIONS[precision]
-    loading, objective = {"dtype": dtype} | (loading or {}), dict(objective or {})
+    loading, objective = {"dtype": dtype, "compile": False} | (loading or {}), dict(objective or {})
     if "lora" in loading:
         loading["lora"] = gl.LoRA(rank=loading["lora"])
     task = credit_cost.StandInTask()
@@ -130,11 +137,14 @@ def run(
     if sampled:
         prompts = [runs.problems(2, seed=k) for k in range(batches)]
     seed_everything(0, verbose=False)
+    model, tokenizer = small_model(layers)
+    if waits:
+        model.register_forward_pre_hook(_wait, with_kwargs=True)
     module = gl.GrailModule(
-        small_model(layers),
+        (model, tokenizer),
         gl.Sampling(max_response_length=lengths[1]),
         gl.Loading(**loading),
-        gl.HFEngine(method=sampled) if sampled else credit_cost.StandInEngine(lengths[0]),
+        gl.HFEngine(method=sampled, compile=False) if sampled else credit_cost.StandInEngine(lengths[0]),
         getattr(gl, objective.pop("algorithm", "DrGRPO"))(**objective),
         gl.Execution(**{"group_size": 4, "token_budget": 160} | (execution or {})),
         credit=eval(credit_method, {}, _Names()),
@@ -143,7 +153,12 @@ def run(
     trainer = runs.trainer(-1, watched := Watched(), accelerator="gpu", precision=trainer_precision, max_epochs=1)
     trainer.fit(module, DataLoader(prompts, batch_size=None))
     fused = trainer.optimizers[0].param_groups[0]["fused"]
-    return {"windows": watched.windows, "tree_kernel": vars(module.policy).get("tree_kernel"), "fused": fused}
+    seen = {name: getattr(watched, name) for name in ("windows", "captured", "responses")}
+    return seen | {"tree_kernel": vars(module.policy).get("tree_kernel"), "fused": fused}
+
+
+def _wait(module, args, options):
+    options["input_ids"].sum().item()
 
 
 def resume_on_cuda():

@@ -6,14 +6,15 @@ starts a few: matrix products, attention, and one kernel for each run of norms, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._functorch import config as autograd_config
+from transformers import Cache
 
 from grail_lightning.core.functional.tokens import has_compiler
 
@@ -46,10 +47,15 @@ class CompiledBlocks:
         self._forward: Any = torch.compile(_forward, backend=backend, **options)  # type: ignore[call-overload]
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Inside the context calls of the blocks run compiled code, which is made at the first call of its kind."""
-        for block in self.blocks:
-            vars(block)["forward"] = partial(self._forward, block)
+    def running(self, cache: Cache | None = None) -> Iterator[None]:
+        """Inside the context calls of the blocks run compiled code, which is made at the first call of its kind.
+
+        Blocks that are called with `cache` get one that holds their own layer alone. Otherwise the index of a layer
+        would be part of the compiled code, which would be made once for each layer.
+        """
+        for number, block in enumerate(self.blocks):
+            forward = partial(self._forward, block)
+            vars(block)["forward"] = forward if cache is None else _with_layer_alone(forward, cache, number)
         try:
             yield
         finally:
@@ -60,6 +66,24 @@ class CompiledBlocks:
 def _forward(block: nn.Module, *args: Any, **options: Any) -> Any:
     # FSDP2 gives a block another class; Transformers' checkpointing looks for the method in the class.
     return type(block).forward(block, *args, **options)
+
+
+class _LayerCache(Cache):  # type: ignore[misc]  # Transformers has no types.
+    """A cache that holds one layer, for any index."""
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        updated: tuple[Tensor, Tensor] = self.layers[0].update(keys, values, *args, **options)
+        return updated
+
+
+def _with_layer_alone(forward: Callable[..., Any], cache: Cache, number: int) -> Callable[..., Any]:
+    layer = _LayerCache(layers=[cache.layers[number]])
+
+    def called(*args: Any, **options: Any) -> Any:
+        positional = [layer if value is cache else value for value in args]
+        return forward(*positional, **{name: layer if value is cache else value for name, value in options.items()})
+
+    return called
 
 
 def compile_blocks(model: nn.Module, backend: str = "inductor", *, dynamic: bool = True) -> CompiledBlocks:

@@ -104,6 +104,8 @@ def _tree_attention(
         output = varlen_attn(*arguments, scale=scale, window_size=causal, enable_gqa=grouped)
         return cast(Tensor, output)[None], None
     if units is None:
+        if torch.compiler.is_compiling() and query.shape[2] == 1 and attention_mask is not None:
+            return _one_query(query, key, value, attention_mask, scale), None
         whole: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return whole
     queries = query[0].transpose(0, 1)[units.queries].transpose(1, 2)
@@ -112,6 +114,18 @@ def _tree_attention(
     mask = units.mask if torch.is_autocast_enabled(query.device.type) else units.mask.to(query.dtype)
     out, _ = sdpa_attention_forward(module, queries, keys, values, mask, scaling=scale)
     return out.flatten(0, 1)[units.output_of][None], None
+
+
+def _one_query(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor:
+    """Attention ``[b, 1, heads, d]`` of one token a row; heads that share keys are computed as queries of one head.
+
+    Transformers does the same, except in compiled code, where it copies the keys for every head.
+    """
+    rows, heads, _, size = query.shape
+    packed = query.reshape(rows, key.shape[1], heads // key.shape[1], size)
+    mask = mask if mask.shape[1] == 1 else mask.reshape(*packed.shape[:3], -1)
+    out = nn.functional.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)
+    return out.reshape(rows, 1, heads, value.shape[-1])
 
 
 def _gather(states: Tensor, index: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ PROMPTS = [
     Prompt(messages=text, reference="", task=TASK)
     for text in ("Compute 7+5-3+8-2.", "Compute 1+2+3.", "Compute 9-9+9.")
 ]
-METHODS = pytest.mark.parametrize("method", ["compact", "generate"])
+METHODS = pytest.mark.parametrize("method", ["compact", "static", "generate"])
 
 
 def sampled(policy, sampling, seed=2, group_size=8, **options):
@@ -26,7 +26,9 @@ def sampled(policy, sampling, seed=2, group_size=8, **options):
     return engine.generate(PROMPTS, group_size, sampling, seed=seed)
 
 
-@pytest.mark.parametrize(("method", "temperature"), [("compact", 0.6), ("compact", 0.0), ("generate", 0.6)])
+@pytest.mark.parametrize(
+    ("method", "temperature"), [("compact", 0.6), ("compact", 0.0), ("static", 0.6), ("generate", 0.6)]
+)
 def test_sampling_and_training_agree_on_the_log_probabilities(method, temperature, arithmetic):
     sampling = Sampling(max_response_length=40, temperature=temperature)
     batch = sampled(arithmetic, sampling, method=method)
@@ -35,7 +37,7 @@ def test_sampling_and_training_agree_on_the_log_probabilities(method, temperatur
     assert_near(trained, batch.sampling_logprobs, 200, torch.float32)
 
 
-@pytest.mark.parametrize(("method", "pad_is_end"), [("compact", False), ("generate", True)])
+@pytest.mark.parametrize(("method", "pad_is_end"), [("compact", False), ("static", True), ("generate", True)])
 def test_responses_end_with_an_end_token_or_a_special_stop_string_whatever_pads_them(method, pad_is_end, arithmetic):
     """The second as for a base model whose end token is `<|endoftext|>` and which ends its turns with `<|im_end|>`."""
     sampling, end = Sampling(max_response_length=33), arithmetic.tokenizer.eos_token
@@ -101,7 +103,7 @@ class Casts(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("method", "lora"), [("generate", None), ("compact", LoRA(rank=2))])
+@pytest.mark.parametrize(("method", "lora"), [("generate", None), ("compact", LoRA(rank=2)), ("static", None)])
 def test_autocast_casts_the_weights_once_a_call_and_an_update_does_not_find_those(method, lora):
     """Lightning's autocast keeps nothing: the weights would be cast for every token, frozen ones, too."""
     policy = load_policy("arithmetic", Loading(lora=lora))
@@ -153,19 +155,23 @@ def _alone_and_together():
         batch = engine.generate(problems(number, seed=limit), 2, Sampling(max_response_length=limit), seed=1)
         return batch.response_ids.tolist(), len(passes)
 
-    mine = [(method, *call[int(os.environ["RANK"])]) for method in ("compact", "generate") for call in CALLS]
+    methods = "compact", "generate", "static"
+    mine = [(method, *call[int(os.environ["RANK"])]) for method in methods for call in CALLS]
     alone = [sample(*call) if call[-1] else None for call in mine]
     with group():
         return alone, [sample(*call) for call in mine]
 
 
 def test_each_rank_draws_what_it_draws_alone_in_equally_many_passes():
-    """Ranks that are synchronised may sample with different limits, and with no rows at all, as continuations do."""
+    """Ranks that are synchronised may sample with different limits, and with no rows at all, as continuations do.
+
+    With a static cache, which sharded weights do not have, they do not wait for each other.
+    """
     reports = on_ranks(_alone_and_together)
     for alone, together in reports:
         assert all(one is None or one[0] == other[0] for one, other in zip(alone, together, strict=True))
     (first, passes), (second, others) = reports
-    assert [number for _, number in passes] == [number for _, number in others]
+    assert [number for _, number in passes[:6]] == [number for _, number in others[:6]]
     assert first[0][1] > second[0][1], "the case must make one rank wait"
     # Transformers' loop waits for the end of the row that stands in for none.
     assert (passes[1][1], others[2][1]) == (first[1][1], second[2][1])

@@ -9,6 +9,7 @@ from transformers import MistralConfig, Qwen3Config
 
 from grail_lightning import Sampling
 from grail_lightning.core.engines.base import SampledTurn, TurnRequest
+from grail_lightning.core.engines.hf import static
 from grail_lightning.core.policy.load import load_policy
 from tests.core.engines.test_decoding import MODELS, SIZES, engine_of, policy_of
 from tests.draws import without_ties
@@ -91,16 +92,22 @@ def policy():
     return load_policy("arithmetic").double().eval()
 
 
-@pytest.mark.parametrize(("temperature", "sizes"), [(1.0, (10**6, 90, 1)), (0.0, (150,))])
-def test_turns_are_those_of_a_loop_that_reads_all_tokens_again(policy, temperature, sizes):
+@pytest.mark.parametrize(
+    ("method", "temperature", "sizes"),
+    [("compact", 1.0, (10**6, 90, 1)), ("compact", 0.0, (150,)), ("static", 1.0, (10**6, 90))],
+)
+def test_turns_are_those_of_a_loop_that_reads_all_tokens_again(policy, method, temperature, sizes, monkeypatch):
     """Also with room for some rows only, so that rows wait without keys and values, and one row a call."""
+    monkeypatch.setattr(static, "_FEWEST_ROWS", 2)
+    monkeypatch.setattr(static, "_GROWTH_COLUMNS", 4)
+    monkeypatch.setattr(static, "_TOKENS_BETWEEN_LOOKS", 2)
     sampling = Sampling(max_response_length=30, temperature=temperature)
     expected = play(policy, read_again(policy, sampling))
     finished = [turn.finished for turn in expected.values()]
     assert 4 < sum(finished) < len(finished) - 4, "the case must hold both"
     with without_ties():
         for cache_tokens in sizes:
-            with engine_of(policy, cache_tokens=cache_tokens).turns(sampling) as sampler:
+            with engine_of(policy, cache_tokens=cache_tokens, method=method).turns(sampling) as sampler:
                 same(play(policy, sampler), expected)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache, PreTrainedConfig
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers import Cache, DynamicCache, PreTrainedConfig
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
 
 _GROWTH_TOKENS = 64
 
@@ -96,12 +96,8 @@ class GrowingCache(DynamicCache):  # type: ignore[misc]  # Transformers has no t
                 layer.batch_select_indices(kept[order])
         return order
 
-    def tokens(self, row: Tensor, column: Tensor) -> list[Tensor]:
-        """The keys and values ``[k, H, d]`` of single tokens, of one layer after the other."""
-        return [table[row, :, column] for layer in self.layers for table in (layer.keys, layer.values)]
-
     def fill(self, rows: Sequence[Sequence[Tensor]]) -> None:
-        """Begin an empty cache with the keys and values of rows, as of `tokens`; the columns before a row are 0."""
+        """Begin an empty cache with the keys and values of rows, as of `tokens_of`; the columns before a row are 0."""
         keys_and_values = [*zip(*rows, strict=True)]
         for layer, *tables in zip(self.layers, keys_and_values[::2], keys_and_values[1::2], strict=True):
             padded = (pad_sequence(list(table), batch_first=True, padding_side="left") for table in tables)
@@ -118,6 +114,41 @@ class GrowingCache(DynamicCache):  # type: ignore[misc]  # Transformers has no t
             layer.drop_columns(number)
 
 
+class _FixedLayer(StaticLayer):  # type: ignore[misc]  # Transformers has no types.
+    """A `StaticLayer` in the dtype in which attention computes: under autocast a model may give keys in float32."""
+
+    def __init__(self, columns: int, dtype: torch.dtype) -> None:
+        super().__init__(columns)
+        self.attention_dtype = dtype
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write ``[n, H, t, d]`` into the next columns; returns the whole tables ``[n, H, C, d]``."""
+        keys, values = (states.to(self.attention_dtype) for states in (key_states, value_states))
+        updated: tuple[Tensor, Tensor] = super().update(keys, values)
+        return updated
+
+
+def moved_to_fixed(cache: Cache, rows: Tensor, columns: slice, number: int, dtype: torch.dtype) -> Cache:
+    """A cache with a fixed `number` of columns, the first of which are `columns` of some `rows` of `cache`.
+
+    The other one has no layers afterwards: the memory of each is free before the next is moved. One that
+    `takes_padding` can be moved, and one that was.
+    """
+    layers = []
+    while cache.layers:
+        layer, fixed = cache.layers.pop(0), _FixedLayer(number, dtype)
+        fixed.update(layer.keys[rows, :, columns], layer.values[rows, :, columns])
+        layers.append(fixed)
+    return Cache(layers=layers)
+
+
 def can_drop_rows(config: PreTrainedConfig) -> bool:
     """Whether rows can be removed from every layer of the cache of a model with this text configuration."""
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in DynamicCache(config=config).layers)
+
+
+def tokens_of(cache: Cache, row: Tensor, column: Tensor) -> list[Tensor]:
+    """The keys and values ``[k, H, d]`` of single tokens, of one layer after the other."""
+    return [table[row, :, column] for layer in cache.layers for table in (layer.keys, layer.values)]

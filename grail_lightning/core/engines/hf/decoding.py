@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from grail_lightning.core.engines.hf.cache import GrowingCache, can_drop_rows
+from grail_lightning.core.engines.hf.cache import GrowingCache, can_drop_rows, tokens_of
 from grail_lightning.core.engines.hf.draw import Ending, Sampled, draw, warpers
 from grail_lightning.core.functional.tokens import full_precision
 from grail_lightning.core.policy.capabilities import cache_argument
+from grail_lightning.core.policy.compile import CompiledBlocks
 from grail_lightning.core.policy.layout import token_positions
 from grail_lightning.core.policy.micro_batch import MIN_COMMON_TOKENS
 from grail_lightning.core.policy.model import Policy
@@ -85,12 +87,13 @@ class Decoding:
         *,
         synchronised: bool = False,
         turn: TurnOptions | None = None,
+        blocks: CompiledBlocks | None = None,
     ) -> None:
         device, idle = policy.device, not rows
         if idle:
             half = torch.full((sampling.max_response_length,), 0.5, dtype=torch.float64)
             rows, noise, turn = [policy.encode(".")], [half], turn and turn._replace(limits=[1], keep=[False])
-        self.policy, self.sampling, self.synchronised = policy, sampling, synchronised
+        self.policy, self.sampling, self.synchronised, self.blocks = policy, sampling, synchronised, blocks
         self.prompts, self.warpers = rows, warpers(sampling)
         self.ending = Ending(policy, sampling) if turn is None else turn.ending
         self.begin: Sequence[Stored] = turn.begin if turn else ()
@@ -119,14 +122,7 @@ class Decoding:
         logits = self._read_prompts()
         # `generate` does the same: mixtures of experts use another GPU kernel for a step of one token a row.
         with self.policy.model._optimize_model_for_decode():
-            for step in range(self.sampling.max_response_length - 1):
-                tokens = self._record(logits, step)
-                if self._all_finished():
-                    break
-                logits = self._forward(self._next_inputs(tokens, logits.shape[-1]))
-            else:
-                self._record(logits, self.sampling.max_response_length - 1)
-                self._wait_for_ranks()
+            self._draw_responses(logits)
         self._store(torch.arange(len(self.rows), device=self.rows.device))
         if not self.logprobs.isfinite().all():
             raise ValueError(
@@ -134,6 +130,16 @@ class Decoding:
                 "loss or gradient norm exploded, lower the learning rate, or sample in float32."
             )
         return Sampled(self.ids, self.logprobs, self.lengths, self.finished & ~self.cut)
+
+    def _draw_responses(self, logits: Tensor) -> None:
+        """Draw the tokens of all responses, the first ones from ``logits [m, V]``."""
+        for step in range(self.sampling.max_response_length - 1):
+            tokens = self._record(logits, step)
+            if self._all_finished():
+                return
+            logits = self._forward(self._next_inputs(tokens, logits.shape[-1]))
+        self._record(logits, self.sampling.max_response_length - 1)
+        self._wait_for_ranks()
 
     def _read_prompts(self) -> Tensor:
         """Fill the cache; returns the logits ``[m, V]`` of the first response token."""
@@ -157,14 +163,16 @@ class Decoding:
         copies = torch.tensor([*first[1:], len(self.prompts)]) - torch.tensor(first)
         if len(first) < len(self.prompts):
             self.place = torch.arange(len(first)).repeat_interleave(copies).to(device)
-        return self._model(ids, self.valid[:, : self.column], positions[..., -1 - ids.shape[1] : -1], **last)
+        options = last | {"attention_mask": self._mask(self.valid[:, : self.column])}
+        return self._model(self.policy.inputs(ids), positions[..., -1 - ids.shape[1] : -1], **options)
 
     def _read_common(self, prompts: Sequence[Sequence[int]], last: dict[str, int]) -> Tensor:
         """Run the common beginning; ``[m, common]`` bool, which are all true."""
         if self.common:
             ids = torch.tensor([prompts[0][: self.common]], device=self.rows.device)
             mask = torch.ones_like(ids, dtype=torch.bool)
-            self._model(ids, mask, self.policy.position_ids(ids, token_positions(mask)), **last)
+            positions = self.policy.position_ids(ids, token_positions(mask))
+            self._model(self.policy.inputs(ids), positions, attention_mask=None, **last)
             self.cache.keep_rows(torch.zeros(len(prompts), dtype=torch.long, device=ids.device))
         return self.alive.new_ones(len(prompts), self.common)
 
@@ -192,30 +200,33 @@ class Decoding:
     def _forward(self, tokens: Tensor) -> Tensor:
         """Logits ``[m, V]`` after one further token ``[m]`` in each row of the cache."""
         self.column += 1
-        positions, self.positions = self.positions[..., None], self.positions + 1
-        return self._model(tokens[:, None], self.valid[:, : self.column], positions)
+        positions, self.positions = self.positions, self.positions + 1
+        return self._next_logits(tokens, positions, self._mask(self.valid[:, : self.column]))
 
-    def _model(self, ids: Tensor, mask: Tensor, positions: Tensor, **options: int) -> Tensor:
-        out = self.policy.model(
-            **self.policy.inputs(ids),
-            attention_mask=mask.long() if self.padded else None,
-            position_ids=positions,
-            use_cache=True,
-            **{self.cache_argument: self.cache},
-            **options,
-        )
+    def _next_logits(self, tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+        """Logits ``[m, V]`` after sampled ``tokens [m]``, in blocks that are compiled if `blocks` are given."""
+        ids = tokens[:, None]
+        # No sampled token belongs to a picture. To look for them would wait for the device.
+        embeds = None if self.policy.vision is None else self.policy.model.get_input_embeddings()(ids)
+        with nullcontext() if self.blocks is None else self.blocks.running(self.cache):
+            return self._model(self.policy.inputs(ids, embeds), positions[..., None], attention_mask=mask)
+
+    def _mask(self, valid: Tensor) -> Tensor | None:
+        return valid.long() if self.padded else None
+
+    def _model(self, inputs: dict[str, Tensor | None], positions: Tensor, **options: Tensor | int | None) -> Tensor:
+        cache = {self.cache_argument: self.cache}
+        out = self.policy.model(**inputs, position_ids=positions, use_cache=True, **cache, **options)
         return full_precision(out.logits[:, -1])
 
-    def _record(self, logits: Tensor, step: int) -> Tensor:
+    def _record(self, logits: Tensor, step: int | Tensor) -> Tensor:
         """Draw a token ``[n]`` for each row, and store it for the unfinished rows."""
         logits = logits if self.place is None else logits[self.place]
         tokens, logprobs = draw(logits, self.sampling, self.warpers, self.noise[step, self.rows])
-        alive, pad = self.alive, self.ids.new_tensor(self.policy.tokenizer.pad_token_id)
-        self.ids[self.rows, step] = torch.where(alive, tokens, pad)
-        self.logprobs[self.rows, step] = torch.where(alive, logprobs.float(), 0.0)
-        newest = slice(max(0, step + 1 - self.ending.reach), step + 1)
-        self.alive = alive & ~self.ending(self.ids[self.rows, newest])
-        self.lengths[self.rows] += alive
+        self.ids[self.rows, step] = torch.where(self.alive, tokens, self.policy.tokenizer.pad_token_id)
+        self.logprobs[self.rows, step] = torch.where(self.alive, logprobs.float(), 0.0)
+        self.lengths[self.rows] += self.alive
+        self.alive &= ~self.ending(self._newest(step))
         self.finished[self.rows] = ~self.alive
         if self.limits is not None:
             beyond = step + 1 >= self.limits[self.rows]
@@ -223,10 +234,15 @@ class Decoding:
             self.alive &= ~beyond
         return tokens
 
+    def _newest(self, step: Any) -> Tensor:
+        """``[n, t]``: the newest tokens of each row, of which the rule of its end reads as many."""
+        return self.ids[self.rows, max(0, step + 1 - self.ending.reach) : step + 1]
+
     def _all_finished(self) -> bool:
         self.left = int(self.alive.sum())
-        waiting = self.alive.new_tensor(self.left > 0, dtype=torch.long)
-        return not int(all_reduce(waiting, "max")) if self.synchronised else self.left == 0
+        if not self.synchronised:
+            return self.left == 0
+        return not int(all_reduce(self.alive.new_tensor(self.left > 0, dtype=torch.long), "max"))
 
     def _wait_for_ranks(self) -> None:
         """Make the forward passes of ranks with a larger limit, with a token that is nobody's."""
@@ -286,6 +302,6 @@ class Decoding:
         sizes = sizes + self.lengths[rows] - 1
         valid = self.valid[at, : self.column]
         row, column = (valid & (valid.cumsum(1) <= sizes[:, None])).nonzero(as_tuple=True)
-        tables = [torch.split(table, sizes.tolist()) for table in self.cache.tokens(at[row], column)]
+        tables = [torch.split(table, sizes.tolist()) for table in tokens_of(self.cache, at[row], column)]
         for index, size, parts in zip(rows.tolist(), sizes.tolist(), zip(*tables, strict=True), strict=True):
             self.stored[index] = Stored(size, parts)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from itertools import accumulate, groupby
-from typing import Literal, NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -26,6 +26,8 @@ from grail_lightning.core.engines.base import (
 from grail_lightning.core.engines.hf.cache import GrowingCache
 from grail_lightning.core.engines.hf.decoding import Decoding, Stored, TurnOptions, supports
 from grail_lightning.core.engines.hf.draw import Ending, Sampled, warpers
+from grail_lightning.core.engines.hf.loops import Loop, Method, find_loop
+from grail_lightning.core.policy.compile import Compile
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.policy.source import positions
 from grail_lightning.core.policy.weights import weights_cast_once
@@ -41,37 +43,49 @@ class HFEngine(RolloutEngine):
     """An engine that samples from the trained policy itself, with left-padded prompts and a KV cache.
 
     The method "compact" runs a prompt once for its whole group, decodes rows as one until they draw different tokens,
-    and removes finished rows. A row's random numbers depend on the seed and on the row's index in the batch, not on the
-    other rows, on `cache_tokens` or on the device. Transformers' `generate` runs each prompt once a response and
-    computes finished rows until the last one ends. Both methods draw from the same distributions; for one seed the
-    texts differ.
+    and removes finished rows. The method "static" draws the same tokens, up to rounding, with a cache whose shape stays
+    the same for some hundred tokens: on CUDA a token is then one graph, and the host does not wait for it. A row's
+    random numbers depend on the seed and on the row's index in the batch, not on the other rows, on `cache_tokens` or
+    on the device. Transformers' `generate` runs each prompt once a response and computes finished rows until the last
+    one ends. All methods draw from the same distributions; for one seed the texts of `generate` differ.
 
     Args:
         cache_tokens: Most tokens in the KV cache, rows × (prompt + `max_response_length`); the remaining rows are
             decoded in a further call. A token of Qwen3-4B takes 147 KB in half precision and 295 KB in float32.
             Rollouts of several turns take up to twice the memory: what their tokens so far have in the cache is kept
             while their environments answer, also at most `cache_tokens`. Rows beyond that are read again.
-        method: "compact", or "generate" for Transformers' own loop. Models that "compact" does not support (state
-            spaces, caches other than keys and values per token) are sampled by "generate", with a warning.
+        method: "auto" is "static" on CUDA and "compact" elsewhere, where "static" gains nothing; "generate" is
+            Transformers' own loop. Models that "static" does not support (sliding windows, sharded weights, attention
+            without a mask) are sampled by "compact", and those that "compact" does not support either (state spaces,
+            caches other than keys and values per token) by "generate". One line says so.
+        compile: Whether the decoder's blocks are compiled by `torch.compile` for decoding ("static" and "compact").
+            auto does so on CUDA, unless deterministic algorithms or autocast (bf16-mixed) are on, weights are sharded,
+            or the model has sliding windows. true takes the backend inductor; a name takes another, `aot_eager` and
+            `eager` to find out what a model fails in. Blocks that fail in a trial run as they are, which one line says.
     """
 
     takes_pictures = True
 
-    def __init__(self, cache_tokens: int = 131_072, method: _Method = "compact") -> None:
+    def __init__(self, cache_tokens: int = 131_072, method: Method = "auto", compile: Compile = "auto") -> None:
         check_option("cache_tokens", cache_tokens, "[1, inf)")
-        check_option("method", method, _Method)
-        self.cache_tokens, self.method = cache_tokens, method
+        check_option("method", method, Method)
+        if not isinstance(compile, bool):
+            check_option("compile", compile, get_args(Compile)[1])
+        self.cache_tokens, self.method, self.compile = cache_tokens, method, compile
         self._policy: Policy | None = None
+        self._loops: dict[tuple[torch.device, torch.dtype], Loop | None] = {}  # Of the policy, by where it computes.
 
     def update_weights(self, policy: Policy) -> None:
         """Store the policy. No weights are copied, since the policy itself samples."""
+        if policy is self._policy:
+            return
+        self._policy, self._loops = policy, {}
         # Once a policy: Python repeats a warning whose filters have changed meanwhile, and libraries change them often.
-        if policy is not self._policy and self.method == "compact" and not supports(policy.model):
+        if self.method != "generate" and not supports(policy.model):
             rank_zero_warn(
                 f"`HFEngine` samples from `{type(policy.model).__name__}` by Transformers' `generate`: finished rows "
                 'cannot be removed from its cache. This is no error; set `method="generate"` to silence this warning.'
             )
-        self._policy = policy
 
     def generate(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling, seed: int) -> SampledBatch:
         """See `RolloutEngine.generate`."""
@@ -93,7 +107,7 @@ class HFEngine(RolloutEngine):
         if self.method == "generate" or not supports(policy.model):
             yield partial(self._resend, policy, sampling)
             return
-        sampler = ContinuedTurns(policy, sampling, self.cache_tokens, self._synchronised)
+        sampler = ContinuedTurns(policy, sampling, self.cache_tokens, self._synchronised, self._find_loop)
         try:
             yield sampler
         finally:
@@ -143,10 +157,13 @@ class HFEngine(RolloutEngine):
         responses: list[list[int]] = []
         logprobs: list[list[float]] = []
         finished: list[bool] = []
-        sample = self._decode if self.method == "compact" and supports(policy.model) else self._generate
         with policy.evaluating(), seeded(policy.device, seed), torch.no_grad(), weights_cast_once(policy):
+            loop = self._find_loop(policy)
             for part in calls:
-                sampled = sample(policy, part, sampling, streams)
+                if loop is None:
+                    sampled = self._generate(policy, part, sampling)
+                else:
+                    sampled = self._decode(loop, policy, part, sampling, streams)
                 lengths = sampled.lengths.tolist()[: len(part)]
                 responses += [ids[:length] for ids, length in zip(sampled.ids.tolist(), lengths, strict=False)]
                 logprobs += [row[:length] for row, length in zip(sampled.logprobs.tolist(), lengths, strict=False)]
@@ -158,24 +175,29 @@ class HFEngine(RolloutEngine):
         """Whether ranks make equally many forward passes, as fully sharded weights (FSDP2) require."""
         return world_size() > 1
 
+    def _find_loop(self, policy: Policy) -> Loop | None:
+        """What `find_loop` finds, once for the policy on its device and in the dtype in which it computes now."""
+        key = policy.device, policy.compute_dtype
+        if key not in self._loops:
+            self._loops[key] = find_loop(policy, self.method, self.compile)
+        return self._loops[key]
+
     def _decode(
-        self, policy: Policy, rows: list[list[int]], sampling: Sampling, streams: Iterator[torch.Generator]
+        self, loop: Loop, policy: Policy, rows: list[list[int]], sampling: Sampling, streams: Iterator[torch.Generator]
     ) -> Sampled:
         width = sampling.max_response_length
         # One stream for each row and no more: the rows of the next call go on with the next stream.
         noise = [torch.rand(width, dtype=torch.float64, generator=next(streams)) for _ in rows]
-        return Decoding(policy, rows, sampling, noise, synchronised=self._synchronised).run()
+        return loop(policy, rows, sampling, noise, synchronised=self._synchronised).run()
 
-    def _generate(
-        self, policy: Policy, rows: list[list[int]], sampling: Sampling, streams: Iterator[torch.Generator]
-    ) -> Sampled:
+    def _generate(self, policy: Policy, rows: list[list[int]], sampling: Sampling) -> Sampled:
         from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
         ids, mask = pad_left(rows or [policy.encode(".")], policy.tokenizer.pad_token_id)
         if (ids >= FIRST_PICTURE_ID).any():
             raise ValueError(
                 f"Transformers' `generate` does not take ids of pictures, and `{type(policy.model).__name__}` is "
-                "sampled by it. Use `method: compact`, and a model that it supports."
+                "sampled by it. Use `method: auto`, and a model that it supports."
             )
         recorder = _Recorder(Ending(policy, sampling), sampling.logprob_temperature, ids.shape)
         out = policy.model.generate(
@@ -247,8 +269,15 @@ class ContinuedTurns:
     its seed.
     """
 
-    def __init__(self, policy: Policy, sampling: Sampling, cache_tokens: int, synchronised: bool) -> None:
-        self.policy, self.sampling = policy, sampling
+    def __init__(
+        self,
+        policy: Policy,
+        sampling: Sampling,
+        cache_tokens: int,
+        synchronised: bool,
+        find_loop: Callable[[Policy], Loop | None],
+    ) -> None:
+        self.policy, self.sampling, self.find_loop = policy, sampling, find_loop
         self.cache_tokens, self.synchronised = cache_tokens, synchronised
         self.ending = cache(lambda stop: Ending(policy, replace(sampling, stop=stop)))
         self.keeps = GrowingCache(policy.model.config.get_text_config(decoder=True), 0, 0).takes_padding
@@ -301,7 +330,8 @@ class ContinuedTurns:
             torch.rand(width, dtype=torch.float64, generator=torch.Generator().manual_seed(request.seed))
             for request in call
         ]
-        decoding = Decoding(
+        loop = self.find_loop(self.policy) or Decoding
+        decoding = loop(
             self.policy,
             [request.ids for request in call],
             replace(self.sampling, max_response_length=width),
@@ -318,6 +348,3 @@ class ContinuedTurns:
             if k in decoding.stored:
                 self.waiting[request.row] = _Waiting(request.ids + ids[: length - 1], decoding.stored[k])
         return turns
-
-
-_Method = Literal["compact", "generate"]
