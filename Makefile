@@ -98,6 +98,7 @@ policy: $(VENV)/installed  ## Make the quickstart's packaged policy anew (about 
 policies: policy  ## Make all packaged policies anew (about an hour)
 	$(BIN)/python scripts/make_words_policy.py
 	$(BIN)/python scripts/make_code_policy.py
+	$(BIN)/python scripts/make_search_policy.py
 	$(BIN)/python scripts/make_charts_policy.py --output build/begun_charts
 	$(BIN)/python scripts/make_charts_policy.py --start build/begun_charts --seed 1 --num-reading 0 --num-batches 400 \
 	  --learning-rate 0.001 --slip 0.12 --misconception 0.7

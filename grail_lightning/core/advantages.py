@@ -85,9 +85,10 @@ class AdvantageEstimator(ABC):
         """
 
     def dead_groups(self, batch: GradedBatch) -> Tensor:
-        """``[M]`` bool on the CPU: groups that teach nothing, which `execution.refill_rounds` replaces.
+        """``[M]`` bool on the CPU: the groups that `execution.refill_rounds` replaces.
 
-        By default those whose rows are all right or all wrong, as in DAPO: a shaped reward may differ between them.
+        By default those whose rows are all right or all wrong, as in DAPO. With a shaped reward such a group may have
+        advantages; it is replaced all the same.
         """
         return same_verdict_groups(batch)
 

@@ -120,7 +120,7 @@ class GrailModule(GuardedModule):
         self.evaluation = EvaluationPlan(num_samples=1, sampling=sampling)
         self._limits_warned: set[str] = set()  # The limits of episodes that a warning has named.
         self._moved = False  # Whether a step with a gradient and a learning rate has been taken.
-        self.steps_cut = 0  # The number of the last batch's steps that exceed `max_steps`.
+        self.steps_cut = 0  # The number of the last batch's steps that `max_steps` has left out.
         self.schedule_failed: ValueError | None = None  # It ends the run after the batch.
         self._configured: ConfiguredOptions | None = None
         self._restored: dict[str, torch.Tensor] = {}  # Weights of the checkpoint of a resumed fit, for exact masters.
@@ -232,7 +232,7 @@ class GrailModule(GuardedModule):
             self._configured.apply(self.optimizers(), self.lr_schedulers(), self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add states that Lightning does not know, and float32 masters, if any; `LastCheckpoint` adds `steps_left`."""
+        """Add the states of credit, services and `Ahead`, and master weights; `LastCheckpoint` adds `steps_left`."""
         checkpoint["credit"], checkpoint["ahead"] = self.credit.state_dict(), self.ahead.state_dict()
         checkpoint["services"] = self.services.state_dict()
         if self.gradients is not None:
@@ -262,7 +262,7 @@ class GrailModule(GuardedModule):
         forward, first_weights = assign.assign_credit(
             self.credit, self.control, policy, batch, context, objective, clock, share_prefixes=execution.share_prefixes
         )
-        dealer = 0 if execution.split_groups else self.global_rank  # With `split_groups` all ranks deal rows together.
+        dealer = 0 if execution.split_groups else self.global_rank  # `split_groups` has one deal for all ranks.
         with clock.phase("update"):
             update = Update(
                 forward,
@@ -315,7 +315,7 @@ class GrailModule(GuardedModule):
         return StepOutput(batch, self._weigh(batch))
 
     def take_steps(self, update: Update) -> dict[str, float]:
-        """Take a batch's optimiser steps, of which `max_steps` may cut some off; returns the last one's figures."""
+        """Take a batch's optimiser steps but for those beyond `max_steps`; returns the figures of the last one."""
         gradients = self.gradients
         assert gradients is not None, "`configure_optimizers` makes them"
         optimizer: Any = self.optimizers()
@@ -341,7 +341,7 @@ class GrailModule(GuardedModule):
         return figures
 
     def _backward(self, gradients: Gradients, loss: torch.Tensor, last: bool) -> None:
-        with gradients.accumulating(last=last):  # DDP reduces over ranks with the last one, FSDP2 with each.
+        with gradients.accumulating(last=last):  # See there when ranks reduce the gradients.
             self.manual_backward(loss)
 
     @property

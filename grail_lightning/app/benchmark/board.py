@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grail_lightning.app.benchmark.claims import Claim, in_words, number, plural
-from grail_lightning.app.benchmark.detection import at_forks
+from grail_lightning.app.benchmark.detection_claims import at_forks
 from grail_lightning.app.benchmark.result import (
     Result,
     errors_of,

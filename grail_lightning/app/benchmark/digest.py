@@ -18,8 +18,8 @@ _PACKAGE = Path(__file__).parents[2]
 _CODE = ("core", "gallery", "worlds", "answers", "app/benchmark")
 _SHOWING = frozenset(
     (
-        *("board", "claims", "detection", "digest", "main", "pictures", "processes", "recorded", "report", "result"),
-        *("tables", "training", "training_figures", "training_progress", "verdict"),
+        *("board", "claims", "detection_claims", "digest", "main", "pictures", "processes", "recorded", "report"),
+        *("result", "tables", "training", "training_figures", "training_progress", "verdict"),
     )
 )
 """Modules of the benchmark that no figure of a world depends on."""

@@ -274,7 +274,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             try:
                 _run(every, shipped, call)
             except KeyboardInterrupt:
-                print("\nStopped. What is finished is kept; the same command goes on.", file=sys.stderr)
+                jobs = [job for one in every for pair in one.jobs.values() for job in pair]
+                kept = sum(job.file.exists() for job in jobs)
+                print(f"\nStopped. {kept} of {len(jobs)} parts are kept; the same command goes on.", file=sys.stderr)
                 raise SystemExit(130) from None
 
 

@@ -31,7 +31,7 @@ from grail_lightning.core.objective import DrGRPO
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.records.task import Prompt
-from grail_lightning.core.rollout.batch import GradedBatch, SampledBatch, Sampling
+from grail_lightning.core.rollout.batch import GradedBatch, SampledBatch
 from grail_lightning.core.rollout.grading import TaskVerifiers, align_rows, answer_masks
 from grail_lightning.core.runtime.clock import PhaseClock
 from grail_lightning.core.runtime.seeds import derive_seed
@@ -48,26 +48,11 @@ _MAX_GRAD_NORM = 1.0  # `execution.max_grad_norm` of the quickstart, for models 
 _READ = ("ids", "turn", "end", "rewards", "verdict", "verdicts")
 
 
-class _CountingSampler(Sampler):
-    """A sampler that counts what it samples in this process."""
-
-    sampled = 0
-    running = False
-
-    def responses(
-        self, prompts: Sequence[Prompt], number: int, sampling: Sampling, seeds: Sequence[int]
-    ) -> SampledBatch:
-        """See `Sampler`."""
-        _CountingSampler.running = True
-        try:
-            batch = super().responses(prompts, number, sampling, seeds)
-        finally:
-            _CountingSampler.running = False
-        _CountingSampler.sampled += int(batch.response_mask.sum())
-        return batch
+class _UnrecordedSampler(Sampler):
+    """A sampler whose grading is none of the method's reading."""
 
     def grade(self, sampled: SampledBatch) -> GradedBatch:
-        """See `Sampler`. What the run's own grading reads is not read by the method."""
+        """See `Sampler`."""
         with unrecorded():
             return super().grade(sampled)
 
@@ -89,21 +74,11 @@ class OpenWorld:
     _engine: HFEngine | None = None
     _verifiers: TaskVerifiers = field(default_factory=TaskVerifiers)
 
-    @property
-    def sampled_tokens(self) -> int:
-        """The number of tokens that `sampler` has sampled in this process."""
-        return _CountingSampler.sampled
-
-    @property
-    def samples(self) -> bool:
-        """Whether `sampler` is sampling now."""
-        return _CountingSampler.running
-
     def sampler(self) -> Sampler:
         """The sampler of training, with the weights of the policy, for continuations."""
         if self._engine is None:
             self._engine = HFEngine(cache_tokens=50_000)
-        return _CountingSampler(
+        return _UnrecordedSampler(
             group_size=GROUP_SIZE,
             sampling=self.world.sampling,
             policy=self.policy,

@@ -124,7 +124,8 @@ def _detection(result: Result, others: Sequence[Result]) -> Section:
         "AUROC of flawed against sound steps: 0.5 is chance, 1 is every error above every sound step. At a fork, two "
         "wrong rollouts of a prompt are the same up to a token, so position and context are fixed; within a rollout "
         "position alone reaches 1. Agreement is the rank correlation with the measured effect of steps (resampled "
-        "continuations), blame the share of the negative credit of wrong rollouts that is on flawed steps."
+        "continuations), blame the share of the negative credit of wrong rollouts that is on flawed steps. Tokens are "
+        "ranked by the scores of a method if its weights never fall where they rise, else by its weights."
     )
     return Section(title="Does it find the error?", about=about, forests=forests, tables=_filled(tables))
 
@@ -138,8 +139,10 @@ def _gains(result: Result, others: Sequence[Result]) -> Section:
     about = (
         "The first-order gain of expected reward in one step, relative to uniform credit, which is 1. A lower baseline "
         "(r - c mean with c < 1) gains more than uniform credit without any idea of tokens, so what remains beside the "
-        "best of them counts, and so does the gain less 1 with praise and blame of equal size (Balanced). The limit is "
-        "what credit by resampled values gains."
+        "best of them counts, and so does the gain less 1 with praise and blame of equal size (Balanced). The share of "
+        "the limit is the gain over that of credit by resampled values. The direction is the cosine of the method's "
+        "mean gradient with that of the expected reward, the noise the variance of the gradient of one batch over the "
+        "squared norm of the mean gradient."
     )
     tables = [_compared(result, others, world, GAINS, "Gain of a step") for world in worlds_of(result)]
     return Section(title="What does a step gain?", about=about, forests=forests, tables=_filled(tables))
@@ -205,7 +208,8 @@ def _costs(result: Result, others: Sequence[Result]) -> Section:
     tables.append(Table(title="Time of a step, of all methods", columns=["", *map(in_words, names)], rows=compared))
     about = (
         "The time of a training step relative to one with uniform credit, which is 1; forward passes of a batch and "
-        "sampled tokens for each token of the rollouts that the method adds; the memory that it adds."
+        "sampled tokens for each token of the rollouts that the method adds; the memory that it adds at the "
+        "peak, which is below 0 where the method needs less than uniform credit."
     )
     return Section(title="What does it cost?", about=about, tables=tables)
 

@@ -44,7 +44,7 @@ from grail_lightning.app.benchmark.claims import (
     overlap,
     worlds,
 )
-from grail_lightning.app.benchmark.detection import detection
+from grail_lightning.app.benchmark.detection_claims import detection
 from grail_lightning.app.benchmark.result import Result, figure, reason, value_of, worlds_of
 from grail_lightning.app.results.statistics import Estimate
 

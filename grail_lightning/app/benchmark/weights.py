@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch import Tensor
 
 from grail_lightning.app.benchmark.labels import check_labels_absent
 from grail_lightning.app.benchmark.programs import why_not_run
@@ -55,8 +53,6 @@ class Weighted:
         ranks: ``[B, T]`` float64, by which tokens are ranked: scores, or weights beside uniform credit.
         effective: ``[B, T]`` float64, each token's advantage over that of its rollout under uniform credit with the
             group's mean as baseline, 0 where that is 0; None for a bare score.
-        forward_passes: Tokens that went through the model over those of the rollouts with their prompts.
-        sampled_tokens: Tokens that the method sampled.
     """
 
     batch: RolloutBatch
@@ -64,8 +60,6 @@ class Weighted:
     advantages: Tensor
     ranks: Tensor
     effective: Tensor | None
-    forward_passes: float
-    sampled_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,11 +185,11 @@ def _one(
     context = opened.context(number, seed, services)
     if number < 0:
         context = replace(context, step=-number)
-    sampled, policy = opened.sampled_tokens, opened.policy
+    policy = opened.policy
     key = derive_seed(seed, "method", number)
     random.seed(key)
     np.random.seed(key % 2**32)
-    with recording() as reads, seeded(policy.device, key), _counted(opened) as passed:
+    with recording() as reads, seeded(policy.device, key):
         try:
             batch = compute_advantages(graded, GROUP_SIZE, subject.advantage, OBJECTIVE, policy, context)
             weights, scores = _called(method, subject, opened, batch, context)
@@ -213,15 +207,12 @@ def _one(
         weights = weights.changed(lambda tensor: tensor.detach().clone())
         advantages = token_advantages(batch.advantages, weights).float()
         effective = _effective(advantages, batch)
-    tokens = int(batch.attention_mask.sum())
     record = Weighted(
         batch=batch,
         weights=weights,
         advantages=advantages,
         ranks=torch.zeros(()) if scores is None else scores.detach().double().clone(),
         effective=effective,
-        forward_passes=passed[0] / len(policy.blocks) / tokens,
-        sampled_tokens=opened.sampled_tokens - sampled,
     )
     return record, reads
 
@@ -241,22 +232,6 @@ def _effective(advantages: Tensor, batch: RolloutBatch) -> Tensor:
     """``[B, T]``: token advantages over ``r - mean``, the advantage of uniform credit; 0 where that is 0."""
     uniform = group_advantages(batch.rewards, GROUP_SIZE).double()[:, None]
     return torch.where(uniform != 0, advantages.double() / torch.where(uniform != 0, uniform, 1), 0)
-
-
-@contextmanager
-def _counted(opened: OpenWorld) -> Iterator[list[int]]:
-    """Counts the tokens that go through the layers of models of the policy's class, without those of the sampler."""
-    layers, passed = opened.policy.blocks, [0]
-
-    def count(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if type(module) is type(layers[0]) and not opened.samples and inputs:
-            passed[0] += inputs[0].shape[0] * inputs[0].shape[1]
-
-    handle = register_module_forward_pre_hook(count)
-    try:
-        yield passed
-    finally:
-        handle.remove()
 
 
 # --- what ranks tokens ------------------------------------------------------------------------------------------------

@@ -145,6 +145,9 @@ class LastCheckpoint(Checkpoint):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Mark checkpoints that are saved inside a batch, and leave an epoch open whose batches are not all trained on.
 
+        The mark is `steps_left`: the most optimiser steps of that batch that are missing. A resumed run does not take
+        them, but begins with the next batch.
+
         Lightning closes the epoch in which a run stops before the last saves. A resumed run would begin the next one.
         """
         if trainer.global_step == 0:

@@ -23,9 +23,9 @@ _Normalise = Literal["none", "mean_one"]
 
 
 def in_gate(gate: Gate, advantages: Tensor) -> Tensor:
-    """``[B]`` bool: the rows that a gate lets through, by the sign of their advantage."""
-    right = advantages > 0
-    return right if gate == "positive" else ~right if gate == "negative" else torch.ones_like(right)
+    """``[B]`` bool: the rows that a gate lets through, by the sign of their advantage; negative takes 0, too."""
+    above = advantages > 0
+    return above if gate == "positive" else ~above if gate == "negative" else torch.ones_like(above)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +63,12 @@ class GRAIL(SaliencyCredit):
     .. math:: \phi = -\sum_{t \in box} \log\pi(y_t), \quad s_t = \lVert \partial\phi/\partial a \odot a \rVert_2, \quad
               w_t = \mathrm{clamp}(\mu + \sigma\,\mathrm{zscore}(\log(s_t + 10^{-8})),\ w_{min}, w_{max})
 
-    Only rollouts inside the gate that have a complete box and a non-zero advantage need computation. The method differs
-    from the published code in its exact spans, in the choice of the last box, and in computing the weights once a batch
-    (see `reference/methods.md`).
+    The z-score is that of one rollout, over all of its response tokens: the box is among them, and so is what follows
+    it, whose saliency is 0. The box is the answer in the form of the task, with its marker, and a truncated rollout may
+    have one, too. Only rollouts inside the gate that have a complete box and a non-zero advantage need computation
+    (their share is `credit/eligible`); those inside the gate without a box, whatever their advantage, keep weight 1
+    (`credit/span_missing`). The method differs from the published code in its exact spans, in the choice of the last
+    box, and in computing the weights once a batch (see `reference/methods.md`).
 
     Args:
         gate: Which rollouts are reweighted, by the sign of their advantage: negative (A ≤ 0; at A = 0 weights change
@@ -74,8 +77,9 @@ class GRAIL(SaliencyCredit):
         std: Standard deviation of the weights before they are clamped.
         w_min: Lower clamp.
         w_max: Upper clamp, and the weight of the answer's content.
-        answer_overwrite: Whether answer tokens get fixed weights: always (also outside the gate, as published), gated,
-            or never.
+        answer_overwrite: Whether the answer's content gets the weight `w_max`, and its marker (a token of both
+            included) and what follows it the weight `mean`: always (also outside the gate, as published), gated, or
+            never.
         normalise: none; or mean_one, which keeps the total step size of each rollout.
         saliency: Where and when saliency is measured.
 

@@ -151,7 +151,8 @@ class Gradients:
     def accumulating(self, *, last: bool) -> Iterator[None]:
         """A context for the backward pass of a micro-batch, whose gradients are added to those of the others.
 
-        Replicated weights (DDP): gradients stay on the rank and are reduced once a step, with its last micro-batch.
+        Replicated weights (DDP): gradients stay on the rank and are reduced once a step, with its last micro-batch;
+        those of master weights after it, in float32.
         Sharded weights (FSDP2): the gradients of each micro-batch are reduced into the shards at once, so that no rank
         holds whole gradients; with `loading.reduce_once` they stay on the rank and are reduced as with DDP. On one
         device no hook reads the gradient, so it is accumulated in place.

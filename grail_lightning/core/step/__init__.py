@@ -46,13 +46,16 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
 
 A batch in which no rank has a row to run takes one step, without rows, in place of all. Ranks reduce the counts of the
 loss, whether any row is live, the number of micro-batches, figures and gradients; no other number of another rank
-enters the loss, but where the estimator of the advantage or the credit method says so.
+enters the loss, but where the estimator of the advantage or the credit method says so. A rollout is trained on by the
+rank that sampled it.
 
 With *fused saliency* (GRAIL's default; `fused.method_to_fuse` lists the exceptions) the weights of a row become known
-later: the first pass of the row returns them beside its log-probabilities (`weights` of `forward.Pass`), in
-`Update.compute_before_steps` or in `Update.accumulate`, which then computes the loss with them. The weights of rows
-that need no saliency are known before, those of right rollouts among them. Either way saliency is that of the policy
-before the update: a row has its first pass in the first optimiser step, or before it.
+later: the first pass of the row returns them beside its log-probabilities, in `Update.compute_before_steps` (`weights`
+of `forward.Scored`) or in `Update.accumulate` (of `forward.Pass`), which then computes the loss with them. The weights
+of all other rows are known before: of those that need no saliency, such as rows outside GRAIL's gate, and of those that
+the update does not run, such as truncated ones that the objective leaves out, whose saliency has a pass of its own.
+Either way saliency is that of the policy before the update: a row has its first pass in the first optimiser step, or
+before it. With sharded weights (FSDP2), and only then, ranks also have equally many passes with saliency.
 
 An example in numbers: one prompt, ``Compute 2+3.``, has two rollouts, ``\boxed{5}<end>`` and ``\boxed{6}<end>``. Each
 has four tokens (``\boxed{``, the digit, ``}`` and the end token). The first one is right.

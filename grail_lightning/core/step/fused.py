@@ -51,9 +51,9 @@ def method_to_fuse(
 
 
 class SaliencyForward(Forward):
-    """A `Forward` whose first pass of each row also returns the row's token weights.
+    """A `Forward` whose first pass of a row that needs saliency also returns the row's token weights.
 
-    Two backward passes follow such a pass: one to the embeddings, for saliency, and one to the weights. Checkpointed
+    Two backward passes follow such a pass: one to the leaf, for saliency, and one to the weights. Checkpointed
     blocks are recomputed in both, and sharded blocks (FSDP2) gathered in both; only the second one reduces gradients.
 
     In a prefix tree, rows that need saliency share their prompt alone, without its last token. A shared response token

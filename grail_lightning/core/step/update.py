@@ -39,7 +39,8 @@ def deal_rows(batch: GradedBatch, execution: Execution, generator: torch.Generat
     Whole groups of this rank are dealt in numbers that differ by at most one; if a batch has fewer groups than
     mini-batches (as the last batch may), the mini-batches at the end are empty. With `execution.split_groups` single
     rows of all ranks are, by their identity in the training step: the deal is the same for any number of ranks, as long
-    as `generator` is. A rank's own numbers of rows may then differ. Rows without a reward are not dealt.
+    as `generator` is. Each rank still runs its own rows, whose number may then differ between its mini-batches. Rows
+    without a reward are not dealt.
     """
     if execution.split_groups:
         keys, units = batch.row.cpu(), all_gather_rows(batch.row[batch.scored]).cpu().sort().values

@@ -56,7 +56,6 @@ def test_uniform_credit_is_the_advantage_of_the_rollout(sums):
         assert torch.equal(one.advantages, expected[:, None] * graded.response_mask)
         live = (expected[:, None] != 0) & graded.response_mask
         assert torch.equal(one.effective, live.double())
-        assert (one.forward_passes, one.sampled_tokens) == (0, 0)
 
 
 def test_a_constant_is_exactly_uniform(sums):
@@ -93,13 +92,6 @@ def test_tokens_are_ranked_by_scores_where_weights_rise_with_them(sums):
     assert weigh(ours(HighEntropy()), sums).by == "weight"
     assert weigh(ours(methods.Opposite()), sums).by == "weight"
     assert weigh(REFERENCES["-log p"].subject(), sums).by == "score"
-
-
-def test_forward_passes_are_those_over_the_rollouts(sums):
-    (first, *_) = weigh(REFERENCES["entropy"].subject(), sums).batches
-    # Prefixes of a group are shared.
-    assert 0.2 < first.forward_passes <= 1.2
-    assert weigh(ours(GRAIL()), sums).batches[0].forward_passes < first.forward_passes * 2
 
 
 def test_a_method_begins_anew_in_each_world_and_the_same_call_gives_the_same_weights(sums):
