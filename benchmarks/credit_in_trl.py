@@ -2,14 +2,16 @@
 
     OMP_NUM_THREADS=1 python benchmarks/credit_in_trl.py --steps 60 --seeds 0 1 --out curves.jsonl
     python benchmarks/credit_in_trl.py --out curves.jsonl --table
-    OMP_NUM_THREADS=1 python benchmarks/credit_in_trl.py --policy FOLDER --data FILE --steps 20 --prompts 2 --group 4
+    OMP_NUM_THREADS=1 python benchmarks/credit_in_trl.py --policy SMOLLM2 --data gsm8k_train.jsonl --steps 20 \
+        --prompts 2 --group 4 --limit 96 --seeds 0 --methods GRAIL --held-out 0 --out real.jsonl
 
 Both trainers take the same problems, group size, limit of tokens, loss (Dr. GRPO, clips 0.2), optimiser (AdamW,
 constant rate, norm clipped at 1) and precision (float32), with one optimiser step for each generation. They sample with
 random numbers of their own, TRL with Transformers' `generate`, ours with `HFEngine`, so that curves agree in the mean
 alone. A run is one line of JSON: the reward of each step, the median seconds of a step and those of the credit, and
-the share of right answers to held-out problems, sampled at temperature 1 by `HFEngine`, before and after. Runs that are
-in the file are not repeated.
+the share of right answers to held-out problems, sampled at temperature 1 by `HFEngine`. Runs that are in the file are
+not repeated. With `--policy` adapters of a pretrained model are trained on problems of a file with the columns problem,
+solution and answer; a worked example stands before each question, and the answer follows `####`.
 """
 
 from __future__ import annotations
@@ -22,52 +24,91 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 
 from grail_lightning import (
     ArithmeticTask,
+    DatasetSpec,
     DrGRPO,
     Execution,
+    FewShot,
     GrailModule,
     HFEngine,
+    Loading,
+    LoRA,
+    MathData,
     MathTask,
     Policy,
     Prompt,
     Sampling,
 )
-from grail_lightning.answers import find_boxes
+from grail_lightning.answers import Marker
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.credit import GRAIL, TokenCredit, TreeAdvantage, Uniform
 from grail_lightning.worlds.sums.task import ProblemSpace
 
 METHODS: dict[str, type[TokenCredit]] = {"Uniform": Uniform, "GRAIL": GRAIL, "TreeAdvantage": TreeAdvantage}
-LIMIT = 64
+_EXAMPLES = 1
 
 
-def problems(number: int, split: str, seed: int) -> list[Prompt]:
-    """Prompts of the arithmetic world."""
-    task = ArithmeticTask()
-    return [task.prompt({"problem": problem.expression}) for problem in ProblemSpace().draw(number, split, seed)]
+class Setting:
+    """The policy, its problems and the form of their answers.
+
+    Args:
+        args: The options of the command.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.limit, self.lora = args.limit, None if args.policy is None else LoRA(rank=8)
+        self.policy = "arithmetic" if args.policy is None else str(args.policy)
+        self.task: ArithmeticTask | MathTask = ArithmeticTask()
+        self.rows: list[Prompt] = []
+        if args.policy is not None:
+            self.task = MathTask(answer=Marker(), instruction="")
+            self.rows = self._of_file(args.data)
+
+    def _of_file(self, file: Path) -> list[Prompt]:
+        with tempfile.TemporaryDirectory() as folder:
+            with (Path(folder) / "rows.jsonl").open("w") as lines:
+                for row in map(json.loads, file.open()):
+                    solution = f"{row['solution']}\n#### {row['answer']}"
+                    kept = {"problem": row["problem"], "solution": solution, "answer": row["answer"]}
+                    lines.write(json.dumps(kept) + "\n")
+            data = MathData(
+                train=DatasetSpec(path=lines.name, name="problems"),
+                task=self.task,
+                few_shot=FewShot(_EXAMPLES),
+            )
+            (problems,) = data.load("train")
+        return problems.prompts
+
+    def problems(self, number: int, split: str, seed: int) -> list[Prompt]:
+        """Prompts of the arithmetic world; or of the file, from its end for another split than train."""
+        if self.rows:
+            return self.rows[seed * number : (seed + 1) * number] if split == "train" else self.rows[-number:]
+        drawn = ProblemSpace().draw(number, split, seed)
+        return [self.task.prompt({"problem": problem.expression}) for problem in drawn]
+
+    def right(self, completions: list[Any], solution: list[str], **columns: object) -> list[float]:
+        """1 for an answer that is the solution; a reward function of TRL's."""
+        texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
+        return [float(self.task.answer(text) == truth) for text, truth in zip(texts, solution, strict=True)]
+
+    def accuracy(self, policy: Policy, number: int) -> float | None:
+        """The share of right answers to held-out problems."""
+        if not number:
+            return None
+        engine, held_out = HFEngine(), self.problems(number, "validation", 0)
+        engine.update_weights(policy)
+        with policy.evaluating():
+            batch = engine.generate(held_out, 1, Sampling(max_response_length=self.limit), seed=7)
+        return statistics.fmean(self.right(batch.texts, [prompt.reference for prompt in held_out]))
 
 
-def accuracy(policy: Policy, number: int) -> float:
-    """The share of right answers to held-out problems."""
-    engine, held_out = HFEngine(), problems(number, "validation", 0)
-    engine.update_weights(policy)
-    with policy.evaluating():
-        batch = engine.generate(held_out, 1, Sampling(max_response_length=LIMIT), seed=7)
-    return statistics.fmean(right(batch.texts, [prompt.reference for prompt in held_out]))
-
-
-def right(completions: list[str], solution: list[str], **columns: object) -> list[float]:
-    """1 for a last box that holds the solution; a reward function of TRL's."""
-    answers = map(ArithmeticTask().answer, completions)
-    return [float(answer == truth) for answer, truth in zip(answers, solution, strict=True)]
-
-
-def in_trl(method: str, seed: int, args: argparse.Namespace) -> Iterator[tuple[str, object]]:
+def in_trl(setting: Setting, method: str, seed: int, args: argparse.Namespace) -> Iterator[tuple[str, object]]:
     """A run of TRL's trainer with token credit."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -76,28 +117,37 @@ def in_trl(method: str, seed: int, args: argparse.Namespace) -> Iterator[tuple[s
 
         from grail_lightning.trl import TokenCreditGRPOTrainer
 
-    policy = load_policy("arithmetic").train()
+    policy = load_policy(setting.policy, Loading(dtype="float32")).train()
     rows = [
-        {"prompt": prompt.messages, "problem": prompt.columns["problem"], "solution": prompt.reference}
-        for prompt in problems(args.prompts * args.steps, "train", seed)
+        {"prompt": prompt.messages, "problem": prompt.columns.get("problem", ""), "solution": prompt.reference}
+        for prompt in setting.problems(args.prompts * args.steps, "train", seed)
     ]
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
             output_dir=folder, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
             disable_tqdm=True, save_strategy="no", logging_steps=1, seed=seed, max_steps=args.steps,
             per_device_train_batch_size=args.prompts * args.group,
-            num_generations=args.group, max_completion_length=LIMIT, loss_type="dr_grpo", scale_rewards="none",
+            num_generations=args.group, max_completion_length=setting.limit, loss_type="dr_grpo", scale_rewards="none",
             learning_rate=args.rate, lr_scheduler_type="constant", weight_decay=0.0, adam_beta2=0.999,
             shuffle_dataset=False,
         )  # fmt: skip
+        adapters = None
+        if setting.lora is not None:
+            from peft import LoraConfig
+
+            adapters = LoraConfig(
+                r=setting.lora.rank, lora_alpha=setting.lora.alpha, target_modules=setting.lora.target_modules,
+                task_type="CAUSAL_LM",
+            )  # fmt: skip
         trainer = TokenCreditGRPOTrainer(
             model=policy.model,
-            reward_funcs=right,
+            reward_funcs=setting.right,
             args=config,
             train_dataset=Dataset.from_list(rows),
             processing_class=policy.tokenizer,
+            peft_config=adapters,
             credit=METHODS[method](),
-            credit_task=ArithmeticTask(),
+            credit_task=setting.task,
         )
         begun = time.perf_counter()
         trainer.train()
@@ -106,7 +156,7 @@ def in_trl(method: str, seed: int, args: argparse.Namespace) -> Iterator[tuple[s
     yield "rewards", [round(row["reward"], 4) for row in steps]
     yield "seconds", round(seconds / args.steps, 2)
     yield "credit_seconds", round(statistics.median(row["credit/seconds"] for row in steps), 3)
-    yield "held_out", accuracy(policy.eval(), args.held_out)
+    yield "held_out", setting.accuracy(policy.eval(), args.held_out)
 
 
 class Watch(pl.Callback):
@@ -119,18 +169,19 @@ class Watch(pl.Callback):
         self.rewards.append(round(outputs["output"].metrics["reward"], 4))
 
 
-def in_ours(method: str, seed: int, args: argparse.Namespace) -> Iterator[tuple[str, object]]:
+def in_ours(setting: Setting, method: str, seed: int, args: argparse.Namespace) -> Iterator[tuple[str, object]]:
     """A run of this package's trainer."""
     pl.seed_everything(seed, verbose=False)
     module = GrailModule(
-        "arithmetic",
-        sampling=Sampling(max_response_length=LIMIT),
+        setting.policy,
+        sampling=Sampling(max_response_length=setting.limit),
+        loading=Loading(dtype="float32", lora=setting.lora),
         objective=DrGRPO(),
         execution=Execution(group_size=args.group, token_budget=1024),
         credit=METHODS[method](),
         optimizer=lambda p: torch.optim.AdamW(p, lr=args.rate, weight_decay=0.0),
     )
-    prompts, watch = problems(args.prompts * args.steps, "train", seed), Watch()
+    prompts, watch = setting.problems(args.prompts * args.steps, "train", seed), Watch()
     cut = [prompts[k : k + args.prompts] for k in range(0, len(prompts), args.prompts)]
     trainer = pl.Trainer(
         max_steps=args.steps,
@@ -146,53 +197,7 @@ def in_ours(method: str, seed: int, args: argparse.Namespace) -> Iterator[tuple[
     trainer.fit(module, torch.utils.data.DataLoader(cut, batch_size=None))
     yield "rewards", watch.rewards
     yield "seconds", round((time.perf_counter() - begun) / args.steps, 2)
-    yield "held_out", accuracy(module.policy.eval(), args.held_out)
-
-
-def boxed(completions: list[list[dict[str, str]]], **columns: object) -> list[float]:
-    """1 for a complete box."""
-    return [float(bool(find_boxes(completion[0]["content"]))) for completion in completions]
-
-
-def last_box_is_right(completions: list[list[dict[str, str]]], answer: list[str], **columns: object) -> list[float]:
-    """1 for a last box that holds the answer."""
-    texts = [completion[0]["content"] for completion in completions]
-    return [float(MathTask().answer(text) == truth) for text, truth in zip(texts, answer, strict=True)]
-
-
-def real_model(args: argparse.Namespace) -> None:
-    """Adapters of a real model on problems of a file."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from datasets import load_dataset
-        from peft import LoraConfig
-        from trl import GRPOConfig
-
-        from grail_lightning.trl import CreditPages, TokenCreditGRPOTrainer
-
-    ask = r" Answer with a box alone, such as \boxed{12}."
-    rows = load_dataset("json", data_files=str(args.data), split="train").select(range(args.prompts * args.steps))
-    rows = rows.map(lambda row: {"prompt": [{"role": "user", "content": row["problem"] + ask}]})
-    with tempfile.TemporaryDirectory() as folder:
-        config = GRPOConfig(
-            output_dir=folder, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
-            disable_tqdm=True, save_strategy="no", logging_steps=1, max_steps=args.steps, seed=args.seeds[0],
-            per_device_train_batch_size=args.prompts * args.group, num_generations=args.group,
-            max_completion_length=args.limit, learning_rate=args.rate, reward_weights=[1.0, 0.2],
-        )  # fmt: skip
-        trainer = TokenCreditGRPOTrainer(
-            model=str(args.policy),
-            reward_funcs=[last_box_is_right, boxed],
-            correct_func=last_box_is_right,
-            args=config,
-            train_dataset=rows,
-            peft_config=LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"),
-            reference_column="answer",
-            credit=GRAIL(),
-            callbacks=[CreditPages(every=10, folder=str(args.out.with_suffix("")))],
-        )
-        trainer.train()
-    args.out.write_text("".join(json.dumps(row) + "\n" for row in trainer.state.log_history))
+    yield "held_out", setting.accuracy(module.policy.eval(), args.held_out)
 
 
 TRAINERS = {"TRL": in_trl, "ours": in_ours}
@@ -215,7 +220,7 @@ def table(file: Path) -> str:
                 starts = [round(place * (len(run["rewards"]) - 10)) for run in some]
                 means = [statistics.fmean(r["rewards"][k : k + 10]) for r, k in zip(some, starts, strict=True)]
                 cells.append(", ".join(f"{mean:.3f}" for mean in means))
-            cells.append(", ".join(f"{run['held_out']:.3f}" for run in some))
+            cells.append(", ".join("-" if run["held_out"] is None else f"{run['held_out']:.3f}" for run in some))
             cells.append(", ".join(f"{run['seconds']:.2f}" for run in some))
             lines.append(f"| `{method}` | {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -233,14 +238,14 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--held-out", type=int, default=512)
     parser.add_argument("--out", type=Path, default=Path("curves.jsonl"))
-    parser.add_argument("--policy", type=Path, help="the folder of a real model")
+    parser.add_argument("--policy", type=Path, help="the folder of a pretrained model")
     parser.add_argument("--data", type=Path, help="its problems, JSON lines")
     parser.add_argument("--limit", type=int, default=64, help="tokens of its completions")
     parser.add_argument("--table", action="store_true", help="print the table of the file alone")
     args = parser.parse_args()
-    if args.policy is not None:
-        real_model(args)
-        return
+    if (args.policy is None) != (args.data is None):
+        parser.error("--policy and --data must be given together.")
+    setting = Setting(args)
     done = set()
     if args.out.exists():
         done = {tuple(json.loads(row)[n] for n in ("trainer", "method", "seed")) for row in args.out.open()}
@@ -248,7 +253,7 @@ def main() -> None:
     for name, method, seed in [] if args.table else plan:
         if (name, method, seed) in done:
             continue
-        run = {"trainer": name, "method": method, "seed": seed} | dict(TRAINERS[name](method, seed, args))
+        run = {"trainer": name, "method": method, "seed": seed} | dict(TRAINERS[name](setting, method, seed, args))
         with args.out.open("a") as lines:
             lines.write(json.dumps(run) + "\n")
         print(name, method, seed, run["held_out"], run["seconds"], flush=True)
