@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from grail_lightning.app.plan import main
+from grail_lightning.app.plan.main import main
 from tests.shell import refusal
 
 QUICK = ["--config=configs/quickstart.yaml", "--prompt_tokens=11"]
@@ -136,3 +136,52 @@ def test_a_mistake_is_one_line(capsys, tmp_path, monkeypatch):
         assert re.search(rf"`--model_config` must be the config.json of a model, but got \S+{file}: \S", said)
     assert "model.credit" in refusal(capsys, main, *QUICK, "--model.credit=Nothing")
     assert "no_such_model" in refusal(capsys, main, *QUICK, "--model.policy=./no_such_model")
+
+
+def of_24_gib(capsys, *arguments):
+    """What the plan for one GPU of 24 GiB says behind its table: the answer, each change with what it saves, a set."""
+    main([*arguments, "--gpus", "1", "--gpu_memory_gib", "24"])
+    _, _, said = capsys.readouterr().out.partition("\n\n")
+    answer, *lines = said.splitlines()
+    alone = {}
+    for line in lines:
+        if figures := re.match(r"((?: +-?[\d.]+)+)  .*?(--.*)$", line):
+            alone[figures[2]] = sum(map(float, figures[1].split()))
+    return answer, alone, [line.strip() for line in lines if line.startswith("  --")], lines
+
+
+def test_what_does_not_fit_is_answered_with_options_of_which_the_plan_holds(qwen, capsys):
+    small = "--model.sampling.max_response_length=1024", "--trainer.strategy=auto", "--model.loading.lora.rank=16"
+    answer, alone, together, lines = of_24_gib(capsys, *qwen, *small)
+    assert answer.startswith("It does not fit 24 GiB on 1 device: it needs ")
+    assert [*alone.values()] == sorted(alone.values(), reverse=True), "the largest effect first"
+    assert len(alone) > 2
+    assert min(alone.values()) > 0
+    assert together
+    after, *_ = of_24_gib(capsys, *qwen, *small, *(word for change in together for word in change.split()))
+    needed = float(after.split("it needs ")[1].split()[0])
+    assert after.startswith("It fits 24 GiB on 1 device")
+    assert lines[-1].startswith(f"and then needs {needed} GiB (")
+    # None of them is superfluous.
+    for change in together:
+        others = [word for other in together if other != change for word in other.split()]
+        assert of_24_gib(capsys, *qwen, *small, *others)[0].startswith("It does not fit")
+
+
+def test_what_cannot_fit_is_said(qwen, capsys):
+    main([*qwen, "--gpus", "1", "--gpu_memory_gib", "4"])
+    assert capsys.readouterr().out.endswith("All together are not enough: take more devices, or a smaller model.\n")
+    main([*qwen, "--gpus", "1", "4", "--gpu_memory_gib", "80"])
+    assert "It fits 80 GiB on 4 devices: it needs " in capsys.readouterr().out, "those of the run"
+
+
+def test_layers_with_linear_attention_have_a_state_and_no_cache(tmp_path, capsys):
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = {"model_type": "qwen3_5_text", "vocab_size": 448, "num_hidden_layers": 4, "layer_types": kinds} | sizes
+    config |= {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"linear_key_head_dim": 8, "linear_value_head_dim": 16}))
+    (plan,) = plans(capsys, *QUICK, f"--model_config={tmp_path / 'config.json'}", "--gpus", "1")
+    rows, tokens = 16 * 8, 11 + 64
+    assert plan["sampling"]["KV cache"] == pytest.approx(1.03 * rows * tokens * 2 * 16 * 8)
+    assert plan["sampling"]["recurrent states"] == rows * 3 * 4 * 8 * 16 * 4

@@ -106,7 +106,7 @@ def commands():
         for subcommand, plan, arguments in COMMAND.findall(text):
             if "…" not in arguments and "--help" not in arguments:
                 # A plan takes the options of `fit`, and more.
-                said = re.sub(r" --gpus [\d ]+", "", arguments) if plan else arguments
+                said = re.sub(r"(^| )--(gpus|gpu_memory_gib) [\d ]+", " ", arguments) if plan else arguments
                 yield page, subcommand or "fit", [w for w in shlex.split(said, comments=True) if not w.startswith("$")]
 
 

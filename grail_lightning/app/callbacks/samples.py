@@ -80,8 +80,8 @@ class Batches:
         for number, loader in enumerate(self.loaders):
             evaluated = sum(len(places) for (which, _), places in self.places.items() if which == number)
             whole = evaluated == len(loader.prompts)
-            if isinstance(loader.prompts, RowPrompts) and (limit := loader.prompts.spec.limit) is not None:
-                whole = whole and not loader.prompts.spec.where and len(loader.prompts.table.rows) <= limit
+            if isinstance(loader.prompts, RowPrompts) and (limit := (spec := loader.prompts.spec).limit) is not None:
+                whole = whole and not (spec.where or spec.skip) and len(loader.prompts.table.rows) <= limit
                 evaluated = min(evaluated, limit)
             if not whole and (number, 0) in self.places:
                 first[self.places[number, 0][0][0]] = evaluated

@@ -31,6 +31,7 @@ def select_rows(table: Table, spec: DatasetSpec, task: Task) -> list[int]:
     needed = [column for name, column in columns.items() if name not in optional]
     named = [column for name, column in columns.items() if column != name]  # It may be empty, but not missing.
     selected: list[int] = []
+    passed = 0
     for index, row in enumerate(table.columns([spec.problem, spec.answer, *where])):
         place = table.place(index)
         missing = [column for column in (*needed, *named, *where) if column not in row]
@@ -44,6 +45,9 @@ def select_rows(table: Table, spec: DatasetSpec, task: Task) -> list[int]:
                 "so with its attribute `optional_columns`."
             )
         if all(_fits(row[column], wanted, f"{place}: `{column}`") for column, wanted in where.items()):
+            passed += 1
+            if passed <= spec.skip:
+                continue
             messages = task.takes_conversations and _has_messages(row.get(spec.problem))  # The task checks them.
             if not messages and (spec.problem in needed or row.get(spec.problem) is not None):
                 _check_text(row[spec.problem], f"{place}: `{spec.problem}`")
@@ -55,6 +59,10 @@ def select_rows(table: Table, spec: DatasetSpec, task: Task) -> list[int]:
                 break
     if not selected:
         seen = {c: sorted({repr(row[c]) for row in table.columns(list(where))})[:5] for c in where}
+        if passed:
+            raise ValueError(
+                f"`skip` must leave a row of {table.source}, but got {spec.skip} of {passed}. Give a smaller number."
+            )
         raise ValueError(f"No row of {table.source} fits `where` {where}. Values that occur: {seen}.")
     return selected
 

@@ -48,7 +48,9 @@ class DatasetSpec:
         subset: The configuration name of a dataset on the hub.
         weight: The share of the training draws, relative to the weights of the other training datasets.
         where: A filter of rows: column -> value, list of values, or {min: …, max: …} (both included).
-        limit: The largest number of rows; the first rows that fit `where` are used.
+        skip: The number of rows that are left out at the beginning, of those that fit `where`: what another dataset
+            takes of the same table by its `limit`, such as problems held out for validation.
+        limit: The largest number of rows; the first ones that fit `where`, after those left out, are used.
         name: The name under which metrics are reported; default the last part of the path.
     """
 
@@ -60,6 +62,7 @@ class DatasetSpec:
     subset: str | None = None
     weight: float = 1.0
     where: dict[str, Any] | None = None
+    skip: int = 0
     limit: int | None = None
     name: str | None = None
     rows: ClassVar[Any] = None  # An instance has its own, which no config can hold.
@@ -75,6 +78,7 @@ class DatasetSpec:
             object.__setattr__(self, "rows", self.path)
             object.__setattr__(self, "path", f"{len(self.path)} rows {GIVEN}")
         object.__setattr__(self, "path", str(self.path))
+        check_option("skip", self.skip, "[0, inf)")
         check_option("limit", 1 if self.limit is None else self.limit, "[1, inf)")
         check_option(f"weight of {self.path}", self.weight, "(0, inf)")
         for column, wanted in (self.where or {}).items():

@@ -296,13 +296,15 @@ class MathData(TableData):
 
 def _check_splits(specs: list[DatasetSpec], folder: str | None) -> None:
     """Refuse a file, or a copy in the folder, that is to have several splits: it is one table."""
-    files = [spec for spec in specs if spec.is_file or (folder is not None and not is_local(spec))]
-    for one, other in combinations(files, 2):
-        same = one.source[0] == other.source[0] and one.where == other.where
+    files = [(spec.source[0], spec) for spec in specs if spec.is_file]
+    if folder is not None:  # The copies are named after the datasets.
+        files += [(spec.label, spec) for spec in specs if not is_local(spec)]
+    for (file, one), (other_file, other) in combinations(files, 2):
+        same = file == other_file and one.where == other.where
         if same and (one.split, one.subset) != (other.split, other.subset):
             raise ValueError(
                 f"{one.path} is one table here, but is given with several `split` or `subset`, which would be the same "
-                "rows. Give a file for each, with a `path` of its own, or choose rows with `where`."
+                "rows. Give a file for each, with a `path` (of a copy: `name`) of its own, or choose rows with `where`."
             )
 
 

@@ -76,6 +76,10 @@ def test_filters_take_values_lists_and_ranges(tmp_path):
     assert levels(where={"level": [1, 7, 98]}) == [1, 7]
     assert levels(where={"level": {"min": 3, "max": 5}, "subject": ["a", "b"]}) == [3, 4, 5]
     assert levels(where={"level": {"min": 3}}, limit=2) == [3, 4]  # the first rows of those that fit
+    complete = {"level": {"max": 9}}
+    held_out, rest = levels(where=complete, limit=2), levels(where=complete, skip=2)
+    assert (held_out, rest) == ([0, 1], [2, 3, 4, 5, 6, 7, 8, 9])
+    assert levels(where={"level": {"min": 3}}, skip=1, limit=1) == [4]
 
 
 @pytest.mark.parametrize(
@@ -138,6 +142,8 @@ def test_a_bad_file_is_named(content, name, message, tmp_path):
     ("make", "message"),
     [
         (lambda path: DatasetSpec(path, limit=0), r"`limit` must lie in \[1, inf\), but got 0"),
+        (lambda path: DatasetSpec(path, skip=-1), r"`skip` must lie in \[0, inf\), but got -1"),
+        (lambda path: load(val=DatasetSpec(path, skip=2)), r"`skip` must leave a row of .*, but got 2 of 2\."),
         (lambda path: DatasetSpec("a", weight=math.nan), r"`weight of a` must lie in \(0, inf\), but got nan"),
         (lambda path: DatasetSpec("a", where={"level": {"minimum": 3}}), "`where` of .* must give for `level` a value"),
         (lambda path: load(val=DatasetSpec(path, where={"level": [7]})), r"fits `where` .*\{'level': \['0', '1'\]\}"),
@@ -157,7 +163,7 @@ def test_a_bad_file_is_named(content, name, message, tmp_path):
         # A name that may be on the hub is not looked for before it is needed.
         (lambda path: MathData(train="nobody/no-such-set").prepare_data(), "Cannot load .* 'nobody/no-such-set': "),
     ],
-    ids=range(17),
+    ids=range(19),
 )
 def test_options_that_make_no_sense_are_refused(make, message, tmp_path):
     path = write(tmp_path, rows(2))
@@ -241,6 +247,12 @@ def test_a_file_has_no_splits_that_could_be_other_rows(tmp_path):
     ):
         with pytest.raises(ValueError, match="is one table here, but is given with several `split` or `subset`"):
             MathData(train=train, val=val, folder=str(tmp_path))
+    write(tmp_path, ROWS, "gsm8k_test.jsonl")
+    MathData(
+        train=DatasetSpec("openai/gsm8k"),
+        test=DatasetSpec("openai/gsm8k", split="test", name="gsm8k_test"),  # Another file.
+        folder=str(tmp_path),
+    )
 
 
 # ---- rows of a Python program

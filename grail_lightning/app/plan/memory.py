@@ -1,15 +1,16 @@
-r"""``python -m grail_lightning.plan``: the memory of a training run, before a machine is rented.
+r"""The memory of a training run in closed forms.
 
-All figures are closed forms; no weights are loaded. Symbols: ``P`` parameters, ``T`` trained ones, ``w`` bytes of a
+No weights are loaded. Symbols: ``P`` parameters, ``T`` trained ones, ``w`` bytes of a
 weight, ``c`` bytes of an element of a matrix product (2 in half precision), ``N`` ranks over which FSDP2 shards, ``L``
 blocks of width ``D`` with ``I`` columns in their MLP, ``H`` columns of queries and ``K`` of keys, ``V`` vocabulary.
 
 ==============  ======================================================================================================
 kept            weights ``P·w/N``, float32 masters of weights in half precision, the optimiser's state (that of one step
                 on a small matrix), a frozen reference, a model that the credit method trains, DDP's buckets
-sampling        the cache of `HFEngine`, ``rows · length · L · K · (bytes of a key and a value)``; on a GPU a copy of
-                one block's part for every head of queries, ``rows · length · H · …``; weights cast by autocast, and
-                gathered by FSDP2
+sampling        the cache of `HFEngine`, ``rows · length · L · K · (bytes of a key and a value)``, where ``L`` counts
+                blocks with attention; on a GPU a copy of one block's part for every head of queries, ``rows · length ·
+                H · …``; the states of blocks with linear attention, ``rows · heads · key · value`` in float32; weights
+                cast by autocast, and gathered by FSDP2
 update          gradients; the input of each block, ``tokens · L · D``; one block's activations, ``(4I + 4D + 5(H +
                 K)) · c`` a token, with 9 for 5 where queries and keys are normalised (those of all blocks without
                 checkpointing); the logits of a chunk
@@ -21,36 +22,28 @@ step            gradients; on a GPU the temporary of an optimiser that goes thro
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import os
-from pathlib import Path
 from pydoc import locate
 from typing import Any
 
-import pandas as pd
 import torch
 from jsonargparse import ArgumentParser
-from jsonargparse.typing import PositiveFloat, PositiveInt
 from torch import nn
 
-from grail_lightning.app.cli.app import FitOptions, mistakes_in_one_line
 from grail_lightning.core.advantages import AdvantageEstimator
 from grail_lightning.core.credit.base import TokenCredit
 from grail_lightning.core.credit.service import Service, listed
 from grail_lightning.core.engines.hf.engine import HFEngine
 from grail_lightning.core.objective import Objective
 from grail_lightning.core.policy.load import add_adapters
-from grail_lightning.core.policy.source import LoRA, first_line, read_config
+from grail_lightning.core.policy.source import LoRA
 
-_GIB = 2**30
-_PHASES = ("sampling", "update", "step")
+PHASES = ("sampling", "update", "step")
 # Bytes of state for each trained parameter, of optimisers that need a GPU; two moments for others that cannot be tried.
 _STATES = {"AdamW8bit": 2.1, "AdamW4bit": 1.1, "AdamWFp8": 2.1}
 
 
-class _Model:
+class ModelSizes:
     """The sizes of a policy, counted on a model that is built without data; see the symbols above."""
 
     def __init__(self, config: Any, lora: LoRA | None) -> None:
@@ -74,9 +67,14 @@ class _Model:
         self.queries = head * text.num_attention_heads
         self.keys = head * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads)
         self.normalised = any("q_norm" in name for name, _ in model.named_parameters())
+        kinds = getattr(text, "layer_types", None) or ["full_attention"] * self.blocks
+        linear = [kind for kind in kinds if kind == "linear_attention" or "attention" not in kind]
+        self.attending = self.blocks - len(linear)
+        state = [getattr(text, f"linear_{name}", 0) for name in ("num_value_heads", "key_head_dim", "value_head_dim")]
+        self.states = len(linear) * math.prod(state)  # Numbers of a row.
 
 
-def _services(model: Any) -> set[type[Service]]:
+def services_of(model: Any) -> set[type[Service]]:
     """The services that objective, estimator and credit method of parsed options list."""
     parser = ArgumentParser()
     for name, kind in (("objective", Objective), ("advantage", AdvantageEstimator), ("credit", TokenCredit)):
@@ -113,7 +111,7 @@ def _temporary_bytes(optimizer: Any, updated: int) -> int:
     return 0 if fused or foreach is False or "foreach" not in options else updated
 
 
-def _plan(fit: Any, model: _Model, services: set[type[Service]], ranks: int, prompt: int) -> dict[str, Any]:
+def plan_memory(fit: Any, model: ModelSizes, services: set[type[Service]], ranks: int, prompt: int) -> dict[str, Any]:
     """Bytes on one of so many devices: of each part of the three phases that need most, with the longest prompt."""
     loading, execution, limit = fit.model.loading, fit.model.execution, fit.model.sampling.max_response_length
     precision, on_cpu = str(fit.trainer.precision or "32-true"), fit.trainer.accelerator == "cpu"
@@ -143,12 +141,13 @@ def _plan(fit: Any, model: _Model, services: set[type[Service]], ranks: int, pro
     cached = (engine.init_args.cache_tokens if engine else HFEngine().cache_tokens) if ours else 0
     in_call = min(of_rank, max(1, cached // (prompt + limit)))
     # Rotary positions leave keys in the dtype of the weights; values have that of the product.
-    entry = model.blocks * model.keys * (w + c)
+    entry = model.attending * model.keys * (w + c)
     copied = bool(cached) and model.queries > model.keys and not on_cpu
     sampling = {
         "cast weights": model.parameters * 2.0 * (c < w),
         "gathered weights": float(model.parameters * w * sharded),
         "KV cache": 1.03 * in_call * (prompt + limit) * entry * bool(cached),
+        "recurrent states": 4.0 * in_call * model.states * bool(cached),
         # Behind prompts of unequal lengths attention has a mask, and Transformers then copies keys and values.
         "grouped keys and values": float(copied * in_call * (prompt + limit) * model.queries * (w + c)),
     }
@@ -186,73 +185,3 @@ def _micro_batch(execution: Any, most: int, prompt: int, limit: int, shares: boo
     else:
         rows, prompts = max(1, (budget - prompt) // limit), 1
     return min(rows, most), min(prompts, most)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Print the plan for several numbers of devices. A user's mistake is one line, with exit code 2."""
-    parser = argparse.ArgumentParser(
-        "python -m grail_lightning.plan",
-        description="Memory of each device of a run. All further options are those of `fit`.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--gpus", type=PositiveInt, nargs="+", default=[1, 2, 4, 8, 16, 32, 64], help="numbers of devices"
-    )
-    parser.add_argument("--gpu_memory_gib", type=PositiveFloat, help="memory of one (default: 80, or this machine's)")
-    parser.add_argument(
-        "--prompt_tokens", type=PositiveInt, help="longest prompt (default: data.max_prompt_length, or 256)"
-    )
-    parser.add_argument("--model_config", type=Path, help="a config.json, if the policy's cannot be read here")
-    parser.add_argument("--json", action="store_true", help="print bytes as JSON")
-    options, others = parser.parse_known_args(arguments)
-    with mistakes_in_one_line():
-        fit = FitOptions().parse(others)
-        lora = fit.model.loading.lora
-        policy = options.model_config.absolute() if options.model_config else fit.model.policy
-        try:
-            config = read_config(str(policy), fit.model.loading.trust_remote_code)
-        except ValueError as error:
-            if options.model_config:
-                message = f"`--model_config` must be the config.json of a model, but got {options.model_config}"
-                raise ValueError(f"{message}: {first_line(error.__cause__ or error)}") from error
-            raise ValueError(f"{error} For a plan its config.json is enough: --model_config FILE.") from error
-        model = _Model(config, LoRA(**lora.as_dict()) if lora else None)
-        on_cpu = fit.trainer.accelerator == "cpu"
-        default_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB if on_cpu else 80
-        prompt = options.prompt_tokens or (fit.get("data.init_args") or {}).get("max_prompt_length") or 256
-        services = _services(fit.model)
-        plans = [_plan(fit, model, services, ranks, prompt) for ranks in options.gpus]
-    if options.json:
-        print(json.dumps(plans, indent=2))
-    else:
-        print(f"{fit.model.policy}: {model.parameters:,} parameters, {model.trained:,} trained")
-        nodes = int(fit.trainer.num_nodes or 1)
-        # The ranks of a machine without GPUs share its memory.
-        sharing = [max(1, ranks // nodes) if on_cpu and not options.gpu_memory_gib else 1 for ranks in options.gpus]
-        print(_table(plans, options.gpu_memory_gib or default_gib, sharing))
-
-
-def _table(plans: list[dict[str, Any]], limit: float, sharing: list[int]) -> str:
-    """One column for each number of devices, in GiB. 8 % of a device stay free for libraries.
-
-    `sharing` ranks of each plan have the memory of one device together.
-    """
-    columns = {}
-    for plan, together in zip(plans, sharing, strict=True):
-        peaks = {phase: sum(plan[phase].values()) for phase in _PHASES}
-        column: dict[str, float | str] = {}
-        for phase, peak in peaks.items():
-            column |= {f"  {phase}: {part}": size / _GIB for part, size in plan[phase].items()}
-            column[f"peak of {phase}"] = peak / _GIB
-        column[f"fits {limit:.0f} GiB"] = "yes" if together * max(peaks.values()) < 0.92 * limit * _GIB else "NO"
-        column["a checkpoint on disk"] = plan["checkpoint"] / _GIB
-        columns[plan["devices"]] = column
-    table = pd.DataFrame(columns).rename_axis(columns="GiB of each device")
-    needed = table[(table != 0).any(axis=1)]
-    text = needed.to_string(float_format="{:.2f}".format, justify="right", col_space=9)
-    if "NO" not in text:
-        return str(text)
-    return (
-        f"{text}\nLess memory: model.engine.cache_tokens (sampling), model.execution.token_budget (update),\n"
-        "model.loading.gradient_checkpointing=true, trainer.strategy=ModelParallelStrategy, model.loading.lora."
-    )
