@@ -4,7 +4,7 @@ import json
 import random
 from pathlib import Path
 
-draw = random.Random(0)  # noqa: S311 - no secret
+draw = random.Random(0)
 for name, number in {"train": 600, "val": 128}.items():
     lines = []
     for _ in range(number):

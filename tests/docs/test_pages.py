@@ -48,6 +48,14 @@ def test_the_changes_are_one_page_of_which_the_newest_version_is_the_packages():
     assert re.findall(r"^## (\S+)", changes, re.MULTILINE)[0] == __version__
 
 
+def test_every_packaged_policy_stands_in_the_table_of_what_it_can_do():
+    assets = ROOT / "grail_lightning" / "worlds" / "assets"
+    names = [config.parent.name for config in assets.glob("*/config.json")]
+    assert len(names) == 7
+    for name in names:
+        assert f"\n| `{name}` | " in PAGES["getting_started.md"], name
+
+
 def test_messages_name_pages_that_are_installed_with_the_package():
     package = ROOT / "grail_lightning"
     texts = [file.read_text() for file in package.rglob("*.py")]
