@@ -36,3 +36,5 @@ if __name__ == "__main__":
             ended = same_results.fit(options, Path(folder, "run"))
         print(json.dumps([case, ended.said if ended.code else None]), flush=True)
         torch.use_deterministic_algorithms(False)
+    # Threads of torch run Python on this device. Where one still does as the interpreter ends, the process is aborted.
+    os._exit(0)

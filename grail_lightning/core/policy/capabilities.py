@@ -153,7 +153,7 @@ def _wrong_if_compiled(policy: _Policy, blocks: CompiledBlocks) -> str | None:
         plain, apart = _pass_of_trial(policy, layout, weights)
         with blocks.running():
             ours, compiled = _pass_of_trial(policy, layout, weights)
-    dtype = policy.compute_dtype
+    dtype = max(policy.compute_dtype, torch.float32, key=lambda kind: torch.finfo(kind).eps)  # Norms run in float32.
     if not _agree(ours, plain, spread=plain - plain.mean(), dtype=dtype):
         return "log-probabilities differ"
     pairs = zip(compiled, apart, strict=True)
