@@ -41,7 +41,7 @@ def math_data(**init_args):
 
 def datasets(saved, split="train"):
     """What was given for each dataset, without the defaults."""
-    default = {"problem": "problem", "answer": "answer", "split": "train", "weight": 1.0}
+    default = {"problem": "problem", "answer": "answer", "split": "train", "weight": 1.0, "skip": 0}
     return [
         {name: value for name, value in spec.items() if value not in (None, default.get(name))}
         for spec in saved["data"]["init_args"][split]
