@@ -53,7 +53,7 @@ test-other: $(VENV)/installed  ## The tests that rounding could touch, with othe
 	    tests/core/credit/test_architectures.py tests/core/credit/test_fused.py tests/test_update.py tests/test_packing.py tests/test_trees.py
 
 coverage: $(VENV)/installed  ## Which lines no test runs
-	$(PYTEST) --cov --cov-report=term:skip-covered
+	$(PYTEST) --cov --cov-report=term:skip-covered -m "not slow and not gpu and not browser and not vllm and not no_cover"
 
 test-slow: $(VENV)/installed  ## The slow tests alone
 	$(BIN)/python -m pytest -m slow
