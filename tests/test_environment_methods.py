@@ -264,7 +264,6 @@ def test_a_close_that_fails_ends_no_run_and_is_told_once(seconds, said, recwarn)
     assert warning.startswith(said)
 
 
-@pytest.mark.no_cover  # Under the tracing of Python 3.11 an exception for a thread that waits makes all others spin.
 def test_a_slow_reset_ends_the_run_by_its_own_limit_alone():
     row = {"problem": "a", "wait": 0.5}
     batch = played([task_of(Paid, {"tool_seconds": 0.2})], [[END]], [row])

@@ -215,7 +215,6 @@ def test_a_rollout_whose_judge_has_no_opinion_is_neither_right_nor_wrong():
     assert "accuracy" not in tally.compute(), "nothing is right or wrong"
 
 
-@pytest.mark.no_cover  # Under the tracing of Python 3.11 an exception for a thread that waits makes all others spin.
 def test_a_tool_that_hangs_ends_its_rollout_alone_and_the_order_of_answers_changes_nothing():
     texts = [[f"<wait>{s}</wait>", f"done{END}"] for s in ("60", "0.2", "0.0", "0.1")]
     rows, task = [{"problem": letter} for letter in "abcd"], task_of(Slow, {"tool_seconds": 2.5})

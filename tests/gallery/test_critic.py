@@ -144,7 +144,6 @@ def test_whatever_the_judge_sends_turns_without_a_label_keep_the_advantage(name,
     assert ("has labelled no rollout" in caplog.text) == (name not in ("no text", "no labels"))
 
 
-@pytest.mark.no_cover  # Under the tracing of Python 3.11 an exception for a thread that waits makes all others spin.
 def test_a_slow_request_is_given_up(golden_policy):
     batch = played(GROUP)
 

@@ -13,6 +13,7 @@ import asyncio
 import ctypes
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -107,11 +108,20 @@ class _Worker(threading.Thread):
             if self.outcome.done():
                 return
             self.outcome.set_result(CallOutcome("timeout", None, self.limit))
-            if (self.coroutine is None or self.coroutine.done()) and self.ident is not None:
+            if (self.coroutine is None or self.coroutine.done()) and self.ident is not None and not _is_traced():
                 # Threads end silently by `SystemExit`.
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(SystemExit))
         if self.coroutine is not None and self.coroutine.cancel():
             _leave_blocked_loop()
+
+
+def _is_traced() -> bool:
+    """Whether a debugger or coverage traces this thread, by a trace that makes all threads wait for such an exception.
+
+    In Python 3.11 a traced thread repeats the first instruction of each function as long as an exception is set for
+    any thread, and one that sleeps takes it when it wakes. Then an abandoned function is left to itself.
+    """
+    return sys.version_info < (3, 12) and sys.gettrace() is not None
 
 
 def restart_clock() -> None:

@@ -49,7 +49,7 @@ def test_no_more_threads_than_asked_run_at_a_time():
     assert all(outcome.value for outcome in outcomes)
 
 
-@pytest.mark.no_cover  # Under Python's tracing an endless loop keeps the interpreter's lock for seconds.
+@pytest.mark.no_cover  # Traced threads are not ended.
 def test_a_tool_that_hangs_takes_its_limit_once_and_its_rollout_alone():
     waits = [ParsedCall(name, {"what": "wait", "which": 0.2}) for name in ("do", "do_later")]
     calls = {
