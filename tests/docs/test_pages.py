@@ -36,7 +36,8 @@ USER_PAGES += ("benchmark", "trl", "metrics", "compare", "your_credit", "environ
 def test_users_have_sixteen_pages_that_are_short_and_say_what_one_can_do_after_them():
     pages = {name: text for name, text in PAGES.items() if "/" not in name and name != "README"}
     assert {name.removesuffix(".md") for name in pages} <= {*USER_PAGES}
-    assert sum(len(text.split()) for text in pages.values()) <= 35_000
+    written = [re.sub(r"<!-- (?!end).*?<!-- end of .*?-->", "", text, flags=re.DOTALL) for text in pages.values()]
+    assert sum(len(text.split()) for text in written) <= 35_000, "tables that programs make do not count"
     for name, text in pages.items():
         first = text.split("\n\n")[1]
         assert "fter this page you " in first or name == "index.md", name
