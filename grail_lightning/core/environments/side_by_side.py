@@ -116,12 +116,12 @@ class _Worker(threading.Thread):
 
 
 def _is_traced() -> bool:
-    """Whether a debugger or coverage traces this thread, by a trace that makes all threads wait for such an exception.
+    """Whether a debugger or coverage traces threads, by a trace that makes all of them wait for such an exception.
 
     In Python 3.11 a traced thread repeats the first instruction of each function as long as an exception is set for
     any thread, and one that sleeps takes it when it wakes. Then an abandoned function is left to itself.
     """
-    return sys.version_info < (3, 12) and sys.gettrace() is not None
+    return sys.version_info < (3, 12) and (sys.gettrace() or threading.gettrace()) is not None
 
 
 def restart_clock() -> None:
