@@ -134,7 +134,7 @@ def test_a_mistake_is_one_line(capsys, tmp_path, monkeypatch):
     for file in ("nowhere.json", "empty.json"):
         said = refusal(capsys, main, *QUICK, f"--model_config={tmp_path / file}")
         assert re.search(rf"`--model_config` must be the config.json of a model, but got \S+{file}: \S", said)
-    assert "model.credit" in refusal(capsys, main, *QUICK, "--model.credit=Nothing")
+    assert "model.credit" in refusal(capsys, main, *QUICK, "--model.credit=NoSuchMethod")
     assert "no_such_model" in refusal(capsys, main, *QUICK, "--model.policy=./no_such_model")
 
 
