@@ -26,12 +26,11 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 from tiny_models import tiny_config
 from torch.optim import AdamW
-from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from grail_lightning import Execution, GrailModule, MathData, MathTask, RewardSpec, Sampling
-from grail_lightning.core.engines.hf.decoding import supports
+from grail_lightning.core.engines.hf.decoding import why_generate
 from grail_lightning.core.engines.hf.engine import HFEngine
 from grail_lightning.core.policy.source import first_line, load_tokenizer
 from grail_lightning.core.rollout.grading import grade_and_locate
@@ -91,18 +90,6 @@ def variety(responses: list[str], references: list[str], *, lengths: list[int]) 
     return [len(set(text)) + length / 100 for text, length in zip(responses, lengths, strict=True)]
 
 
-def reason_for_generate(model: PreTrainedModel) -> str:
-    """Why `HFEngine` samples from a model by Transformers' `generate`."""
-    if not type(model)._supports_default_dynamic_cache():
-        return "its cache is a class of its own"
-    if type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation:
-        return "it prepares the inputs of a decoding step in its own way"
-    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
-    if any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
-        return "layers keep a state beside keys and values"
-    return "it takes no positions"
-
-
 def try_model(model_type: str) -> Tried:
     """Build a tiny model, train it for two optimiser steps, and compute a saliency."""
     tokenizer = load_tokenizer("arithmetic")
@@ -137,13 +124,13 @@ def try_model(model_type: str) -> Tried:
         refused = isinstance(error, ValueError) and ("`policy`" in str(error) or "Policy.head" in str(error))
         said = first_line(error) if refused else f"{type(error).__name__}: {first_line(error)}"
         return Tried(model_type=model_type, model=name, outcome="refused" if refused else "fails", message=said)
-    compact = supports(policy.model)
+    reason = why_generate(policy.model)
     return Tried(
         model_type=model_type,
         model=name,
         outcome="trains",
-        sampled_by="compact" if compact else "generate",
-        reason="" if compact else reason_for_generate(policy.model),
+        sampled_by="generate" if reason else "compact",
+        reason=reason or "",
         shares="yes" if policy.shares_prefixes else "no",
         saliency=_saliency(policy, task),
     )

@@ -18,7 +18,7 @@ from grail_lightning.core.advantages import AdvantageEstimator, GroupMean
 from grail_lightning.core.credit.base import CreditContext, CreditControl, TokenCredit
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.rollout.batch import RolloutBatch
-from grail_lightning.core.runtime.guard import said
+from grail_lightning.core.runtime.guard import said_in_a_line
 from grail_lightning.core.step.assign import check_credit
 
 Scorer = Callable[[Policy, RolloutBatch, CreditContext], Tensor]
@@ -83,7 +83,7 @@ def subject_of(credit: str, arguments: Sequence[str] = (), name: str | None = No
         except ValueError as error:
             raise ValueError(_without_model(str(error))) from error
         except Exception as error:  # The constructor of the user's class.
-            raise ValueError(f"`{credit}` cannot be made: its constructor raised {_line(error)}.") from error
+            raise ValueError(f"`{credit}` cannot be made: its constructor raised {said_in_a_line(error)}.") from error
     told = {part: _told(given["model"][part]) for part in _PARTS if part in given["model"]}
     return Subject(
         name=name or _name(parts["credit"], told),
@@ -100,10 +100,6 @@ def with_estimator(arguments: Sequence[str]) -> list[str]:
     changed = any(argument.startswith("--advantage.") for argument in arguments)
     named = any(argument.split("=")[0] == "--advantage" for argument in arguments)
     return ["--advantage=GroupMean", *arguments] if changed and not named else [*arguments]
-
-
-def _line(error: Exception) -> str:
-    return " ".join(said(error).split())
 
 
 def _parser() -> ArgumentParser:

@@ -26,7 +26,7 @@ from grail_lightning.core.credit.service import Opened, listed, with_inner
 from grail_lightning.core.functional.advantages import group_advantages
 from grail_lightning.core.rollout.batch import GradedBatch, RolloutBatch
 from grail_lightning.core.runtime.checks import check_tensor
-from grail_lightning.core.runtime.guard import said
+from grail_lightning.core.runtime.guard import said, said_in_a_line
 from grail_lightning.core.runtime.seeds import derive_seed, seeded
 from grail_lightning.core.step.assign import compute_advantages, weigh_batch
 from grail_lightning.gallery.continuations import SampledContinuations
@@ -198,7 +198,7 @@ def _one(
         except Exception as error:  # The user's class.
             if opened.world.programs and (reason := why_not_run()):
                 raise DoesNotApply(f"The method runs programs. {reason}") from error
-            name, why = type(subject.method).__name__, " ".join(said(error).split())
+            name, why = type(subject.method).__name__, said_in_a_line(error)
             raise ValueError(
                 f"`{name}` must return weights for the rollouts of {opened.world.title}, but raised {why}."
             ) from error

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from grail_lightning.core.policy.compile import CompiledBlocks, chosen_backend
+from grail_lightning.core.policy.compile import SHOWN_OF_ERROR, CompiledBlocks, chosen_backend
 from grail_lightning.core.policy.layout import TokenLayout, packed_layout, padded_layout
 from grail_lightning.core.policy.trees import TREE_ATTENTION, TreeKernel, tree_layout
 from grail_lightning.core.policy.weights import CastsWeights, requiring_grad
+from grail_lightning.core.runtime.guard import said_in_a_line
 
-_SHOWN_OF_ERROR = 300  # Characters: a compiler's error is long.
 _TRIAL_WEIGHTS = 2**24  # The number of weights, besides those that are zero, whose gradients a trial run compares.
 
 
@@ -88,7 +88,7 @@ def _supports_prefix_trees(policy: _Policy, kernel: TreeKernel) -> bool:
     gap = _length([joint - separate for joint, separate in zip(together, apart, strict=True)])
     rounding = max(torch.finfo(kind).eps for kind in (dtype, torch.float32))  # Norms run in float32.
     close = gap < rounding**0.5 * _length(apart)
-    return close and not lost and _agree(tree, whole, spread=whole - whole.mean(), dtype=dtype)
+    return close and not lost and agree(tree, whole, spread=whole - whole.mean(), dtype=dtype)
 
 
 def _trial_weights(policy: _Policy) -> dict[str, Tensor]:
@@ -126,7 +126,7 @@ def find_compiled_blocks(policy: _Policy) -> CompiledBlocks | None:
         blocks = CompiledBlocks(policy.blocks, backend)
         failed = _wrong_if_compiled(policy, blocks)
     except Exception as error:  # Compilers raise many types.
-        failed = " ".join(f"{type(error).__name__}: {error}".split())[:_SHOWN_OF_ERROR]
+        failed = said_in_a_line(error, SHOWN_OF_ERROR)
     if failed is None:
         rank_zero_info(f"The decoder's blocks are compiled ({backend}); the first passes of each kind take longer.")
         return blocks
@@ -154,10 +154,10 @@ def _wrong_if_compiled(policy: _Policy, blocks: CompiledBlocks) -> str | None:
         with blocks.running():
             ours, compiled = _pass_of_trial(policy, layout, weights)
     dtype = max(policy.compute_dtype, torch.float32, key=lambda kind: torch.finfo(kind).eps)  # Norms run in float32.
-    if not _agree(ours, plain, spread=plain - plain.mean(), dtype=dtype):
+    if not agree(ours, plain, spread=plain - plain.mean(), dtype=dtype):
         return "log-probabilities differ"
     pairs = zip(compiled, apart, strict=True)
-    return None if all(_agree(a, b, spread=b, dtype=dtype) or not b.any() for a, b in pairs) else "gradients differ"
+    return None if all(agree(a, b, spread=b, dtype=dtype) or not b.any() for a, b in pairs) else "gradients differ"
 
 
 @torch.enable_grad()
@@ -185,7 +185,7 @@ def supports_kv_continuation(policy: _Policy) -> bool:
             continued = policy.hidden(mask, ids, past_key_values=cache).float()
     except Exception:
         return False
-    return _agree(continued, whole, spread=whole, dtype=policy.compute_dtype)
+    return agree(continued, whole, spread=whole, dtype=policy.compute_dtype)
 
 
 def cache_argument(model: nn.Module) -> str:
@@ -289,6 +289,6 @@ def _length(parts: list[Tensor]) -> float:
     return float(torch.linalg.vector_norm(lengths))
 
 
-def _agree(result: Tensor, expected: Tensor, *, spread: Tensor, dtype: torch.dtype) -> bool:
+def agree(result: Tensor, expected: Tensor, *, spread: Tensor, dtype: torch.dtype) -> bool:
     """Whether two results differ by rounding alone, measured against the variation of the expected result."""
     return bool((result - expected).norm() < torch.finfo(dtype).eps ** 0.5 * spread.norm())

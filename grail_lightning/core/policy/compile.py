@@ -20,6 +20,9 @@ from grail_lightning.core.functional.tokens import has_compiler
 
 Compile = bool | Literal["auto", "inductor", "aot_eager", "eager"]
 
+SHOWN_OF_ERROR = 300
+"""Characters of the error of a trial that are shown."""
+
 _MOST_VARIANTS = 32
 """The most versions of a block in one process. Training and evaluation, passes with and without gradient, frozen
 weights, adapters that are off, each layout and micro-batches of one row have a version each. Torch's own limit is 8,
@@ -34,16 +37,15 @@ class CompiledBlocks:
     alone, so that its copies, its state dict and other passes, such as those of decoding with a growing cache, know
     nothing of it.
 
-    `backend` is one of `torch.compile`. With `dynamic` sizes are variables of the compiled code, except sizes of 0 and
-    1; without it every new shape is compiled anew.
+    `backend` is one of `torch.compile`. Sizes are variables of the compiled code, except sizes of 0 and 1.
     """
 
-    def __init__(self, blocks: Iterable[nn.Module], backend: str = "inductor", *, dynamic: bool = True) -> None:
+    def __init__(self, blocks: Iterable[nn.Module], backend: str = "inductor") -> None:
         self.blocks = list(blocks)
         # Otherwise a pass could have one backward pass alone, which reuses the memory of what it has read, and not two
         # of a graph that is retained. The switch is that of the whole process.
         autograd_config.donated_buffer = False
-        options = {"dynamic": dynamic, "recompile_limit": _MOST_VARIANTS, "isolate_recompiles": True}
+        options = {"dynamic": True, "recompile_limit": _MOST_VARIANTS, "isolate_recompiles": True}
         self._forward: Any = torch.compile(_forward, backend=backend, **options)  # type: ignore[call-overload]
 
     @contextmanager
@@ -84,12 +86,6 @@ def _with_layer_alone(forward: Callable[..., Any], cache: Cache, number: int) ->
         return forward(*positional, **{name: layer if value is cache else value for name, value in options.items()})
 
     return called
-
-
-def compile_blocks(model: nn.Module, backend: str = "inductor", *, dynamic: bool = True) -> CompiledBlocks:
-    """The compiled blocks of a Transformers model; see `CompiledBlocks`."""
-    decoder: Any = model.get_decoder()  # type: ignore[operator]
-    return CompiledBlocks(decoder.layers, backend, dynamic=dynamic)
 
 
 def chosen_backend(option: Compile, device: torch.device) -> str | None:

@@ -42,6 +42,11 @@ def said(error: BaseException) -> str:
         return type(error).__name__
 
 
+def said_in_a_line(error: BaseException, most: int | None = None) -> str:
+    """What `said` gives, in one line and in at most `most` characters: errors of compilers are long."""
+    return " ".join(said(error).split())[:most]
+
+
 @contextmanager
 def explained(
     explain: Callable[[BaseException], str], only: Callable[[BaseException], bool] = lambda error: True

@@ -33,20 +33,22 @@ _MIN_FINISHED_SHARE = 0.05
 """Share of the batch that must have finished before rows are removed, which is cheap but synchronises with a GPU."""
 
 
-def supports(model: PreTrainedModel) -> bool:
-    """Whether `Decoding` can run a model: a plain decoder without rules of its own for a decoding step."""
+def why_generate(model: PreTrainedModel) -> str | None:
+    """Why Transformers' `generate` samples from a model in place of `Decoding`; None for a plain decoder."""
     from transformers import GenerationMixin  # Its module is slow to import, and `--help` is not.
 
     # These attributes are not public. If a later release renames them, `generate` itself still works.
     used = ("_supports_default_dynamic_cache", "_supports_logits_to_keep", "_optimize_model_for_decode")
-    return (
-        isinstance(model, GenerationMixin)
-        and all(hasattr(model, name) for name in used)
-        and type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
-        and bool(type(model)._supports_default_dynamic_cache())
-        and {"position_ids", cache_argument(model)} <= inspect.signature(model.forward).parameters.keys()
-        and can_drop_rows(model.config.get_text_config(decoder=True))
-    )
+    if not isinstance(model, GenerationMixin) or not all(hasattr(model, name) for name in used):
+        return "it has not all methods of Transformers' `generate`"
+    if not type(model)._supports_default_dynamic_cache():
+        return "its cache is a class of its own"
+    if type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation:
+        return "it prepares the inputs of a decoding step in its own way"
+    if not can_drop_rows(model.config.get_text_config(decoder=True)):
+        return "layers keep a state beside keys and values"
+    takes = inspect.signature(model.forward).parameters.keys()
+    return None if {"position_ids", cache_argument(model)} <= takes else "it takes no positions"
 
 
 class Stored(NamedTuple):

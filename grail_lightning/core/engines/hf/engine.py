@@ -23,10 +23,10 @@ from grail_lightning.core.engines.base import (
     check_room,
     resend_turns,
 )
-from grail_lightning.core.engines.hf.cache import GrowingCache
-from grail_lightning.core.engines.hf.decoding import Decoding, Stored, TurnOptions, supports
+from grail_lightning.core.engines.hf.decoding import Decoding, Stored, TurnOptions, why_generate
 from grail_lightning.core.engines.hf.draw import Ending, Sampled, warpers
 from grail_lightning.core.engines.hf.loops import Loop, Method, find_loop
+from grail_lightning.core.engines.hf.static import has_window
 from grail_lightning.core.policy.compile import Compile
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.policy.source import positions
@@ -81,7 +81,7 @@ class HFEngine(RolloutEngine):
             return
         self._policy, self._loops = policy, {}
         # Once a policy: Python repeats a warning whose filters have changed meanwhile, and libraries change them often.
-        if self.method != "generate" and not supports(policy.model):
+        if self.method != "generate" and why_generate(policy.model):
             rank_zero_warn(
                 f"`HFEngine` samples from `{type(policy.model).__name__}` by Transformers' `generate`: finished rows "
                 'cannot be removed from its cache. This is no error; set `method="generate"` to silence this warning.'
@@ -104,7 +104,7 @@ class HFEngine(RolloutEngine):
     def turns(self, sampling: Sampling) -> Iterator[TurnSampler]:
         """See `RolloutEngine.turns`. Each turn continues from the KV cache of the one before; `generate` has none."""
         policy = self._loaded
-        if self.method == "generate" or not supports(policy.model):
+        if self.method == "generate" or why_generate(policy.model):
             yield partial(self._resend, policy, sampling)
             return
         sampler = ContinuedTurns(policy, sampling, self.cache_tokens, self._synchronised, self._find_loop)
@@ -280,7 +280,7 @@ class ContinuedTurns:
         self.policy, self.sampling, self.find_loop = policy, sampling, find_loop
         self.cache_tokens, self.synchronised = cache_tokens, synchronised
         self.ending = cache(lambda stop: Ending(policy, replace(sampling, stop=stop)))
-        self.keeps = GrowingCache(policy.model.config.get_text_config(decoder=True), 0, 0).takes_padding
+        self.keeps = not has_window(policy)
         self.waiting: dict[int, _Waiting] = {}  # By the row's index in the batch.
 
     def __call__(self, requests: Sequence[TurnRequest]) -> list[SampledTurn]:

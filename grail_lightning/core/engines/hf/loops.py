@@ -8,21 +8,23 @@ from typing import Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch.distributed.fsdp import FSDPModule
 
-from grail_lightning.core.engines.hf.decoding import Decoding, TurnOptions, supports
+from grail_lightning.core.engines.hf.decoding import Decoding, TurnOptions, why_generate
 from grail_lightning.core.engines.hf.draw import Ending
-from grail_lightning.core.engines.hf.static import StaticDecoding, has_window, is_sharded, obstacle
-from grail_lightning.core.policy.compile import Compile, CompiledBlocks, chosen_backend
+from grail_lightning.core.engines.hf.static import StaticDecoding, has_window, obstacle
+from grail_lightning.core.policy.capabilities import agree
+from grail_lightning.core.policy.compile import SHOWN_OF_ERROR, Compile, CompiledBlocks, chosen_backend
 from grail_lightning.core.policy.layout import padded_layout
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.rollout.batch import Sampling, lengths_to_mask, pad_left
 from grail_lightning.core.runtime.collectives import all_reduce
+from grail_lightning.core.runtime.guard import said_in_a_line
 
 Method = Literal["auto", "static", "compact", "generate"]
 Loop = Callable[..., Decoding]
 
 _TRIAL_TOKENS = 6
-_SHOWN_OF_ERROR = 300  # Characters: a compiler's error is long.
 
 
 def find_loop(policy: Policy, method: Method, compiles: Compile) -> Loop | None:
@@ -31,7 +33,7 @@ def find_loop(policy: Policy, method: Method, compiles: Compile) -> Loop | None:
     What cannot be done for a policy is said in one line, as a warning if the options ask for it. A collective: all
     ranks find the same loop.
     """
-    if method == "generate" or not supports(policy.model):
+    if method == "generate" or why_generate(policy.model):
         return None
     name = f"`HFEngine` samples from `{type(policy.model).__name__}`"
     loop: Loop = Decoding
@@ -62,7 +64,7 @@ def _backend(policy: Policy, compiles: Compile) -> str | None:
     weights, which hooks gather; and autocast, which would cast weights in compiled code at every token.
     """
     if compiles == "auto" and (
-        has_window(policy) or is_sharded(policy) or torch.is_autocast_enabled(policy.device.type)
+        has_window(policy) or isinstance(policy, FSDPModule) or torch.is_autocast_enabled(policy.device.type)
     ):
         return None
     return chosen_backend(compiles, policy.device)
@@ -85,10 +87,10 @@ def _failure(policy: Policy, loop: Loop) -> str | None:
             rows = torch.cat([prompt_ids, sampled.ids], 1), torch.cat([prompt_mask, mask], 1)
             expected = policy(padded_layout(*rows, mask), decode=partial(policy.decode, compiled=False))[mask]
         found = sampled.logprobs[mask]
-        rounding = max(torch.finfo(dtype).eps for dtype in (policy.compute_dtype, found.dtype))
-        if not (found - expected).norm() < rounding**0.5 * expected.norm():
+        dtype = max(policy.compute_dtype, found.dtype, key=lambda kind: torch.finfo(kind).eps)
+        if not agree(found, expected, spread=expected, dtype=dtype):
             failed = "its log-probabilities would be others"
     except Exception as error:  # Compilers and kernels raise many types.
-        failed = " ".join(f"{type(error).__name__}: {error}".split())[:_SHOWN_OF_ERROR]
+        failed = said_in_a_line(error, SHOWN_OF_ERROR)
     on_any = bool(all_reduce(torch.tensor(int(bool(failed)), device=policy.device), "max"))
     return (failed or "it failed on another rank") if on_any else None

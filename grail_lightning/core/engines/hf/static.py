@@ -43,17 +43,12 @@ def obstacle(policy: Policy) -> str | None:
     attention = str(policy.model.config._attn_implementation)
     if attention not in _ATTENTION:
         return f"its attention is {attention}, which takes no mask of columns"
-    return "its weights are sharded" if is_sharded(policy) else None
+    return "its weights are sharded" if isinstance(policy, FSDPModule) else None
 
 
 def has_window(policy: Policy) -> bool:
     """Whether a layer of the policy's cache keeps a sliding window of tokens."""
     return not GrowingCache(policy.model.config.get_text_config(decoder=True), 0, 0).takes_padding
-
-
-def is_sharded(policy: Policy) -> bool:
-    """Whether FSDP2 has sharded the weights."""
-    return any(isinstance(module, FSDPModule) for module in policy.modules())
 
 
 class StaticDecoding(Decoding):
