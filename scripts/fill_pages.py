@@ -14,6 +14,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from page_parts import with_part
+
 from grail_lightning.app.benchmark.board import BOARD, board_page, read_board
 from grail_lightning.core.records.columns import COLUMNS, PREDICTION, SAMPLE, TRAINING
 
@@ -38,16 +40,14 @@ def columns_table() -> str:
 def filled(page: str, board: Path = BOARD) -> str:
     """The text of a page with the present text of each file that it names, the columns, the board and the options."""
     page = BLOCK.sub(lambda block: f"{block[1]}\n{(DOCS / 'examples' / block[2]).read_text().rstrip()}\n```", page)
-    page = re.sub(rf"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{columns_table()}\n\n{END}", page, flags=re.DOTALL)
+    page = with_part(page, BEGIN, END, columns_table())
     if BEGIN_OPTIONS in page:
         from options_page import options_page  # It builds the parser of the command line, which takes seconds.
 
-        before, after = page.split(BEGIN_OPTIONS)[0], page.split(END_OPTIONS)[-1]
-        return f"{before}{BEGIN_OPTIONS}\n{options_page()}\n\n{END_OPTIONS}{after}"
-    if BEGIN_BOARD not in page:
-        return page
-    before, after = page.split(BEGIN_BOARD)[0], page.split(END_BOARD)[-1]
-    return f"{before}{BEGIN_BOARD}\n{board_page(read_board(board))}\n\n{END_BOARD}{after}"
+        page = with_part(page, BEGIN_OPTIONS, END_OPTIONS, options_page())
+    if BEGIN_BOARD in page:
+        page = with_part(page, BEGIN_BOARD, END_BOARD, board_page(read_board(board)))
+    return page
 
 
 if __name__ == "__main__":

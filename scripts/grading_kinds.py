@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from page_parts import with_part
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "grading.md"
 BEGIN, END = "<!-- kinds: python scripts/grading_kinds.py -->\n", "<!-- end of kinds -->"
@@ -64,8 +66,7 @@ def table() -> str:
 
 def filled(page: str) -> str:
     """The text of the page with the present table."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+    return with_part(page, BEGIN, END, table())
 
 
 if __name__ == "__main__":

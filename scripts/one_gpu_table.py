@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from page_parts import with_part
 from transformers import Qwen3Config
 
 from grail_lightning.app.cli.app import FitOptions
@@ -77,8 +78,7 @@ def table() -> str:
 
 def filled(page: str) -> str:
     """The text of the page with the present table."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+    return with_part(page, BEGIN, END, table())
 
 
 if __name__ == "__main__":

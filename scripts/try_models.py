@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer, seed_everything
+from page_parts import with_part
 from tiny_models import tiny_config
 from torch.optim import AdamW
 from transformers import AutoModelForCausalLM
@@ -191,8 +192,7 @@ def tables(tried: list[Tried]) -> str:
 
 def filled(page: str) -> str:
     """The text of the page with the present tables."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{tables(read_results())}\n{END}{rest.partition(END)[2]}"
+    return with_part(page, BEGIN, END, tables(read_results()))
 
 
 def _sampled(one: Tried) -> str:

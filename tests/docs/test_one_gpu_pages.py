@@ -1,6 +1,5 @@
 """The tables of docs/models.md and docs/one_gpu.md are what their programs say; architectures do what they did."""
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -8,27 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmark_modules import script
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 
-@pytest.fixture
-def program(monkeypatch):
-    """A program of `scripts` by its name."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-
-    def load(name):
-        spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, module)  # Its dataclasses look there.
-        spec.loader.exec_module(module)
-        return module
-
-    return load
-
-
-def test_the_tables_of_models_are_those_of_the_results(program):
-    models = program("try_models")
+def test_the_tables_of_models_are_those_of_the_results():
+    models = script("try_models")
     page = (DOCS / "models.md").read_text()
     assert models.filled(page) == page, "run python scripts/try_models.py --page"
     tried = models.read_results()
@@ -39,8 +25,8 @@ def test_the_tables_of_models_are_those_of_the_results(program):
         assert (one.outcome, one.saliency) == ("trains", "yes"), name
 
 
-def test_the_table_of_memory_is_planned(program, monkeypatch):
-    table = program("one_gpu_table")
+def test_the_table_of_memory_is_planned(monkeypatch):
+    table = script("one_gpu_table")
     page = (DOCS / "one_gpu.md").read_text()
     (shown,) = re.findall(f"{table.BEGIN}(.*?){table.END}", page, re.DOTALL)
     monkeypatch.setattr(table, "MODELS", {"0.6B": table.MODELS["0.6B"]})  # The others take longer.
@@ -51,15 +37,15 @@ def test_the_table_of_memory_is_planned(program, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_whole_table_of_memory_is_planned(program):
-    table, page = program("one_gpu_table"), (DOCS / "one_gpu.md").read_text()
+def test_the_whole_table_of_memory_is_planned():
+    table, page = script("one_gpu_table"), (DOCS / "one_gpu.md").read_text()
     assert table.filled(page) == page, "run python scripts/one_gpu_table.py"
 
 
 @pytest.mark.slow
-def test_the_families_of_the_page_train_and_are_sampled_as_it_says(program):
+def test_the_families_of_the_page_train_and_are_sampled_as_it_says():
     """In a process of its own, as a reader runs it: some minutes for all architectures, one for these."""
-    models = program("try_models")
+    models = script("try_models")
     names = sorted({*models.FAMILIES.values()})
     command = [sys.executable, str(ROOT / "scripts" / "try_models.py"), *names]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

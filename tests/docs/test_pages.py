@@ -1,6 +1,5 @@
 """What the documentation says about commands, options, metrics and columns is so."""
 
-import importlib.util
 import inspect
 import json
 import re
@@ -20,6 +19,7 @@ from grail_lightning.app.cli.classes import choices
 from grail_lightning.app.cli.config_files import as_arguments, merged
 from grail_lightning.app.cli.help import SUBCOMMANDS
 from grail_lightning.core.records.columns import COLUMNS, PREDICTION, SAMPLE, TRAINING
+from tests.benchmark_modules import script
 from tests.shell import SHORT, main
 
 ROOT = Path(__file__).parents[2]
@@ -67,14 +67,6 @@ def test_messages_name_pages_that_are_installed_with_the_package():
     assert not [cited for text in texts for cited in re.findall(r"\bdocs/[\w/]+\.md", text)]
     patterns = (ROOT / "setup.cfg").read_text().partition("[options.package_data]")[2].partition("\n[")[0].split()
     assert {"docs/**/*.md", "README.md"} <= {*patterns}
-
-
-def script(name):
-    """A program of `scripts`."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -257,10 +249,7 @@ def test_every_credit_method_stands_on_the_pages_that_compare_them():
         ("one_step", "share, Adam", 5, "In one step: five terms", "GRAIL", (-0.36, 0.07)),
     ],
 )
-def test_the_pictures_of_a_study_have_every_figure_of_the_tables(
-    page, column, intervals, heading, row, figure, monkeypatch
-):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+def test_the_pictures_of_a_study_have_every_figure_of_the_tables(page, column, intervals, heading, row, figure):
     text = PAGES[f"research/{page}.md"]
     tables = script("plot_study").differences(text, column)
     sections = re.findall(r"^### (.+?)\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
@@ -272,8 +261,7 @@ def test_the_pictures_of_a_study_have_every_figure_of_the_tables(
     assert tables[heading][row] == figure
 
 
-def test_the_curves_of_a_study_are_means_over_its_finished_seeds(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+def test_the_curves_of_a_study_are_means_over_its_finished_seeds(tmp_path):
     for seed, values in enumerate(((0.25, 0.5), (0.5, 1.0))):
         folder = tmp_path / f"GRPO_{seed}"
         with SummaryWriter(str(folder)) as writer:

@@ -1,6 +1,5 @@
 """The board: a page that is made of JSON files, its rows, and the program that adds one."""
 
-import importlib.util
 import json
 import re
 import shutil
@@ -13,6 +12,7 @@ import pytest
 from grail_lightning.app.benchmark.board import BOARD, board_page, board_row, read_board, write_row
 from grail_lightning.app.benchmark.result import figure, read_result
 from tests.app.benchmark.made import grail, oracle, references, result, tree, world
+from tests.benchmark_modules import script
 
 ROOT = Path(__file__).parents[3]
 
@@ -119,20 +119,8 @@ def test_the_shipped_rows_are_rows_and_the_page_is_theirs():
     assert len(words) <= 1500
 
 
-def _program():
-    """scripts/add_to_board.py, which imports a script beside it."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        spec = importlib.util.spec_from_file_location("add_to_board", ROOT / "scripts" / "add_to_board.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
-    return module
-
-
 def test_the_program_adds_rows_and_makes_the_page_anew(tmp_path, monkeypatch, capsys):
-    program = _program()
+    program = script("add_to_board")
     shutil.copy(ROOT / "docs" / "benchmark.md", tmp_path / "benchmark.md")
     monkeypatch.setattr(program, "DOCS", tmp_path)
     monkeypatch.setattr(program, "BOARD", tmp_path / "board")

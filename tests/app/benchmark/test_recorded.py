@@ -1,6 +1,5 @@
 """The recorded training runs of the package: those of the studies, with the options of today."""
 
-import importlib
 import json
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from grail_lightning.app.benchmark.recorded import FILE, largest_chance, recorded, settings_of
 from grail_lightning.app.benchmark.training import ARMS, SETTINGS, Request, content_of, estimate, train
 from grail_lightning.app.sweep import runs_of
+from tests.benchmark_modules import script
 
 ROOT = Path(__file__).parents[3]
 RECORDED = [world for world in SETTINGS if recorded(world)]
@@ -16,10 +16,9 @@ RECORDED = [world for world in SETTINGS if recorded(world)]
 
 def test_the_file_is_what_the_script_makes_of_the_tables(monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    script = importlib.import_module("make_training_data")
-    parser = script.FitOptions()
-    made = script.as_json({name: world for name in SETTINGS if (world := script.world_of(name, parser))})
+    program = script("make_training_data")
+    parser = program.FitOptions()
+    made = program.as_json({name: world for name in SETTINGS if (world := program.world_of(name, parser))})
     assert made == FILE.read_text(), "run python scripts/make_training_data.py"
     assert FILE.stat().st_size < 100_000
     assert [*json.loads(made)["worlds"]] == RECORDED == ["sums", "words", "code", "search", "charts"]

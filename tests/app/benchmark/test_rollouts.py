@@ -1,11 +1,9 @@
 """Stored rollouts are those that a run would have: sampled once, graded and played anew here."""
 
 import hashlib
-import importlib.util
 import json
 import sys
 from dataclasses import fields
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +16,8 @@ from grail_lightning.app.benchmark.stored import read_arrays
 from grail_lightning.app.benchmark.worlds import DATA, WORLDS, world_of
 from grail_lightning.core.rollout.batch import SampledBatch
 from grail_lightning.core.rollout.grading import align_rows, answer_masks, grade_and_locate, labelled_steps
+from tests.benchmark_modules import script
 
-SCRIPT = Path(__file__).parents[3] / "scripts/make_benchmark_data.py"
 DIGESTS = {
     "sums": "20cded36dc657738",
     "long_sums": "466a4fdcaa8e6710",
@@ -31,13 +29,9 @@ DIGESTS = {
 
 
 @pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("make_benchmark_data", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["make_benchmark_data"] = module  # Where its dataclasses look for their types.
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["make_benchmark_data"]
+def program():
+    """The program that makes the files of the benchmark."""
+    return script("make_benchmark_data")
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -60,15 +54,15 @@ def test_a_world_or_a_number_that_is_not_there_is_refused():
 
 
 @pytest.mark.parametrize("name", ["sums", "words", "code", "search", "charts"])
-def test_a_batch_is_what_sampling_and_grading_would_give(name, script):
-    with open_world(name, 1) as opened, script.open_lab(WORLDS[name]) as lab, torch.no_grad():
+def test_a_batch_is_what_sampling_and_grading_would_give(name, program):
+    with open_world(name, 1) as opened, program.open_lab(WORLDS[name]) as lab, torch.no_grad():
         (batch,) = opened.batches
         if WORLDS[name].turns:
             arrays = read_arrays(WORLDS[name].file, ("ids", "turn"), 1)
             rows = zip(arrays["ids"][0].tolist(), arrays["turn"][0].tolist(), strict=True)
             given = [turns_of(ids, turn) for ids, turn in rows]
             expected = lab.play_from(batch.prompts[::GROUP_SIZE], given, 0)
-            ours, theirs = (script.without_pictures(opened.policy, b.input_ids) for b in (batch, expected))
+            ours, theirs = (program.without_pictures(opened.policy, b.input_ids) for b in (batch, expected))
             assert torch.equal(ours, theirs)
             for part in ("attention_mask", "response_mask", "turn", "group", "row", "finished"):
                 assert torch.equal(getattr(batch, part), getattr(expected, part)), part
@@ -100,13 +94,13 @@ def test_stored_steps_are_those_that_the_task_labels(name):
         assert torch.equal(batch.answer.whole, answer_masks(batch, align_rows(batch, opened.policy.tokenizer)).whole)
 
 
-def test_the_script_makes_a_file_and_goes_on_with_it(script, tmp_path, monkeypatch):
+def test_the_script_makes_a_file_and_goes_on_with_it(program, tmp_path, monkeypatch):
     file = tmp_path / "sums.npz"
-    monkeypatch.setattr(script, "PROMPTS", 2)
+    monkeypatch.setattr(program, "PROMPTS", 2)
     for number in (1, 2):
         arguments = ["sums", f"--file={file}", f"--batches={number}", "--samples=2"]
         monkeypatch.setattr(sys, "argv", ["make_benchmark_data.py", *arguments])
-        script.main()
+        program.main()
         arrays = dict(np.load(file))
         assert len(arrays["ids"]) == len(arrays["steps"]) == len(arrays["value"]) == number
     assert arrays["ids"].shape == (2, 2 * GROUP_SIZE, 64)
