@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from grail_lightning.app.benchmark.main import BATCHES, Judged, judged, put_training, request_of, result_of
+from grail_lightning.app.benchmark.main import BATCHES, Judged, jobs_of, judged, put_training, request_of, result_of
 from grail_lightning.app.benchmark.processes import run_jobs
 from grail_lightning.app.benchmark.references import REFERENCES
 from grail_lightning.app.benchmark.result import Result, file_name
@@ -42,7 +42,7 @@ def main() -> None:
     for name in call.rows:
         call.worlds = worlds[name]
         rows[name] = judged(name, [], call)
-    jobs = [job for row in rows.values() for pair in row.jobs.values() for job in pair]
+    jobs = jobs_of(rows.values())
     if not call.only_write:
         with tqdm(total=sum(job.units for job in jobs), mininterval=30) as bar:
             run_jobs(jobs, call.jobs, bar, reuse=True)
@@ -50,7 +50,7 @@ def main() -> None:
         call.worlds = [world for world in worlds[name] if all(job.kept() for job in rows[name].jobs[world])]
         if call.worlds:
             row = judged(name, [], call)
-            outcomes = {job.file: job.kept() for pair in row.jobs.values() for job in pair}
+            outcomes = {job.file: job.kept() for job in jobs_of([row])}
             result = result_of(row, outcomes, call)
             if REFERENCES[name].credit is not None:
                 add_recorded(row, result, call)

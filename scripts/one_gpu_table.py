@@ -18,7 +18,7 @@ from transformers import Qwen3Config
 
 from grail_lightning.app.cli.app import FitOptions
 from grail_lightning.app.plan.advice import Change, applied, fitting, levers
-from grail_lightning.app.plan.main import SHARE, peak, planner
+from grail_lightning.app.plan.main import SHARE, Planner, peak
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "one_gpu.md"
@@ -44,7 +44,7 @@ def rows() -> Iterator[tuple[str, str, list[str]]]:
         config = Qwen3Config(**COMMON | sizes)
         for trained, file in CONFIGS.items():
             fit = options.parse([f"--config={ROOT / 'configs' / file}"])
-            plan = planner(fit, config, fit.data.init_args.max_prompt_length)
+            plan = Planner(fit, config, fit.data.init_args.max_prompt_length)
             yield model, trained, [_cell(fit, lambda changed, plan=plan: plan(changed, 1), gib) for gib in GIB]
 
 

@@ -12,7 +12,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -152,6 +152,11 @@ def judged(name: str, options: list[str], call: argparse.Namespace) -> Judged:
     return Judged(subject, shlex.join(words), name, options, jobs)
 
 
+def jobs_of(every: Iterable[Judged]) -> list[Job]:
+    """The jobs of all methods."""
+    return [job for one in every for pair in one.jobs.values() for job in pair]
+
+
 def result_of(one: Judged, outcomes: Mapping[Path, dict[str, Any]], call: argparse.Namespace) -> Result:
     """The JSON of a result, without training, from the outcomes of its jobs by their files."""
     worlds, reasons, reads, examples = dict[str, Any](), {}, dict[str, None](), []
@@ -274,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             try:
                 _run(every, shipped, call)
             except KeyboardInterrupt:
-                jobs = [job for one in every for pair in one.jobs.values() for job in pair]
+                jobs = jobs_of(every)
                 kept = sum(job.file.exists() for job in jobs)
                 print(f"\nStopped. {kept} of {len(jobs)} parts are kept; the same command goes on.", file=sys.stderr)
                 raise SystemExit(130) from None
@@ -298,8 +303,7 @@ def _has(shipped: Sequence[Result], name: str, call: argparse.Namespace) -> bool
 
 
 def _run(every: Sequence[Judged], shipped: Sequence[Result], call: argparse.Namespace) -> None:
-    jobs = [job for one in every for pair in one.jobs.values() for job in pair]
-    jobs.sort(key=lambda job: -job.units)  # The last ones to end are then short.
+    jobs = sorted(jobs_of(every), key=lambda job: -job.units)  # The last ones to end are then short.
     how = {"unit": "s", "bar_format": "{percentage:3.0f}% |{bar:30}| about {remaining} left {postfix}"}
     with tqdm(total=sum(job.units for job in jobs), mininterval=1.0 if sys.stderr.isatty() else 30.0, **how) as bar:
         found = run_jobs(jobs, len(environments_on_cores(call.jobs)), bar)

@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 
 from jsonargparse import Namespace
 
-from grail_lightning.app.plan.memory import PHASES
+from grail_lightning.app.plan.memory import Plan, peaks
 from grail_lightning.core.engines.hf.engine import HFEngine
 from grail_lightning.core.policy.source import LoRA
 
-Plan = Mapping[str, Any]
-"""The bytes of each part of each phase, on one device."""
 _SHORTEST = 256  # Tokens of a response, and columns of logits, below which nothing is proposed.
 
 
@@ -84,10 +82,10 @@ def effects(fit: Namespace, ways: Iterable[Lever], plan: Callable[[Namespace], P
 
     Of a lever it is the smallest change after which nothing, or as little as possible, is too much.
     """
-    before = _peaks(plan(fit))
+    before = peaks(plan(fit))
     found = []
     for lever in ways:
-        after = [_peaks(plan(applied(fit, [change]))) for change in lever.changes]
+        after = [peaks(plan(applied(fit, [change]))) for change in lever.changes]
         best = min(range(len(after)), key=lambda k: _excess(after[k], room))
         saved = {phase: size - after[best][phase] for phase, size in before.items() if size >= room}
         found.append(Effect(lever.changes[best], lever.price, saved))
@@ -105,7 +103,7 @@ def fitting(
     """
 
     def left(changes: Mapping[int, Change]) -> float:
-        return _excess(_peaks(plan(applied(fit, changes.values()))), room)
+        return _excess(peaks(plan(applied(fit, changes.values()))), room)
 
     ways, chosen = list(ways), dict[int, Change]()
     for exact in (True, False):
@@ -125,13 +123,9 @@ def fitting(
     return list(chosen.values())
 
 
-def _peaks(plan: Plan) -> dict[str, float]:
-    return {phase: sum(plan[phase].values()) for phase in PHASES}
-
-
-def _excess(peaks: Mapping[str, float], room: float) -> float:
+def _excess(sizes: Mapping[str, float], room: float) -> float:
     """Bytes above `room`, of all phases together."""
-    return sum(max(0.0, size - room) for size in peaks.values())
+    return sum(max(0.0, size - room) for size in sizes.values())
 
 
 def applied(fit: Namespace, changes: Iterable[Change]) -> Namespace:
@@ -165,8 +159,8 @@ def _cache_tokens(fit: Namespace) -> int:
 
 
 def _cache(fit: Namespace, size: int) -> Change:
-    method = fit.model.engine.init_args.method if fit.model.engine else HFEngine().method
-    engine = _options(class_path="HFEngine", init_args=_options(cache_tokens=size, method=method))
+    engine = fit.model.engine.clone() if fit.model.engine else _options(class_path="HFEngine", init_args=_options())
+    engine.init_args.cache_tokens = size
     return Change(f"--model.engine=HFEngine --model.engine.cache_tokens={size}", {"model.engine": engine})
 
 

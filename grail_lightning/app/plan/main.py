@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from jsonargparse import Namespace
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
 from grail_lightning.app.cli.app import FitOptions, mistakes_in_one_line
-from grail_lightning.app.plan.advice import Plan, applied, effects, fitting, levers
-from grail_lightning.app.plan.memory import PHASES, ModelSizes, plan_memory, services_of
+from grail_lightning.app.plan.advice import applied, effects, fitting, levers
+from grail_lightning.app.plan.memory import ModelSizes, Plan, peaks, plan_memory, services_of
 from grail_lightning.core.policy.source import LoRA, first_line, read_config
 
 _GIB = 2**30
@@ -24,19 +24,27 @@ SHARE = 0.92
 """The part of a device's memory that a run may take; the rest stays free for libraries."""
 
 
-def planner(fit: Namespace, config: Any, prompt: int) -> Callable[[Namespace, int], dict[str, Any]]:
-    """A function that plans the run with options of ``fit`` on a number of devices, for prompts of so many tokens."""
-    services = services_of(fit.model)
+class Planner:
+    """Plans a run with other options and on numbers of devices.
 
-    @cache
-    def sizes(lora: LoRA | None) -> ModelSizes:
-        return ModelSizes(config, lora)
+    Args:
+        fit: The options of the run.
+        config: The config of its model.
+        prompt: Tokens of the longest prompt.
+    """
 
-    def plan(options: Namespace, ranks: int) -> dict[str, Any]:
+    def __init__(self, fit: Namespace, config: Any, prompt: int) -> None:
+        self.services, self.prompt = services_of(fit.model), prompt
+        self._sizes = cache(partial(ModelSizes, config))  # To build a model takes a second.
+
+    def sizes(self, options: Namespace) -> ModelSizes:
+        """The sizes of the model with the adapters of the options."""
         lora = options.model.loading.lora
-        return plan_memory(options, sizes(LoRA(**lora.as_dict()) if lora else None), services, ranks, prompt)
+        return self._sizes(LoRA(**lora.as_dict()) if lora else None)
 
-    return plan
+    def __call__(self, options: Namespace, ranks: int) -> dict[str, Any]:
+        """What `plan_memory` gives."""
+        return plan_memory(options, self.sizes(options), self.services, ranks, self.prompt)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -61,13 +69,12 @@ def main(arguments: list[str] | None = None) -> None:
         fit = FitOptions().parse(others)
         config = _config(fit, options.model_config)
         prompt = options.prompt_tokens or (fit.get("data.init_args") or {}).get("max_prompt_length") or 256
-        plan = planner(fit, config, prompt)
+        plan = Planner(fit, config, prompt)
         plans = [plan(fit, ranks) for ranks in options.gpus]
     if options.json:
         print(json.dumps(plans, indent=2))
         return
-    lora = fit.model.loading.lora
-    model = ModelSizes(config, LoRA(**lora.as_dict()) if lora else None)
+    model = plan.sizes(fit)
     on_cpu, nodes = fit.trainer.accelerator == "cpu", int(fit.trainer.num_nodes or 1)
     default_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB if on_cpu else 80
     limit = options.gpu_memory_gib or default_gib
@@ -101,22 +108,21 @@ def _table(plans: list[dict[str, Any]], limit: float, sharing: list[int]) -> str
     """
     columns = {}
     for plan, together in zip(plans, sharing, strict=True):
-        peaks = {phase: sum(plan[phase].values()) for phase in PHASES}
         column: dict[str, float | str] = {}
-        for phase, peak in peaks.items():
+        for phase, needed in peaks(plan).items():
             column |= {f"  {phase}: {part}": size / _GIB for part, size in plan[phase].items()}
-            column[f"peak of {phase}"] = peak / _GIB
-        column[f"fits {limit:.0f} GiB"] = "yes" if together * max(peaks.values()) < SHARE * limit * _GIB else "NO"
+            column[f"peak of {phase}"] = needed / _GIB
+        column[f"fits {limit:.0f} GiB"] = "yes" if together * peak(plan)[0] < SHARE * limit * _GIB else "NO"
         column["a checkpoint on disk"] = plan["checkpoint"] / _GIB
         columns[plan["devices"]] = column
     table = pd.DataFrame(columns).rename_axis(columns="GiB of each device")
-    needed = table[(table != 0).any(axis=1)]
-    return str(needed.to_string(float_format="{:.2f}".format, justify="right", col_space=9))
+    shown = table[(table != 0).any(axis=1)]
+    return str(shown.to_string(float_format="{:.2f}".format, justify="right", col_space=9))
 
 
 def peak(plan: Plan) -> tuple[float, str]:
     """The bytes of the phase that needs most, and its name."""
-    return max((sum(plan[phase].values()), phase) for phase in PHASES)
+    return max((size, phase) for phase, size in peaks(plan).items())
 
 
 def _answer(

@@ -1,8 +1,8 @@
 r"""The memory of a training run in closed forms.
 
-No weights are loaded. Symbols: ``P`` parameters, ``T`` trained ones, ``w`` bytes of a
-weight, ``c`` bytes of an element of a matrix product (2 in half precision), ``N`` ranks over which FSDP2 shards, ``L``
-blocks of width ``D`` with ``I`` columns in their MLP, ``H`` columns of queries and ``K`` of keys, ``V`` vocabulary.
+No weights are loaded. Symbols: ``P`` parameters, ``T`` trained ones, ``w`` bytes of a weight, ``c`` bytes of an element
+of a matrix product (2 in half precision), ``N`` ranks over which FSDP2 shards, ``L`` blocks of width ``D`` with ``I``
+columns in their MLP, ``H`` columns of queries and ``K`` of keys, ``V`` vocabulary.
 
 ==============  ======================================================================================================
 kept            weights ``P·w/N``, float32 masters of weights in half precision, the optimiser's state (that of one step
@@ -23,6 +23,7 @@ step            gradients; on a GPU the temporary of an optimiser that goes thro
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pydoc import locate
 from typing import Any
 
@@ -39,6 +40,10 @@ from grail_lightning.core.policy.load import add_adapters
 from grail_lightning.core.policy.source import LoRA
 
 PHASES = ("sampling", "update", "step")
+
+Plan = Mapping[str, Any]
+"""What `plan_memory` gives: the bytes of each part of each phase, on one device."""
+
 # Bytes of state for each trained parameter, of optimisers that need a GPU; two moments for others that cannot be tried.
 _STATES = {"AdamW8bit": 2.1, "AdamW4bit": 1.1, "AdamWFp8": 2.1}
 
@@ -109,6 +114,11 @@ def _temporary_bytes(optimizer: Any, updated: int) -> int:
     if fused is None and foreach is None and name in ("Adam", "AdamW"):
         return 0
     return 0 if fused or foreach is False or "foreach" not in options else updated
+
+
+def peaks(plan: Plan) -> dict[str, float]:
+    """The bytes of each phase."""
+    return {phase: sum(plan[phase].values()) for phase in PHASES}
 
 
 def plan_memory(fit: Any, model: ModelSizes, services: set[type[Service]], ranks: int, prompt: int) -> dict[str, Any]:
