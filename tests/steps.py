@@ -59,14 +59,14 @@ def update_of(
     seed=0,
     temperature=1.0,
     continuations=None,
-    refreshed=False,
+    refreshes=False,
     forward_of=Forward,
     **options,
 ):
     """The `Update` of a batch, whose longest response has `limit` tokens; `seed` is that of the order of groups.
 
     Token weights are given, or found by a credit method, beside the update's forward pass if it can; without either all
-    are 1. `refreshed` weights are replaced before each further step. Other options are those of `configured`.
+    are 1. With `refreshes` they are replaced before each further step. Other options are those of `configured`.
     """
     objective, execution = configured(options)
     share = execution.share_prefixes
@@ -81,7 +81,7 @@ def update_of(
         forward = forward_of(policy, batch, context, share_prefixes=share, entropy_gradient=entropy)
     how = {"objective": objective, "execution": execution, "max_response_length": limit, "seed": seed}
     how["sampler_cap"] = resolve_cap(execution.sampler_cap, copies_weights=False)
-    update = Update(forward, given, refreshed=refreshed, **how)
+    update = Update(forward, given, refreshes=refreshes, **how)
     update.compute_before_steps()
     return update
 

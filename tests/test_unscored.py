@@ -31,7 +31,7 @@ from grail_lightning.core.credit.base import token_advantages
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.core.rollout.grading import grade_and_locate
 from grail_lightning.core.rollout.rows import rows_of
-from grail_lightning.core.step.assign import compute_advantages, of_whole_batch, scored_rows, weigh_batch
+from grail_lightning.core.step.assign import compute_advantages, scored_rows, weigh_batch, with_unscored_rows
 from grail_lightning.core.step.figures import Tally, add_rollouts
 from grail_lightning.credit import Resampled
 from tests.batches import graded
@@ -432,7 +432,7 @@ def test_weights_of_scored_rows_take_their_places_among_all_rows(batch):
     weights = credits.TokenWeights(
         values=ones * 2, scores=ones * 3, additive=ones * 4, answer=trained.answer, unscaled=ones * 5
     )
-    spread = of_whole_batch(weights, batch)
+    spread = with_unscored_rows(weights, batch)
     width = trained.response_mask.shape[1]
     for name, factor, elsewhere in (("values", 2, 1), ("scores", 3, 0), ("additive", 4, 0), ("unscaled", 5, 1)):
         whole = getattr(spread, name)

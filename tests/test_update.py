@@ -167,7 +167,7 @@ def test_dead_rows_are_not_run_unless_something_else_needs_them(policy, batch):
         assert torch.equal(_update(policy, batch, **more).live, batch.finished)
     added = torch.zeros(batch.response_mask.shape)
     for additive, refreshed, everything in ((added, False, False), (added, True, True), (None, True, False)):
-        found = _update(policy, batch, token_weights(batch, additive=additive), refreshed=refreshed).live
+        found = _update(policy, batch, token_weights(batch, additive=additive), refreshes=refreshed).live
         assert torch.equal(found, batch.finished if everything else live), "refreshed weights may add to any row later"
     added[4, 0] = -0.1
     expected = live.clone()

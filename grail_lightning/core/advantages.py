@@ -81,7 +81,7 @@ class AdvantageEstimator(ABC):
             context: What else it may ask for.
 
         Returns:
-            ``[B]``, 0 for rows without a reward and in groups with fewer than two others.
+            ``[B]``, 0 for rows without a reward, and in groups in which fewer than two rows have one.
         """
 
     def dead_groups(self, batch: GradedBatch) -> Tensor:
@@ -97,7 +97,8 @@ class AdvantageEstimator(ABC):
 class GroupMean(AdvantageEstimator):
     r"""The reward less the mean of its group: GRPO's advantage, and that of Dr. GRPO without a divisor.
 
-    .. math:: A_i = \frac{r_i - c\,\bar r_{group}}{s + 10^{-4}}
+    .. math:: A_i = \frac{r_i - c\,\bar r_{group}}{s + 10^{-4}}, \qquad
+              \text{with the scale "none" } A_i = r_i - c\,\bar r_{group}
 
     Args:
         scale: The divisor ``s``: none; the unbiased standard deviation of the group, or of the batch over all ranks.

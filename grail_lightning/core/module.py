@@ -201,7 +201,7 @@ class GrailModule(GuardedModule):
             rank_zero_info(described(self.objective, self.advantage))
             check_draws(self.sampling)
             check_schedule(self.optimizer, self.scheduler, self.trainer, self.execution.steps_per_batch)
-        adapt_trainer(self.trainer)  # Of a subclass that has `configure_callbacks` of its own, too.
+        adapt_trainer(self.trainer)  # Here, since a subclass may have a `configure_callbacks` of its own.
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """See `torch.nn.Module.to`, by which Lightning converts to bf16-true; rotary frequencies keep their dtype."""
@@ -239,7 +239,7 @@ class GrailModule(GuardedModule):
             checkpoint["state_dict"] |= self.gradients.exact_weights(prefix="policy.")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore them. An evaluation drops the master weights of an earlier fit, which belong to other parameters."""
+        """Restore these. An evaluation drops the master weights of an earlier fit, which belong to other parameters."""
         self.credit.load_state_dict(checkpoint.get("credit", {}))
         fits, self.weights_step = self.trainer.state.fn == "fit", checkpoint.get("global_step", 0)
         self.ahead.load_state_dict(checkpoint.get("ahead", {}) if fits else {})
@@ -254,37 +254,38 @@ class GrailModule(GuardedModule):
         clock, loader = PhaseClock(self.device), self.trainer.train_dataloader
         policy, objective, execution = self._policy, self.objective, self.execution
         sampler = self._sampler(clock, execution.group_size, self.sampling)
-        graded, drawn = collect(prompts, sampler, self.ahead, loader, execution, self.global_step, self.advantage)
+        graded, refilled = collect(prompts, sampler, self.ahead, loader, execution, self.global_step, self.advantage)
         context = self.credit_context()
         with clock.phase("credit"):  # An estimator may run the policy.
-            whole = assign.compute_advantages(graded, execution.group_size, self.advantage, objective, policy, context)
-        batch = assign.scored_rows(whole)
-        forward, first_weights = assign.assign_credit(
+            rows = assign.compute_advantages(graded, execution.group_size, self.advantage, objective, policy, context)
+        batch = assign.scored_rows(rows)
+        forward, token_weights = assign.assign_credit(
             self.credit, self.control, policy, batch, context, objective, clock, share_prefixes=execution.share_prefixes
         )
-        dealer = 0 if execution.split_groups else self.global_rank  # `split_groups` has one deal for all ranks.
+        deal_rank = 0 if execution.split_groups else self.global_rank  # `split_groups` has one deal for all ranks.
         with clock.phase("update"):
             update = Update(
                 forward,
-                first_weights,
+                token_weights,
                 objective=objective,
                 execution=execution,
                 max_response_length=self.sampling.max_response_length,
-                seed=derive_seed(run_seed(), "update", self.global_step, dealer),
+                seed=derive_seed(run_seed(), "update", self.global_step, deal_rank),
                 sampler_cap=self.sampler_cap,
-                refreshed=self.credit.refresh == "step",
+                refreshes=self.credit.refresh == "step",
             )
             update.compute_before_steps()
-            last_step = self.take_steps(update)
-        weights, self.weights_step = update.final_weights(), self.global_step
-        figures = batch_figures(whole, batch, weights, self.tokenizer) | drawn | last_step
+            of_last_step = self.take_steps(update)
+        self.weights_step, token_weights = self.global_step, update.final_weights()
+        figures = batch_figures(rows, batch, token_weights, self.tokenizer) | refilled | of_last_step
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
         warn_of_limits(figures, self._limits_warned)
         self._log(figures)
         # Progress bars show these two, and callbacks can monitor them; the others go to the loggers alone.
         bar_figures = {tag(name): figures[name] for name in ("reward", "accuracy") if name in figures}
         self.log_dict(bar_figures, prog_bar=True, logger=False, batch_size=1)
-        return {"output": StepOutput(whole, assign.of_whole_batch(weights, whole), figures)}
+        output = StepOutput(rows, assign.with_unscored_rows(token_weights, rows), figures)
+        return {"output": output}  # Lightning keeps a dictionary, or a tensor, for callbacks.
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """End a run whose schedule has failed, now that callbacks have saved it."""
@@ -326,14 +327,14 @@ class GrailModule(GuardedModule):
         for number in range(len(update.steps) - self.steps_cut):
             if number:
                 self._log(figures)  # The caller logs the last step's, with those of the batch.
-                if update.refreshed:
+                if update.refreshes:
                     update.reweigh(self._weigh(update.batch))
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 sums = update.accumulate(number, partial(self._backward, gradients), in_place=gradients.in_place)
             clip, seed = self.execution.max_grad_norm, derive_seed(run_seed(), "optimizer", self.global_step)
-            moved = take_step(gradients, optimizer, clip, seed=seed, warn_if_unmoved=not self._moved)
-            figures = sums.figures() | moved  # Read after the step: the host waits for them.
+            norm_and_rate = take_step(gradients, optimizer, clip, seed=seed, warn_if_unmoved=not self._moved)
+            figures = sums.figures() | norm_and_rate  # Read after the step: the host waits for them.
             self._moved |= figures["grad_norm"] > 0 and figures["learning_rate"] > 0
             if scheduler is not None and self.schedule_failed is None:
                 self.schedule_failed = advance(scheduler, self.global_step)

@@ -34,7 +34,7 @@ from grail_lightning.core.credit.base import CreditContext
 from grail_lightning.core.credit.service import FrozenReference, Service
 from grail_lightning.core.functional.policy_gradient import (
     Aggregation,
-    Estimator,
+    KLEstimator,
     Level,
     Surrogate,
     check_clip,
@@ -104,12 +104,12 @@ class Objective(ABC):
     mask_truncated: bool = False
     entropy_coefficient: float = 0.0
     kl_coefficient: float = 0.0
-    kl_estimator: Estimator = "k3"
+    kl_estimator: KLEstimator = "k3"
     kl_corrected: bool = True
 
     def __post_init__(self) -> None:
         check_options(self, "objective", kl_coefficient="[0, inf)", entropy_coefficient="[0, inf)")
-        check_options(self, "objective", aggregation=Aggregation, kl_estimator=Estimator)
+        check_options(self, "objective", aggregation=Aggregation, kl_estimator=KLEstimator)
         check_options(self, "objective", level=Level, surrogate=Surrogate)
         check_clip(self.clip_low, self.clip_high, self.ratio_cap, self.surrogate)
 
@@ -134,7 +134,7 @@ class Objective(ABC):
 
     @property
     def trains_all_rows(self) -> bool:
-        """Whether rows without an advantage have a gradient, too."""
+        """Whether rows whose advantage is 0 have a gradient, too."""
         return self.kl_coefficient > 0 or self.entropy_coefficient > 0
 
     def row_scale(self, mask: Tensor) -> Tensor:
@@ -165,7 +165,8 @@ class GRPO(Objective):
               L = \frac{1}{N} \sum_i \frac{1}{|o_i|} \sum_t \ell_{it}
 
     ``\bar r`` and ``s`` are the mean and the unbiased standard deviation of the group's rewards, ``|o_i|`` the length
-    of rollout ``i``, ``N`` the number of rollouts. Clips 0.2 and 0.2, truncated rollouts kept.
+    of rollout ``i``, ``N`` the number of rollouts of an optimiser step (`core.step.loss.count_denominators`). Clips 0.2
+    and 0.2, truncated rollouts kept.
 
     The paper adds a KL to the reference with coefficient 0.04 (k3, without the importance ratio). Later practice, TRL
     and verl among it, uses 0, as here; ``kl_coefficient: 0.04, kl_corrected: false`` is the paper's.

@@ -33,7 +33,8 @@ class SaliencyOptions:
     """Where and when saliency is measured.
 
     Attributes:
-        leaf: embeddings, or the output of a block: first (block 1), middle (n // 2), last (n − 1), or its number.
+        leaf: embeddings, or the output of a block: first (block 1), middle (n // 2), last (n − 1, the last one but
+            one), or its number.
         read_at: The position that is read for token t: predictor is t − 1, which predicts it; token is t itself.
         box: The box whose likelihood is explained: last is the box that is graded; first is that of the published code.
         refresh: batch computes the weights once for a batch of rollouts; step computes them again before every
@@ -71,12 +72,14 @@ class GRAIL(SaliencyCredit):
     box, and in computing the weights once a batch (see `reference/methods.md`).
 
     Args:
-        gate: Which rollouts are reweighted, by the sign of their advantage: negative (A ≤ 0; at A = 0 weights change
-            nothing), positive or all.
+        gate: Which rollouts are reweighted, by the sign of their advantage: negative, positive or all. A rollout with
+            the advantage 0 passes the gate negative, as published; its weights are not computed, since they change
+            nothing, but it counts in `credit/span_missing`.
         mean: Weight of a token of average log-saliency.
         std: Standard deviation of the weights before they are clamped.
         w_min: Lower clamp.
-        w_max: Upper clamp, and the weight of the answer's content.
+        w_max: Weight of the answer's content, and upper clamp of other tokens, which with the defaults hardly ever
+            reach it.
         answer_overwrite: Whether the answer's content gets the weight `w_max`, and its marker (a token of both
             included) and what follows it the weight `mean`: always (also outside the gate, as published), gated, or
             never.

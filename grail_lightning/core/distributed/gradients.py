@@ -154,8 +154,7 @@ class Gradients:
         Replicated weights (DDP): gradients stay on the rank and are reduced once a step, with its last micro-batch;
         those of master weights after it, in float32.
         Sharded weights (FSDP2): the gradients of each micro-batch are reduced into the shards at once, so that no rank
-        holds whole gradients; with `loading.reduce_once` they stay on the rank and are reduced as with DDP. On one
-        device no hook reads the gradient, so it is accumulated in place.
+        holds whole gradients; with `loading.reduce_once` they stay on the rank and are reduced as with DDP.
         """
         embeddings, wrapped = self.policy.model.get_input_embeddings(), self.strategy.model
         replicated = wrapped if isinstance(wrapped, DistributedDataParallel) and not self.apart else None
@@ -164,10 +163,11 @@ class Gradients:
         if getattr(embeddings, "sparse", False) and embeddings.weight.requires_grad:
             gradient_so_far(embeddings.weight)  # A dense gradient, as optimisers and clipping require.
         collected = nullcontext() if self.masters is None else self.masters.collecting()
-        alone = self.masters is not None or not last
-        with collected, nullcontext() if replicated is None or not alone else replicated.no_sync():
+        without_reduction = self.masters is not None or not last
+        with collected, replicated.no_sync() if replicated is not None and without_reduction else nullcontext():
             yield
         sharded = isinstance(self.policy, FSDPModule)
+        # What DDP has not reduced: the gradients of master weights, and of a policy that DDP does not wrap.
         if last and not sharded and (self.apart or (self.masters is not None and replicated is not None)):
             _average_gradients(self.weights)
 

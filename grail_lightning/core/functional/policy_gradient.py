@@ -15,13 +15,13 @@ from torch import Tensor
 from grail_lightning.core.functional.tokens import masked_mean, masked_sum
 
 Aggregation = Literal["grpo", "dr_grpo", "dapo"]
-Estimator = Literal["k1", "k2", "k3"]
+KLEstimator = Literal["k1", "k2", "k3"]
 Level = Literal["token", "sequence"]
 Surrogate = Literal["clip", "cispo"]
 
 
 def kl_estimate(
-    logprobs: Tensor, ref_logprobs: Tensor, estimator: Estimator = "k3", ratio: Tensor | None = None
+    logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator = "k3", ratio: Tensor | None = None
 ) -> Tensor:
     r"""Per-token estimates of ``KL(π ‖ π_ref)`` from samples of π, with ``d = log π_ref − log π``.
 
@@ -191,7 +191,7 @@ def aggregate(
         num_tokens: Valid tokens in the optimiser step, over all ranks.
         max_response_length: The limit of the response in tokens.
 
-    Strategies average gradients over ranks, so multiply the result by the number of ranks.
+    Strategies average gradients over ranks, so the caller multiplies the result by the number of ranks (`Update` does).
 
     Source: DeepSeekMath, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783; DAPO, arXiv 2503.14476.
     """

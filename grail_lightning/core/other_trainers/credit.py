@@ -16,9 +16,9 @@ from grail_lightning.core.other_trainers.model import GivenReference
 from grail_lightning.core.other_trainers.rollouts import GivenRollouts
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.runtime.seeds import derive_seed
-from grail_lightning.core.step.assign import of_whole_batch, scored_rows, weigh_batch
+from grail_lightning.core.step.assign import scored_rows, weigh_batch, with_unscored_rows
 from grail_lightning.core.step.figures import StepOutput, Tally, add_credit
-from grail_lightning.core.step.update import of_compared_rows
+from grail_lightning.core.step.update import without_lone_rows
 
 
 class AssignedCredit(NamedTuple):
@@ -99,11 +99,11 @@ def assign(
     """The result of `run_credit` with what it was computed from."""
     whole = rollouts.batch(policy)
     batch = scored_rows(whole)
-    weights = of_compared_rows(weigh_batch(credit, control, policy, batch, context), batch)
+    weights = without_lone_rows(weigh_batch(credit, control, policy, batch, context), batch)
     tally = Tally()
     if batch.scored.all():  # Else this rank has none.
         add_credit(tally, batch, weights)
-    weights = of_whole_batch(weights, whole)
+    weights = with_unscored_rows(weights, whole)
     advantages = token_advantages(whole.advantages, weights).float()
     missing = rollouts.response_ids.shape[1] - advantages.shape[1]
     padded = torch.nn.functional.pad(advantages, (0, missing))

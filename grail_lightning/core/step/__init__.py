@@ -18,13 +18,13 @@ A *training step* is all that happens with one batch of rollouts. An *optimiser 
 of the weights. The *update* is all optimiser steps of a batch; an *iteration* of it goes over all rollouts once. A
 *pass* is a forward or backward pass of one micro-batch. `reference/glossary.md` has these words and others.
 
-Two files are loaded only where an option asks for them, and a reader of plain GRPO can leave them out: `fused`
-(GRAIL's saliency from the update's own passes) and `episodes` (rollouts of several turns). Such a reader needs no
+Two files are not loaded for plain GRPO, and its reader can leave them out: `fused` (saliency from the update's own
+passes, as GRAIL has it by default) and `episodes` (rollouts of several turns). Such a reader needs no
 `Companion`, `Service` or control, and no additive stage: plain GRPO's token weights are 1. What objective, estimator
 and credit method use beside the policy and the rollouts, such as the frozen reference, are services: the module opens
 those that they list (`credit.service`), and hands them on in the context of credit.
 
-The calls of one step. The loop over optimiser steps is in the module, since it calls Lightning's optimisers::
+The calls of one training step. The loop over optimiser steps is in the module, since it calls Lightning's optimisers::
 
     GrailModule.training_step
     ├── collect.collect                               prompts → GradedBatch
@@ -44,14 +44,15 @@ The calls of one step. The loop over optimiser steps is in the module, since it 
     │   └── optimizer.take_step
     └── figures.batch_figures
 
-A batch in which no rank has a row to run takes one step, without rows, in place of all. Ranks reduce the counts of the
+A batch in which no rank has a live row, one that can contribute a gradient, takes exactly one step, without rows,
+whatever number is configured. Ranks reduce the counts of the
 loss, whether any row is live, the number of micro-batches, figures and gradients; no other number of another rank
 enters the loss, but where the estimator of the advantage or the credit method says so. A rollout is trained on by the
 rank that sampled it.
 
 With *fused saliency* (GRAIL's default; `fused.method_to_fuse` lists the exceptions) the weights of a row become known
-later: the first pass of the row returns them beside its log-probabilities, in `Update.compute_before_steps` (`weights`
-of `forward.Scored`) or in `Update.accumulate` (of `forward.Pass`), which then computes the loss with them. The weights
+later: the first pass of the row returns them beside its log-probabilities, in `Update.compute_before_steps` or in
+`Update.accumulate`, which then computes the loss with them. The weights
 of all other rows are known before: of those that need no saliency, such as rows outside GRAIL's gate, and of those that
 the update does not run, such as truncated ones that the objective leaves out, whose saliency has a pass of its own.
 Either way saliency is that of the policy before the update: a row has its first pass in the first optimiser step, or

@@ -62,7 +62,7 @@ def compute_advantages(
     _check_rewards(batch, context.step)
     mask = loss_mask(batch, objective)
     advantage_context = AdvantageContext(policy=policy, credit=context, mask=mask, row_scale=objective.row_scale(mask))
-    with _whole_weights(estimator if estimator.runs_policy else None, policy, context):
+    with _gathered_models(estimator if estimator.runs_policy else None, policy, context):
         advantages = estimator(batch, group_size, advantage_context)
     _check_advantages(estimator, advantages, batch)
     return batch.with_advantages(advantages.float())
@@ -93,10 +93,10 @@ def _check_rewards(batch: GradedBatch, step: int) -> None:
 
 
 def scored_rows(batch: RolloutBatch) -> RolloutBatch:
-    """The rows of the batch that have a reward: from here on the others are as if they had not been sampled.
+    """The rows of the batch that have a reward. For credit and loss the others are as if they had not been sampled.
 
-    A rank that has none keeps its first row, with which it joins the passes of the others: `loss_mask` and
-    `weigh_batch` leave it out.
+    A rank without a row that has a reward keeps its first row, with which it joins the passes of the other ranks:
+    `loss_mask` and `weigh_batch` leave it out.
     """
     if batch.scored.all():
         return batch
@@ -143,40 +143,41 @@ def weigh_batch(
 ) -> TokenWeights:
     """Token weights of a credit method, changed by the control if there is one.
 
-    They are called with the rows that have a reward; the others have weight 1. No method and no control is called with
-    an empty batch, which a rank may have in the last batch of `predict`. That rank calls them with a row that has no
-    response token, so that it joins their collectives without a part in them.
+    They are called with the rows that have a reward; the others have weight 1. (In training `scored_rows` has left
+    these out, but for the one row of a rank that has no other; in `predict` they are here.) No method and no control is
+    called with an empty batch, which a rank may have in the last batch of `predict`. That rank calls them with a row
+    that has no response token, so that it joins their collectives without a part in them.
     """
     rows = batch if batch.scored.all() else batch.select(batch.scored.nonzero().flatten())
     empty = not len(rows)
     if empty:
         rows = _row_without_tokens(policy)
-    with _whole_weights(credit if credit.runs_policy else None, policy, context):
+    with _gathered_models(credit if credit.runs_policy else None, policy, context):
         weights = weigh(credit, policy, rows, context)
     if control is not None:
         weights = control(weights, rows, context)
         check_weights(control, weights, rows)
-    return uniform_weights(batch) if empty else of_whole_batch(weights, batch)
+    return uniform_weights(batch) if empty else with_unscored_rows(weights, batch)
 
 
 @contextmanager
-def _whole_weights(owner: Owner | None, policy: Policy, context: CreditContext) -> Iterator[None]:
-    """Whole weights inside the context: of the policy, and of the models of the open services that the owner lists.
+def _gathered_models(owner: Owner | None, policy: Policy, context: CreditContext) -> Iterator[None]:
+    """Gathered parameters inside the context: of the policy, and of the models of the open services of the owner.
 
     `owner` is None for a method or an estimator that runs no model. Then nothing is gathered, since a device may have
-    no room for the whole weights of a sharded policy.
+    no room for all parameters of a sharded policy.
     """
     models: list[Policy] = []
     if owner is not None:
         opened = (context.services[kind] for kind in listed([owner]) if kind in context.services)
         models = [policy, *(model for service in opened for model in service.models_to_gather())]
-    with ExitStack() as whole:
+    with ExitStack() as stack:
         for model in models:
-            whole.enter_context(gathered(model))
+            stack.enter_context(gathered(model))
         yield
 
 
-def of_whole_batch(weights: TokenWeights, batch: RolloutBatch) -> TokenWeights:
+def with_unscored_rows(weights: TokenWeights, batch: RolloutBatch) -> TokenWeights:
     """Weights of the rows that have a reward as those of the batch; the other rows have weight 1 and nothing added."""
     if batch.scored.all():
         return weights

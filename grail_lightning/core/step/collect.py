@@ -89,9 +89,10 @@ def collect(
     step: int,
     estimator: AdvantageEstimator,
 ) -> tuple[GradedBatch, dict[str, float]]:
-    """The graded rollouts of a training batch, and figures to log, over all ranks.
+    """The graded rollouts of a training batch, and figures of `refill` or `Ahead` to log, over all ranks.
 
-    `step` is the number of optimiser steps that the policy has taken. The estimator knows which groups are dead.
+    By default that is one call of the sampler, and no figures. `step` is the number of optimiser steps that the policy
+    has taken. The estimator knows which groups are dead.
     """
     for option, method in (("sample_ahead", "peek"), ("refill_rounds", "take")):
         if getattr(execution, option) and not hasattr(loader, method):

@@ -26,8 +26,8 @@ class Execution:
             and wrong rollouts of a prompt then stand in one optimiser step only as often as chance has it. The deal
             depends on the seed and on the optimiser steps so far, not on the number of ranks. A control; it shares
             fewer prefixes.
-        token_budget: Most tokens of a micro-batch. Padding counts; tokens that rows of a prefix tree share count once,
-            and a quarter again where they are copied.
+        token_budget: Most tokens of a micro-batch. Padding counts. Tokens that rows share (`share_prefixes`) count
+            once, and a quarter of them again for each row whose attention needs a copy of them.
         share_prefixes: Whether common beginnings of rows are run once, forward and backward.
         sampler_cap: Upper bound of weights that correct for a sampler that differs from the trainer; null is off, auto
             is 2 with engines that sample with a copy of the weights, such as vLLM, and off with others.

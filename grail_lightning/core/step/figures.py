@@ -92,22 +92,22 @@ class LossSums(NamedTuple):
 
     sums: Mapping[str, Tensor]  # Scalars by name, the number of tokens (``loss_tokens``) and the ``loss`` among them.
     tokens_run: int  # The tokens that the forward passes have run.
-    tokens_unshared: int  # Those that they would have run without shared beginnings.
+    tokens_without_sharing: int  # Those that they would have run without shared beginnings.
 
     def figures(self) -> dict[str, float]:
         """Means over the tokens of live rows, on all ranks; the ``loss`` is summed. The host waits for the device.
 
-        Rows that are not run, such as those without an advantage, have no part in them.
+        Rows that are not run, such as those whose advantage is 0, have no part in them.
         """
         values = torch.stack([v.double() for v in self.sums.values()]).tolist() if self.sums else []
         local = dict(zip(self.sums, values, strict=True))
-        total = sum_by_name(local | {"run": float(self.tokens_run), "unshared": float(self.tokens_unshared)})
+        total = sum_by_name(local | {"run": float(self.tokens_run), "all": float(self.tokens_without_sharing)})
         tokens, loss = max(total.pop("loss_tokens", 0.0), 1.0), total.pop("loss", 0.0)
-        run, unshared = total.pop("run"), total.pop("unshared")
-        if not unshared:
+        run, without_sharing = total.pop("run"), total.pop("all")
+        if not without_sharing:
             return {"loss": 0.0}
         means = {name: value / tokens for name, value in total.items()}
-        return {"loss": loss, "shared_tokens": 1 - run / unshared} | means
+        return {"loss": loss, "shared_tokens": 1 - run / without_sharing} | means
 
 
 def batch_figures(

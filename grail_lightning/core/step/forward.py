@@ -30,13 +30,6 @@ class Pass(NamedTuple):
     weights: TokenWeights | None = None  # [b, t], if this pass computes them; None if they are known already.
 
 
-class Scored(NamedTuple):
-    """The result of a forward pass without gradient, of a micro-batch."""
-
-    logprobs: Tensor  # [b, t]
-    weights: TokenWeights | None = None  # As above.
-
-
 class Forward:
     """The forward pass of the policy over the rows of a batch, micro-batch by micro-batch.
 
@@ -76,20 +69,23 @@ class Forward:
         )
         return Pass(stats, layout.num_tokens)
 
-    def without_gradient(self, rows: Tensor) -> Iterator[tuple[MicroBatch, Scored]]:
-        """Passes of some rows without gradient and dropout. Every rank must exhaust it: the passes are collectives."""
+    def without_gradient(self, rows: Tensor) -> Iterator[tuple[MicroBatch, Tensor, TokenWeights | None]]:
+        """Passes of some rows without gradient and dropout: log-probabilities ``[b, t]``, and weights as in `Pass`.
+
+        Every rank must exhaust it: the passes are collectives.
+        """
         with self.policy.evaluating(), torch.no_grad():
             for micro in self.cut(rows):
-                scored = self._score(micro)
+                logprobs, weights = self._frozen_pass(micro)
                 if not micro.stands_in:
-                    yield micro, scored
+                    yield micro, logprobs, weights
 
     def weights_so_far(self) -> TokenWeights | None:
         """The token weights by fused saliency, as far as passes have run; None without it."""
         return None
 
-    def _score(self, micro: MicroBatch) -> Scored:
-        return Scored(self.policy(self._layout(micro), temperature=self.context.temperature))
+    def _frozen_pass(self, micro: MicroBatch) -> tuple[Tensor, TokenWeights | None]:
+        return self.policy(self._layout(micro), temperature=self.context.temperature), None
 
     def _layout(self, micro: MicroBatch) -> TokenLayout:
         return self.policy.layout(self.host.select(micro.rows), micro.starts)
@@ -104,6 +100,6 @@ def reference_logprobs(reference: Reference, trained: Forward, rows: Tensor) -> 
     with reference.running(trained.policy) as policy:
         logprobs = zero_table(policy, batch)
         forward = Forward(policy, batch, trained.context, share_prefixes=trained.share_prefixes)
-        for micro, result in forward.without_gradient(rows):
-            scatter(logprobs, micro.rows, result.logprobs)
+        for micro, found, _ in forward.without_gradient(rows):
+            scatter(logprobs, micro.rows, found)
     return logprobs

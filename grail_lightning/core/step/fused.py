@@ -23,7 +23,7 @@ from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.rollout.batch import RolloutBatch
 from grail_lightning.core.runtime.clock import PhaseClock
 from grail_lightning.core.runtime.collectives import all_reduce, pad_to_longest_rank
-from grail_lightning.core.step.forward import Forward, Pass, Scored
+from grail_lightning.core.step.forward import Forward, Pass
 
 
 def method_to_fuse(
@@ -102,11 +102,11 @@ class SaliencyForward(Forward):
             return super().__call__(micro, in_place=in_place)
         return self._with_saliency(micro, in_place=in_place)
 
-    def _score(self, micro: MicroBatch) -> Scored:
+    def _frozen_pass(self, micro: MicroBatch) -> tuple[Tensor, TokenWeights | None]:
         if not self._needs_saliency(micro):
-            return super()._score(micro)
+            return super()._frozen_pass(micro)
         result = self._with_saliency(micro, frozen=True)
-        return Scored(result.stats.logprobs, result.weights)
+        return result.stats.logprobs, result.weights
 
     def _needs_saliency(self, micro: MicroBatch) -> bool:
         return micro is self._fills_in or (not micro.stands_in and bool(self.pending[micro.rows].all()))

@@ -30,16 +30,16 @@ def loss_mask(batch: GradedBatch, objective: Objective) -> Tensor:
 
 
 def live_rows(
-    batch: RolloutBatch, mask: Tensor, additive: Tensor | None = None, *, all_rows: bool, refreshed: bool = False
+    batch: RolloutBatch, mask: Tensor, additive: Tensor | None = None, *, all_rows: bool, refreshes: bool = False
 ) -> Tensor:
-    """``[B]`` bool: rows with a token in the loss that have an advantage; with `all_rows`, also those without.
+    """``[B]`` bool: rows with a token in the loss whose advantage is not 0; with `all_rows`, also those where it is.
 
-    A row without an advantage is trained on, too, where a credit method has an additive stage ``[B, T]``. If the
-    weights are `refreshed`, later ones may add to any row.
+    A row whose advantage is 0 is trained on, too, where a credit method has an additive stage ``[B, T]``. If the method
+    `refreshes` its weights, later ones may add to any row.
     """
     live = (batch.advantages != 0) | all_rows
     if additive is not None:
-        live = live | (additive != 0).any(1) | refreshed
+        live = live | (additive != 0).any(1) | refreshes
     return mask.any(1) & live
 
 
@@ -59,10 +59,10 @@ class LossInputs:
 
 
 def count_denominators(mask: Tensor, rows: Tensor, max_response_length: int) -> dict[str, int]:
-    """The denominators of an optimiser step, from all of its rows on all ranks that have a token in the loss.
+    """The denominators of an optimiser step, which `aggregate` takes by name; those of an aggregation are among them.
 
-    Rows that are not run, such as those with the advantage 0, are among them; truncated rows that are left out are not.
-    They are the counts that `aggregate` takes, by name.
+    They count the rows of the step, on all ranks, that have a token in the loss. Rows whose advantage is 0, which are
+    not run, are among them; truncated rows that are left out are not.
     """
     counted = mask[rows.to(mask.device)]
     rollouts, tokens = all_reduce(torch.stack([counted.any(1).sum(), counted.sum()]), "sum").tolist()
@@ -70,7 +70,7 @@ def count_denominators(mask: Tensor, rows: Tensor, max_response_length: int) -> 
 
 
 def micro_batch_loss(
-    inputs: LossInputs, objective: Objective, counts: dict[str, int]
+    inputs: LossInputs, objective: Objective, denominators: dict[str, int]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The summand of this micro-batch in the optimiser step's loss, a scalar.
 
@@ -96,7 +96,7 @@ def micro_batch_loss(
         sums[inputs.companion.figure] = masked_sum(divergence.detach(), mask)
     if objective.entropy_coefficient:
         losses = losses - objective.entropy_coefficient * inputs.stats.entropy
-    loss = aggregate(losses, mask, objective.aggregation, **counts)
+    loss = aggregate(losses, mask, objective.aggregation, **denominators)
     return loss, sums | {"loss": loss.detach()}
 
 

@@ -67,7 +67,8 @@ class Sampler:
     def __call__(self, prompts: list[Prompt], key: SeedKey | list[int]) -> GradedBatch:
         """Graded responses to this rank's prompts, from the present weights.
 
-        The seed is derived from the run's seed, the `key` and the rank; a list holds the seed of each row instead.
+        A seed is derived from the `key`, the run's seed, and the rank (with environments the number of each row). A
+        list holds the seed of each row instead.
         """
         whole = nullcontext() if self.engine.copies_weights else gathered(self.policy)
         with self.clock.phase("sample"), whole:

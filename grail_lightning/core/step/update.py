@@ -37,10 +37,10 @@ def deal_rows(batch: GradedBatch, execution: Execution, generator: torch.Generat
     """The rows of each mini-batch of one iteration, each row in one of them; in random order if there are several.
 
     Whole groups of this rank are dealt in numbers that differ by at most one; if a batch has fewer groups than
-    mini-batches (as the last batch may), the mini-batches at the end are empty. With `execution.split_groups` single
-    rows of all ranks are, by their identity in the training step: the deal is the same for any number of ranks, as long
-    as `generator` is. Each rank still runs its own rows, whose number may then differ between its mini-batches. Rows
-    without a reward are not dealt.
+    mini-batches (as the last batch may), the mini-batches at the end are empty, and their optimiser steps are taken all
+    the same. With `execution.split_groups` the single rows of all ranks are dealt, by their numbers in the training
+    step: the deal is the same for any number of ranks, as long as `generator` is. Each rank still runs its own rows,
+    whose number may then differ between its mini-batches. Rows without a reward are not dealt.
     """
     if execution.split_groups:
         keys, units = batch.row.cpu(), all_gather_rows(batch.row[batch.scored]).cpu().sort().values
@@ -58,7 +58,7 @@ class _OldLogprobs:
     *Same weights*: in the first optimiser step the policy still has its old weights. The log-probabilities of the pass
     itself, detached, are the old ones, and the ratio is 1. A batch with one optimiser step needs no other rule.
 
-    *Recorded*: rows that the first step has scored have their log-probabilities recorded for later steps.
+    *Recorded*: rows that the first step has run have their log-probabilities recorded for later steps.
 
     *Computed before*: rows that the first step does not run need their old log-probabilities before it changes the
     weights. With dropout and several steps these are all rows: the first step has dropout, but the sampler had none.
@@ -83,19 +83,23 @@ class _OldLogprobs:
         return self._values[to_device(micro.rows, self._values.device), : logprobs.shape[1]]
 
     def record(self, micro: MicroBatch, logprobs: Tensor) -> None:
-        """Store the log-probabilities of rows that are scored for the first time, for later steps."""
+        """Store the log-probabilities of rows that are run for the first time, for later steps."""
         if not self._are_known(micro):
             scatter(self._values, micro.rows, logprobs)
             self._known[micro.rows] = True
 
     def _are_known(self, micro: MicroBatch) -> bool:
         flags = self._known[micro.rows]
+        # Micro-batches are cut from the rows of one optimiser step, and all rows of later steps are known before.
         assert flags.all() or not flags.any(), "a micro-batch falls under one rule"
         return bool(flags.all())
 
 
-def of_compared_rows(weights: TokenWeights, batch: GradedBatch) -> TokenWeights:
-    """The weights, with nothing added to a row that is the only one of its group with a reward."""
+def without_lone_rows(weights: TokenWeights, batch: GradedBatch) -> TokenWeights:
+    """The weights, whose additive stage is 0 on a row that is the only one of its group with a reward.
+
+    Most methods, GRAIL and `Uniform` among them, have no additive stage.
+    """
     if weights.additive is None:
         return weights
     scored, _ = group_sums(batch.scored.double(), batch.group)
@@ -112,13 +116,14 @@ class Update:
     micro-batches, and a rank with fewer micro-batches runs a row whose loss is multiplied by 0.
 
     `seed` is that of the deal of groups, or of rows, `sampler_cap` the bound of weights that correct for a sampler that
-    differs from the trainer (None is off). With `refreshed` the token weights are replaced before each
+    differs from the trainer (None is off). With `refreshes` the caller replaces the token weights before each
     further step (`reweigh`).
 
     Attributes:
         mask: ``[B, T]`` bool, the tokens in the loss.
-        live: ``[B]`` bool on the CPU, the rows that can contribute a gradient. Others that have a token in the loss are
-            counted, but not run; truncated rows that the objective leaves out are neither.
+        live: ``[B]`` bool on the CPU, the rows that can contribute a gradient, which are run. Rows that have a token in
+            the loss, but an advantage of 0, are not run and count in the denominators. Truncated rows that the
+            objective leaves out are not run and do not count.
         steps: The rows of each optimiser step, long on the CPU; equally many steps on every rank. If no rank has a live
             row, there is one step without rows. It changes no weight, but counts towards `max_steps`, so that a run
             without a learning signal ends.
@@ -136,14 +141,14 @@ class Update:
         max_response_length: int,
         seed: int,
         sampler_cap: float | None = None,
-        refreshed: bool = False,
+        refreshes: bool = False,
     ) -> None:
         self.forward, self.batch, self.max_response_length = forward, forward.batch, max_response_length
-        self.objective, self.execution, self.sampler_cap, self.refreshed = objective, execution, sampler_cap, refreshed
+        self.objective, self.execution, self.sampler_cap, self.refreshes = objective, execution, sampler_cap, refreshes
         self.mask = loss_mask(self.batch, objective)
         self.reweigh(token_weights)
         added, every = self._given_weights.additive, objective.trains_all_rows
-        live = live_rows(self.batch, self.mask, added, all_rows=every, refreshed=refreshed)
+        live = live_rows(self.batch, self.mask, added, all_rows=every, refreshes=refreshes)
         self.live = live.cpu()
         self.steps: list[Tensor] = []
         if all_reduce(live.sum(), "sum"):
@@ -159,24 +164,28 @@ class Update:
 
     def reweigh(self, token_weights: TokenWeights) -> None:
         """Use these token weights in the following steps."""
-        self._given_weights = of_compared_rows(token_weights, self.batch)
+        self._given_weights = without_lone_rows(token_weights, self.batch)
         self.token_advantages = token_advantages(self.batch.advantages, self._given_weights)
 
     def final_weights(self) -> TokenWeights:
-        """The token weights that the steps have used: those of the passes with fused saliency, else the given ones."""
+        """The token weights that the last step has used: those of fused saliency, else the ones given last."""
         fused = self.forward.weights_so_far()
         return self._given_weights if fused is None else fused
 
     def compute_before_steps(self) -> None:
-        """Compute the log-probabilities under the reference, and old ones that the policy's first step would change."""
+        """Compute the log-probabilities under the reference, and old ones that the policy's first step would change.
+
+        With one optimiser step and no KL term, the default, there is nothing to compute.
+        """
         if self.objective.kl_coefficient:
             reference = self.forward.context.service(FrozenReference)
             self.ref_logprobs = reference_logprobs(reference, self.forward, self.live.nonzero().flatten())
-        if len(self.steps) == 1:  # On every rank alike: the passes are collectives.
+        # All ranks have equally many steps, but not equally many such rows, and the passes are collectives.
+        if len(self.steps) == 1:
             return
-        for micro, result in self.forward.without_gradient(self.old_logprobs.rows_before()):
-            self._use_token_weights(micro, result.weights)
-            self.old_logprobs.record(micro, result.logprobs)
+        for micro, logprobs, weights in self.forward.without_gradient(self.old_logprobs.rows_before()):
+            self._use_token_weights(micro, weights)
+            self.old_logprobs.record(micro, logprobs)
 
     def accumulate(self, index: int, backward: _Backward, *, in_place: bool = False) -> LossSums:
         """Run the forward and backward passes of an optimiser step; returns sums for its figures.
@@ -186,26 +195,26 @@ class Update:
         `weight.grad` in place.
         """
         rows = self.steps[index]
-        counts = count_denominators(self.mask, rows, self.max_response_length)
+        denominators = count_denominators(self.mask, rows, self.max_response_length)
         rows = rows[self.live[rows]]
-        sums, tokens_run = self._run_passes(self.forward.cut(rows), counts, backward, in_place)
+        sums, tokens_run = self._run_passes(self.forward.cut(rows), denominators, backward, in_place)
         # The last token of a row predicts nothing and is not run.
-        unshared = int(self.forward.host.lengths[rows].sum()) - len(rows)
-        return LossSums(sums, tokens_run, unshared)
+        without_sharing = int(self.forward.host.lengths[rows].sum()) - len(rows)
+        return LossSums(sums, tokens_run, without_sharing)
 
     def _run_passes(
-        self, parts: list[MicroBatch], counts: dict[str, int], backward: _Backward, in_place: bool
+        self, parts: list[MicroBatch], denominators: dict[str, int], backward: _Backward, in_place: bool
     ) -> tuple[dict[str, Tensor], int]:
         """The sums over the micro-batches of a step, and the number of tokens that were run."""
         tokens_run = 0
         sums: dict[str, Tensor] = {}
         for number, micro in enumerate(parts, start=1):
             result = self.forward(micro, in_place=in_place)
-            if micro.stands_in:
+            if micro.stands_in:  # It keeps ranks at equally many passes.
                 loss = result.stats.logprobs.sum() * 0
             else:
                 self._use_token_weights(micro, result.weights)
-                loss, summands = micro_batch_loss(self._inputs(micro, result.stats), self.objective, counts)
+                loss, summands = micro_batch_loss(self._inputs(micro, result.stats), self.objective, denominators)
                 self.old_logprobs.record(micro, result.stats.logprobs)
                 tokens_run += result.tokens_run
                 sums = {name: sums[name] + value if name in sums else value for name, value in summands.items()}
@@ -214,7 +223,7 @@ class Update:
         return sums, tokens_run
 
     def _use_token_weights(self, micro: MicroBatch, weights: TokenWeights | None) -> None:
-        if weights is not None:
+        if weights is not None:  # With fused saliency alone.
             advantages = self.batch.advantages[to_device(micro.rows, self.batch.advantages.device)]
             scatter(self.token_advantages, micro.rows, token_advantages(advantages, weights))
 

@@ -9,8 +9,8 @@ import grail_lightning.credit as credits
 from grail_lightning import ArithmeticTask, GroupMean, RolloutEngine, SampledBatch
 from grail_lightning.core.credit.base import token_advantages
 from grail_lightning.core.policy.load import load_policy
-from grail_lightning.core.step.assign import of_whole_batch, scored_rows, weigh_batch
-from grail_lightning.core.step.update import of_compared_rows
+from grail_lightning.core.step.assign import scored_rows, weigh_batch, with_unscored_rows
+from grail_lightning.core.step.update import without_lone_rows
 from grail_lightning.credit import GRAIL, SaliencyOptions, TreeAdvantage, Uniform
 from tests.batches import graded, in_turns
 from tests.core.credit.rollouts import context
@@ -176,8 +176,8 @@ def own_step(batch, credit):
     whole = batch.with_advantages(GroupMean()(batch, GROUP, None))
     rows = scored_rows(whole)
     policy = load_policy("arithmetic")
-    weights = of_compared_rows(weigh_batch(credit, None, policy, rows, context(budget=16384)), rows)
-    return token_advantages(whole.advantages, of_whole_batch(weights, whole))
+    weights = without_lone_rows(weigh_batch(credit, None, policy, rows, context(budget=16384)), rows)
+    return token_advantages(whole.advantages, with_unscored_rows(weights, whole))
 
 
 TURNS = {
@@ -233,7 +233,7 @@ def test_truncated_and_unscored_rows_keep_their_place_in_the_group(rollouts, tmp
     whole = told.with_advantages(GroupMean()(told, GROUP, None))
     rows = scored_rows(whole)
     weights = weigh_batch(TreeAdvantage(), None, made._credit_policy, rows, context())
-    expected = token_advantages(whole.advantages, of_whole_batch(weights, whole))
+    expected = token_advantages(whole.advantages, with_unscored_rows(weights, whole))
     assert_near(output["advantages"], expected, 8, torch.float32)
     assert (output["advantages"][[2, 9]] == 0).all()
     assert output["advantages"][cut].abs().max() > 0
