@@ -229,7 +229,7 @@ class Alternate(pl.Callback):
         self._round, (name, updates) = batch_idx // len(self.sides), self.side(batch_idx)
         pl_module.credit = CREDITS[name]
         pl_module.objective = OBJECTIVES.get(name, OBJECTIVE)
-        pl_module.execution = replace(pl_module.execution, updates_per_batch=updates)
+        pl_module.execution = replace(pl_module.execution, num_iterations=updates)
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()
         if batch_idx >= self.until:  # One step more, whose kernels are listed.

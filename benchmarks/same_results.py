@@ -112,7 +112,7 @@ WHAT: Table = {
     "model.objective.mask_truncated": [None, "true", "false"],
     "model.execution.group_size": ["2", "4", "6"],
     "model.execution.refill_rounds": [None, None, "1"],
-    "model.execution.updates_per_batch": ["1", "1", "2"],
+    "model.execution.num_iterations": ["1", "1", "2"],
     "model.execution.mini_batches": ["1", "1", "2", "3"],
     "model.execution.split_groups": [None, None, None, "true"],
     "model.execution.sampler_cap": [None, "null", "2"],
@@ -158,10 +158,10 @@ CASES = {
     "PermutedRewards": "model.credit=PermutedRewards model.credit.inner=TreeAdvantage",
     **{name: f"model.credit=GRAIL model.control={name}" for name in CONTROLS},
     "own_pass": "model.credit=GRAIL model.credit.saliency.fuse=false",
-    "refreshed": "model.credit=GRAIL model.credit.saliency.refresh=step model.execution.updates_per_batch=2",
+    "refreshed": "model.credit=GRAIL model.credit.saliency.refresh=step model.execution.num_iterations=2",
     "whole_rows": "model.credit=GRAIL model.execution.share_prefixes=false",
-    "two_passes": "model.credit=GRAIL model.execution.updates_per_batch=2",
-    "kl": "model.objective.kl_coefficient=0.05 model.execution.updates_per_batch=2",
+    "two_passes": "model.credit=GRAIL model.execution.num_iterations=2",
+    "kl": "model.objective.kl_coefficient=0.05 model.execution.num_iterations=2",
     "entropy": "model.credit=GRAIL model.objective.entropy_coefficient=0.01",
     "sequence": "model.objective.level=sequence model.objective.aggregation=grpo",
     "cispo": "model.objective.surrogate=cispo model.advantage=GroupMean model.advantage.scale=batch",
@@ -276,7 +276,7 @@ def draw(rng: random.Random, tables: Mapping[str, list[str | None]]) -> dict[str
 
 def steps_of(drawn: Options) -> int:
     """The optimiser steps of a batch."""
-    return int(drawn["model.execution.updates_per_batch"] or 1) * int(drawn["model.execution.mini_batches"] or 1)
+    return int(drawn["model.execution.num_iterations"] or 1) * int(drawn["model.execution.mini_batches"] or 1)
 
 
 def same_layout(rng: random.Random, folder: Path) -> tuple[Options, Fit, str]:

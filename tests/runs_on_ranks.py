@@ -53,7 +53,7 @@ def interrupted(ranks, folder, credit):
     """Four optimiser steps with sharded weights, two a batch, whole and interrupted after two."""
 
     def fit(max_steps, part, begun, *callbacks):
-        options = {"updates_per_batch": 2, "token_budget": 100, "kl_coefficient": 0.05}
+        options = {"num_iterations": 2, "token_budget": 100, "kl_coefficient": 0.05}
         ours = module(options, credit=CREDITS[credit]())
         where = folder / part, begun
         how = {"use_distributed_sampler": False}

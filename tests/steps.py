@@ -112,7 +112,7 @@ def steps(policy, batch, share, reference=None, credit=None, **options):
         embedded += args[0].numel()
 
     hook = policy.model.get_input_embeddings().register_forward_hook(count)
-    passes = {"updates_per_batch": 2, "share_prefixes": share}
+    passes = {"num_iterations": 2, "share_prefixes": share}
     update = update_of(policy, batch, reference=reference, credit=credit, **passes | options)
     for number in range(len(update.steps)):
         policy.zero_grad()

@@ -62,7 +62,7 @@ def test_a_published_run_takes_the_files_of_several_machines():
     assert options.model.engine.class_path.endswith("VLLMServer")
     assert options.model.engine.init_args.urls == ["http://node3:8000", "http://node4:8000"]
     assert options.model.execution.sample_ahead
-    assert options.model.execution.updates_per_batch == 4, "the other options are still those of the run"
+    assert options.model.execution.num_iterations == 4, "the other options are still those of the run"
     assert {file.stem for file in CONFIGS.glob("*.yaml")} == {"nodes", "servers"}, "all files are tested here"
 
 

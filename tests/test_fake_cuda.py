@@ -41,7 +41,7 @@ STEPS = {
         "precision": "full",
         "loading": {"lora": 4, "gradient_checkpointing": True},
         "objective": {"kl_coefficient": 0.05, "entropy_coefficient": 0.01},
-        "execution": {"mini_batches": 2, "updates_per_batch": 2},
+        "execution": {"mini_batches": 2, "num_iterations": 2},
     },
     "packed": {"loading": {"packing": True}, "objective": {"algorithm": "SDPG", "coefficient": 0.1}, "batches": 1},
     "long": {"lengths": (150, 160), "execution": {"token_budget": 700}, "batches": 1},

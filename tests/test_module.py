@@ -77,7 +77,7 @@ class Logged(CSVLogger):
 def test_uniform_credit_is_grpo_written_by_hand_bit_for_bit(updates, number, tmp_path):
     loader = batches(number)
     expected_losses, expected = _grpo_by_hand(loader, updates)
-    ours = module({"updates_per_batch": updates, "share_prefixes": False})
+    ours = module({"num_iterations": updates, "share_prefixes": False})
     logger = Logged(tmp_path)
     trainer(number * updates, logger=logger).fit(ours, loader)
     assert [figures["policy/loss"] for figures in logger.figures] == expected_losses
@@ -103,7 +103,7 @@ def test_a_run_is_reproduced_bit_for_bit_and_neither_a_control_nor_its_weights_c
 def test_a_run_stops_at_max_steps_inside_a_batch_and_schedules_and_logs_count_optimiser_steps(tmp_path):
     watch, logger = Watch(), Logged(tmp_path)
     ours = module(
-        {"updates_per_batch": 2, "mini_batches": 2},
+        {"num_iterations": 2, "mini_batches": 2},
         scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
     )
     run = trainer(6, watch, logger=logger)
@@ -116,7 +116,7 @@ def test_a_run_stops_at_max_steps_inside_a_batch_and_schedules_and_logs_count_op
 
 def test_a_dead_run_ends_and_moves_nothing():
     """Rollouts that all earn the same have no advantage, so that no row is live: each batch is one skipped step."""
-    ours = module({"updates_per_batch": 4}, sampling=Sampling(max_response_length=48))
+    ours = module({"num_iterations": 4}, sampling=Sampling(max_response_length=48))
     watch, begun, nothing = Watch(), {}, RewardSpec(function="correctness", weight=0)
     watch.on_train_start = lambda trainer, pl_module: begun.update(weights(pl_module))
     unpaid = ArithmeticTask(rewards=[nothing])
@@ -243,7 +243,7 @@ def test_weights_are_refreshed_before_every_optimiser_step_and_predicted_at_the_
             steps.append(context.step)
             return TokenWeights(values=batch.response_mask.float())
 
-    ours = module({"updates_per_batch": 2}, credit=Steps())
+    ours = module({"num_iterations": 2}, credit=Steps())
     loader, run = torch.utils.data.DataLoader([problems(1)], batch_size=None), trainer(4)
     run.fit(ours, batches(2, size=2))
     run.predict(ours, loader)
@@ -253,7 +253,7 @@ def test_weights_are_refreshed_before_every_optimiser_step_and_predicted_at_the_
 
 def test_figures_have_the_names_that_users_know_and_a_group_of_their_own_choice():
     watch = Watch()
-    objective = {"kl_coefficient": 0.1, "entropy_coefficient": 0.1, "updates_per_batch": 2}
+    objective = {"kl_coefficient": 0.1, "entropy_coefficient": 0.1, "num_iterations": 2}
     trainer(2, watch).fit(module(objective, credit=GRAIL()), batches(1, size=8))
     (output,) = watch.outputs
     names = {"reward", "reward_std", "frac_reward_zero_std", "accuracy", "entropy", "loss", "grad_norm", "kl"}

@@ -47,7 +47,7 @@ def test_each_run_has_the_published_options(model, method):
     assert options.trainer.strategy.init_args.data_parallel_size == options.trainer.devices == 4
     assert options.trainer.precision == "bf16-mixed"
     objective, execution, sampling = options.model.objective.init_args, options.model.execution, options.model.sampling
-    assert (execution.updates_per_batch, execution.group_size, objective.aggregation) == (4, 8, "dr_grpo")
+    assert (execution.num_iterations, execution.group_size, objective.aggregation) == (4, 8, "dr_grpo")
     assert (objective.clip_low, objective.clip_high, objective.kl_coefficient, sampling.top_k) == (0.2, 0.28, 0.0, 50)
     assert options.data.init_args.prompts_per_batch == 32
 

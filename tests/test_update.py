@@ -8,7 +8,7 @@ from grail_lightning.core.policy.layout import padded_layout
 from grail_lightning.core.policy.load import load_policy
 from grail_lightning.core.policy.micro_batch import MicroBatch, stand_in
 from grail_lightning.core.step.forward import Forward
-from grail_lightning.core.step.update import deal_rows
+from grail_lightning.core.step.update import split_rows
 from tests.architectures import live
 from tests.runs import uneven
 from tests.steps import backward, context_for, largest_gap, token_weights, update_of, whole_logs
@@ -98,7 +98,7 @@ def test_every_way_of_cutting_gives_the_same_gradient(more, policy, reference, b
 def test_the_kl_of_a_later_pass_is_corrected_by_each_tokens_own_ratio_at_either_level(policy, reference, batch):
     """The surrogate may take the sequence's ratio; who drew a token is a matter of the token."""
     moved = load_policy("arithmetic").double().train()
-    options = {"updates_per_batch": 2, "kl_coefficient": 0.1, "level": "sequence"}
+    options = {"num_iterations": 2, "kl_coefficient": 0.1, "level": "sequence"}
     silent = batch.replace(advantages=torch.zeros_like(batch.advantages))  # The KL term alone.
     update = _update(moved, silent, reference=reference, **options)
     update.accumulate(0, backward)
@@ -175,7 +175,7 @@ def test_dead_rows_are_not_run_unless_something_else_needs_them(policy, batch):
     assert torch.equal(_update(policy, batch, token_weights(batch, additive=added)).live, expected)
 
 
-@pytest.mark.parametrize("cuts", [{"updates_per_batch": 3}, {"mini_batches": 2}], ids=str)
+@pytest.mark.parametrize("cuts", [{"num_iterations": 3}, {"mini_batches": 2}], ids=str)
 def test_old_log_probabilities_are_those_before_the_first_step(cuts, batch, given):
     """Pass 1 records what passes 2 and 3 divide by; rows of a later mini-batch are scored before."""
     moving = load_policy("arithmetic").double().train()
@@ -194,7 +194,7 @@ def test_old_log_probabilities_are_those_before_the_first_step(cuts, batch, give
 
 
 def _deal(batch, mini_batches, seed=0, **options):
-    return deal_rows(batch, Execution(mini_batches=mini_batches, **options), torch.Generator().manual_seed(seed))
+    return split_rows(batch, Execution(mini_batches=mini_batches, **options), torch.Generator().manual_seed(seed))
 
 
 def test_mini_batches_are_whole_groups_in_the_order_of_the_seed(batch):
@@ -242,7 +242,7 @@ def test_a_rank_without_rows_keeps_in_step_on_a_row_that_has_a_response(policy, 
     assert all((p.grad == 0).all() for p in policy.parameters())
 
 
-@pytest.mark.parametrize("cuts", [{"updates_per_batch": 2}, {"mini_batches": 2, "split_groups": True}], ids=str)
+@pytest.mark.parametrize("cuts", [{"num_iterations": 2}, {"mini_batches": 2, "split_groups": True}], ids=str)
 def test_with_dropout_old_log_probabilities_are_all_of_the_policy_that_sampled(cuts, batch):
     dropping = live(load_policy("arithmetic", Loading(lora=LoRA(rank=4, dropout=0.3))).double())
     with torch.no_grad():

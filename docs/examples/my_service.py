@@ -29,7 +29,7 @@ class GreedyResponses(Service):
     def rewards(self, prompts: Sequence[Prompt]) -> Tensor:
         """The rewards ``[K]`` of the greedy responses to some prompts. Every rank must call it."""
         sampler = self._sampler()
-        sampler.push()
+        sampler.update_weights()
         sampling = replace(sampler.sampling, temperature=0.0)
         return sampler.grade(sampler.responses(prompts, 1, sampling, [0] * len(prompts))).rewards
 

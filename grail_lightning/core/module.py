@@ -262,7 +262,8 @@ class GrailModule(GuardedModule):
         forward, token_weights = assign.assign_credit(
             self.credit, self.control, policy, batch, context, objective, clock, share_prefixes=execution.share_prefixes
         )
-        deal_rank = 0 if execution.split_groups else self.global_rank  # `split_groups` has one deal for all ranks.
+        # With `split_groups` all ranks must shuffle alike, so the seed does not contain the rank.
+        seed_rank = 0 if execution.split_groups else self.global_rank
         with clock.phase("update"):
             update = Update(
                 forward,
@@ -270,7 +271,7 @@ class GrailModule(GuardedModule):
                 objective=objective,
                 execution=execution,
                 max_response_length=self.sampling.max_response_length,
-                seed=derive_seed(run_seed(), "update", self.global_step, deal_rank),
+                seed=derive_seed(run_seed(), "update", self.global_step, seed_rank),
                 sampler_cap=self.sampler_cap,
                 refreshes=self.credit.refresh == "step",
             )

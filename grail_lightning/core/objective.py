@@ -138,7 +138,10 @@ class Objective(ABC):
         return self.kl_coefficient > 0 or self.entropy_coefficient > 0
 
     def row_scale(self, mask: Tensor) -> Tensor:
-        """``[B]`` float64: the factor of a row in the loss for its own number of tokens in it, ``mask [B, T]``."""
+        """``[B]`` float64: the factor that the aggregation gives to a row for its length, 1/|o_i| with grpo, else 1.
+
+        ``mask [B, T]`` are the tokens in the loss.
+        """
         lengths = mask.sum(1).clamp(min=1).double()
         return 1 / lengths if self.aggregation == "grpo" else torch.ones_like(lengths)
 

@@ -60,7 +60,7 @@ class SampledContinuations(Service):
         keys = batch.row.tolist()
         waiting = sorted(range(len(places)), key=lambda k: (places[k].length, keys[places[k].row]))
         spent, sampler = 0, self._sampler()
-        sampler.push()
+        sampler.update_weights()
         while True:
             fitting = _fitting(sampler, batch, [places[k] for k in waiting], number, budget - spent)
             if not all_reduce(torch.tensor(fitting, device=sampler.policy.device), "max"):

@@ -22,7 +22,7 @@ model.loading.gradient_checkpointing: enable_gradient_checkpointing gradient_che
 model.loading.compile: torch_compile use_torch_compile torch_compile_backend
 model.loading.chat_template_kwargs: apply_chat_template_kwargs
 model.execution.group_size: group_size num_generations rollout.n n num_rollouts rollouts_per_prompt
-model.execution.updates_per_batch: num_iterations ppo_epochs num_ppo_epochs
+model.execution.num_iterations: num_iterations updates_per_batch ppo_epochs num_ppo_epochs
 model.execution.mini_batches: ppo_mini_batch_size num_mini_batches steps_per_generation mini_batch_size
 model.execution.token_budget: per_device_train_batch_size gradient_accumulation_steps ppo_micro_batch_size
     ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu log_prob_micro_batch_size_per_gpu use_dynamic_bsz

@@ -35,13 +35,13 @@ class RolloutSampler(Protocol):
     def longest_row(self) -> float:
         """The tokens that engine and policy have room for, prompt and response together."""
 
-    def push(self) -> None:
+    def update_weights(self) -> None:
         """Give the engine the present weights. Every rank must call it."""
 
     def responses(
         self, prompts: Sequence[Prompt], number: int, sampling: Sampling, seeds: Sequence[int]
     ) -> SampledBatch:
-        """`number` responses to each prompt, of one turn, with the weights that were pushed last and a seed each."""
+        """`number` responses of one turn to each prompt, from the weights that the engine has; one seed for each."""
 
     def grade(self, sampled: SampledBatch) -> GradedBatch:
         """The responses with their rewards and the positions of their answers."""

@@ -54,9 +54,9 @@ def cut_rows(
     """Micro-batches of ``rows [n]`` within a token budget, in which padding counts; the longest rows come first.
 
     The policy must already be in the mode (training or evaluation) in which it will run them. With `share` common
-    beginnings of rows are run once, if it supports that; see `grail_lightning.core.policy.trees.tree_layout`. On CUDA
-    rows with too little in common are trees of their own, which flash attention runs without padding and copies; where
-    SDPA computes attention in trees, they are padded.
+    beginnings of rows are run once, if it supports that; see `grail_lightning.core.policy.trees.tree_layout`. On CUDA,
+    if that would save too few tokens, rows are not joined: with flash attention each row is a tree of its own, without
+    padding and copies, with SDPA rows are padded.
     """
     rows, on_cuda = rows.cpu(), policy.device.type == "cuda"
     if share and len(rows) and policy.shares_prefixes and within_attention_window(policy, batch.input_ids.shape[1]):

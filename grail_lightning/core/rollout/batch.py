@@ -139,7 +139,7 @@ class SampledBatch:
 
     @property
     def lengths(self) -> Tensor:
-        """``[B, 2]`` long: the numbers of tokens of each row's prompt and after it, which are padded separately."""
+        """``[B, 2]`` long: for each row the number of prompt tokens and of tokens after the prompt, without padding."""
         return torch.stack([self.prompt_lengths, self.valid_lengths], 1)
 
     @property
@@ -186,7 +186,7 @@ class SampledBatch:
         return dataclasses.replace(self, **moved)
 
 
-def on_host(batch: SampledBatch) -> SampledBatch:
+def on_cpu(batch: SampledBatch) -> SampledBatch:
     """What was sampled, with every tensor on the CPU, and nothing of its rewards."""
     names = [f.name for f in dataclasses.fields(SampledBatch)]
     return SampledBatch(**{name: getattr(batch, name) for name in names}).to("cpu")

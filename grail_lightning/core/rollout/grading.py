@@ -68,7 +68,7 @@ def grade_and_locate(
         masks = thread.submit(lambda: answer_masks(batch, align_rows(batch, tokenizer)))
         verdicts = grade_answers(_without_calls(batch), batch.prompts, verifier)
         for row, verdict in enumerate(verdicts):
-            if verdict.status == UNSCORED and _hangs(batch, row):  # Its judge could not be asked, by its own doing.
+            if verdict.status == UNSCORED and _hangs(batch, row):  # It hung the tool that would have judged it.
                 verdicts[row] = replace(verdict, status="wrong")
         for row in (rows := unknown.result()):
             verdicts[row] = replace(verdicts[row], correct=False, status="unknown_tokens", layer="none")
@@ -201,10 +201,10 @@ def _rewards(batch: SampledBatch, verdicts: list[Verdict]) -> tuple[Tensor, dict
         for name, share in earned.shares.items():
             shares[name][rows] = torch.tensor(share, dtype=torch.float64)
     parts = {"values": dict(values), "weights": dict(weights), "shares": dict(shares)}
-    return _without_praise(batch, rewards), parts
+    return _capped_if_hanging(batch, rewards), parts
 
 
-def _without_praise(batch: SampledBatch, rewards: Tensor) -> Tensor:
+def _capped_if_hanging(batch: SampledBatch, rewards: Tensor) -> Tensor:
     """The rewards ``[B]``, of which that of a rollout in which a tool hangs is at most the least of its group.
 
     Its environment could not be asked: without a reward it would never pay, and 0 is the best of a group of penalties.

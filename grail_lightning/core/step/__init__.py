@@ -28,14 +28,14 @@ The calls of one training step. The loop over optimiser steps is in the module, 
 
     GrailModule.training_step
     ├── collect.collect                               prompts → GradedBatch
-    │   ├── sampler.Sampler, collect.refill           on policy: push the weights to the engine, sample, grade; or
+    │   ├── sampler.Sampler, collect.refill           on policy: weights to the engine, sample, grade; or
     │   └── collect.Ahead                             one batch off-policy
     ├── assign.compute_advantages                     → RolloutBatch
     ├── assign.scored_rows                           → the rows that have a reward; from here on there are no others
     ├── assign.assign_credit                          → Forward, and the token weights, which **become known here**,
     │   │                                             but for fused saliency (below)
     │   └── assign.weigh_batch                        the credit method, with the services that it lists
-    ├── update.Update                                 deals the rows over the optimiser steps
+    ├── update.Update                                 splits the rows over the optimiser steps
     ├── Update.compute_before_steps                   old log-probabilities of rows of later steps; with a KL term, also
     │                                                 log-probabilities under the reference
     ├── GrailModule.take_steps                        for each optimiser step:
@@ -45,18 +45,17 @@ The calls of one training step. The loop over optimiser steps is in the module, 
     └── figures.batch_figures
 
 A batch in which no rank has a live row, one that can contribute a gradient, takes exactly one step, without rows,
-whatever number is configured. Ranks reduce the counts of the
-loss, whether any row is live, the number of micro-batches, figures and gradients; no other number of another rank
-enters the loss, but where the estimator of the advantage or the credit method says so. A rollout is trained on by the
-rank that sampled it.
+whatever number is configured. Ranks reduce the denominators of the loss, whether any row is live, the number of
+micro-batches, figures and gradients; beyond these a rank's loss depends on no other rank, unless the estimator of the
+advantage or the credit method says so. A rollout is trained on by the rank that sampled it.
 
 With *fused saliency* (GRAIL's default; `fused.method_to_fuse` lists the exceptions) the weights of a row become known
 later: the first pass of the row returns them beside its log-probabilities, in `Update.compute_before_steps` or in
-`Update.accumulate`, which then computes the loss with them. The weights
-of all other rows are known before: of those that need no saliency, such as rows outside GRAIL's gate, and of those that
-the update does not run, such as truncated ones that the objective leaves out, whose saliency has a pass of its own.
-Either way saliency is that of the policy before the update: a row has its first pass in the first optimiser step, or
-before it. With sharded weights (FSDP2), and only then, ranks also have equally many passes with saliency.
+`Update.accumulate`, which then computes the loss with them. The weights of all other rows are known before: of those
+that need no saliency, such as rows outside GRAIL's gate, and of those that the update does not run, such as truncated
+ones that the objective leaves out, whose saliency has a pass of its own. Either way saliency is that of the policy
+before the update: a row has its first pass in the first optimiser step, or before it. With sharded weights (FSDP2), and
+only then, ranks also have equally many passes with saliency.
 
 An example in numbers: one prompt, ``Compute 2+3.``, has two rollouts, ``\boxed{5}<end>`` and ``\boxed{6}<end>``. Each
 has four tokens (``\boxed{``, the digit, ``}`` and the end token). The first one is right.

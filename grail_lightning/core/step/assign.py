@@ -114,7 +114,7 @@ def assign_credit(
     *,
     share_prefixes: bool = True,
 ) -> tuple[Forward, TokenWeights]:
-    """What runs the update's forward passes, and the token weights of the credit method.
+    """The `Forward` that the update calls for each micro-batch, and the token weights of the credit method.
 
     With fused saliency (`core.step.fused`) the weights of rows that still need saliency are provisional: the
     first pass of such a row returns the right ones. Those of all other rows are final. The clock counts credit as its

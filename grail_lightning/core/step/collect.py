@@ -203,9 +203,9 @@ class Ahead:
         """
         with sampler.clock.phase("sample"):
             sampled = self._landed(prompts, sampler)
-            sampler.push()  # After the engine has finished with the weights before, and before these change.
+            sampler.update_weights()  # After the engine has finished with the weights before, and before these change.
             if sampled is None:
-                sampled = _AheadBatch(sampler.draw(prompts, training_key(step)), step)
+                sampled = _AheadBatch(sampler.generate(prompts, training_key(step)), step)
             self._begin(sampler, peek(), step, training_key(step + num_steps))
         figures = {"sampling/staleness": float(step - sampled.step)}
         if sampled.seconds is not None:
@@ -245,7 +245,7 @@ class Ahead:
                 if sampler.policy.device.type == "cuda":
                     torch.cuda.set_device(sampler.policy.device)  # Threads begin with the first one.
                 begun = time.perf_counter()
-                batch = sampler.draw(prompts, key)
+                batch = sampler.generate(prompts, key)
                 result.set_result(_AheadBatch(batch, step, time.perf_counter() - begun))
             except BaseException as error:
                 result.set_exception(error)

@@ -20,7 +20,7 @@ class Execution:
         refill_rounds: Most further samplings to replace groups that are all right or all wrong (dynamic sampling).
         sample_ahead: Whether the next batch is sampled while this one trains, with the weights from before its update
             (one batch off-policy). It needs `sampler_cap`, and an engine that samples elsewhere.
-        updates_per_batch: Number of iterations, each of which goes over all rollouts of the batch once.
+        num_iterations: Number of iterations, each of which goes over all rollouts of the batch once.
         mini_batches: Number of optimiser steps of each iteration; groups are not split, unless `split_groups` is set.
         split_groups: Whether the rollouts of all prompts are dealt over the mini-batches one by one, at random: right
             and wrong rollouts of a prompt then stand in one optimiser step only as often as chance has it. The deal
@@ -37,7 +37,7 @@ class Execution:
     group_size: int = 8
     refill_rounds: int = 0
     sample_ahead: bool = False
-    updates_per_batch: int = 1
+    num_iterations: int = 1
     mini_batches: int = 1
     split_groups: bool = False
     token_budget: int = 16384
@@ -46,7 +46,7 @@ class Execution:
     max_grad_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
-        check_options(self, "execution", group_size="[2, inf)", refill_rounds="[0, inf)", updates_per_batch="[1, inf)")
+        check_options(self, "execution", group_size="[2, inf)", refill_rounds="[0, inf)", num_iterations="[1, inf)")
         check_options(self, "execution", mini_batches="[1, inf)", token_budget="[1, inf)")  # noqa: S106 (no password)
         if self.split_groups and self.mini_batches == 1:
             raise ValueError(
@@ -73,7 +73,7 @@ class Execution:
     @property
     def steps_per_batch(self) -> int:
         """The optimiser steps of a batch of rollouts; a batch in which no rank has a row to run counts as one step."""
-        return self.updates_per_batch * self.mini_batches
+        return self.num_iterations * self.mini_batches
 
 
 def resolve_cap(cap: float | Literal["auto"] | None, copies_weights: bool) -> float | None:

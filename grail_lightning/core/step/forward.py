@@ -18,7 +18,7 @@ from grail_lightning.core.policy.layout import TokenLayout
 from grail_lightning.core.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in, zero_table
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.policy.reference import Reference
-from grail_lightning.core.rollout.batch import RolloutBatch, on_host
+from grail_lightning.core.rollout.batch import RolloutBatch, on_cpu
 from grail_lightning.core.runtime.collectives import pad_to_longest_rank
 
 
@@ -50,12 +50,12 @@ class Forward:
     ) -> None:
         _ = policy.compiled_blocks  # Tried before the first pass, in which the host must not wait for the device.
         self.policy, self.batch, self.context = policy, batch, context
-        self.host = on_host(batch)  # Layouts are made of it, without a wait for the device.
+        self.on_cpu = on_cpu(batch)  # Layouts are made of it, without a wait for the device.
         self.share_prefixes, self.entropy_gradient, self.companion = share_prefixes, entropy_gradient, companion
 
     def cut(self, rows: Tensor) -> list[MicroBatch]:
         """The rows as micro-batches, equally many on each rank."""
-        return pad_to_longest_rank(self._cut(rows), stand_in(self.host), self.batch.response_mask.device)
+        return pad_to_longest_rank(self._cut(rows), stand_in(self.on_cpu), self.batch.response_mask.device)
 
     def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> Pass:
         """Run a micro-batch from `cut` with gradient; `in_place` is that of `HeadGradient`."""
@@ -88,10 +88,10 @@ class Forward:
         return self.policy(self._layout(micro), temperature=self.context.temperature), None
 
     def _layout(self, micro: MicroBatch) -> TokenLayout:
-        return self.policy.layout(self.host.select(micro.rows), micro.starts)
+        return self.policy.layout(self.on_cpu.select(micro.rows), micro.starts)
 
     def _cut(self, rows: Tensor) -> list[MicroBatch]:
-        return cut_rows(self.policy, self.host, rows, self.context.token_budget, share=self.share_prefixes)
+        return cut_rows(self.policy, self.on_cpu, rows, self.context.token_budget, share=self.share_prefixes)
 
 
 def reference_logprobs(reference: Reference, trained: Forward, rows: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ class SaliencyForward(Forward):
         self.target = credit.target(policy, batch)
         # Rows whose first pass, with their saliency, is still to come.
         self.pending = (self.target.rows & live).cpu()
-        self._fills_in = stand_in(self.host) if isinstance(policy, FSDPModule) else None
+        self._fills_in = stand_in(self.on_cpu) if isinstance(policy, FSDPModule) else None
         others = replace(self.target, rows=self.target.rows & ~live)
         there_are_some = bool(all_reduce(others.rows.sum(), "sum"))
         with gathered(policy) if there_are_some else nullcontext():
@@ -113,7 +113,7 @@ class SaliencyForward(Forward):
 
     def _with_saliency(self, micro: MicroBatch, *, frozen: bool = False, in_place: bool = False) -> Pass:
         piece = self.batch.select(micro.rows)
-        layout = self.policy.layout(self.host.select(micro.rows), micro.starts, share_responses=False)
+        layout = self.policy.layout(self.on_cpu.select(micro.rows), micro.starts, share_responses=False)
         rows, columns = to_device(micro.rows, self._scores.device), piece.response_mask.shape[1]
         stats, saliency = forward_with_saliency(
             self.policy,
@@ -138,7 +138,7 @@ class SaliencyForward(Forward):
         """Micro-batches in which rows that still need saliency come first, separate from the others."""
         pending = self.pending[rows]
         mine, budget = rows[pending], self.context.token_budget
-        first = cut_rows(self.policy, self.host, mine, budget, share=self.share_prefixes, share_responses=False)
+        first = cut_rows(self.policy, self.on_cpu, mine, budget, share=self.share_prefixes, share_responses=False)
         if self._fills_in is not None:
             first = pad_to_longest_rank(first, self._fills_in, self.batch.response_mask.device)
         return first + super()._cut(rows[~pending])

@@ -32,7 +32,7 @@ def loss_mask(batch: GradedBatch, objective: Objective) -> Tensor:
 def live_rows(
     batch: RolloutBatch, mask: Tensor, additive: Tensor | None = None, *, all_rows: bool, refreshes: bool = False
 ) -> Tensor:
-    """``[B]`` bool: rows with a token in the loss whose advantage is not 0; with `all_rows`, also those where it is.
+    """``[B]`` bool: rows with a token in the loss and an advantage other than 0; with `all_rows`, with any advantage.
 
     A row whose advantage is 0 is trained on, too, where a credit method has an additive stage ``[B, T]``. If the method
     `refreshes` its weights, later ones may add to any row.

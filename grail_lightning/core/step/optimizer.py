@@ -46,8 +46,8 @@ def take_step(
 
     Without gradients (no live row) the step changes nothing, but counts, so that a run without a learning signal ends.
     `seed` is that of what the optimiser draws, such as stochastic rounding. All ranks pass the same one, since they
-    must round replicated weights alike. With `warn_if_unmoved` a step that should change weights and changes none is
-    told: the logged figures can hide it.
+    must round replicated weights alike. `warn_if_unmoved` warns if the step changes no weight although gradient norm
+    and learning rate are positive, which the logged figures would not show.
     """
     norm, rate = gradients.clip(max_norm), float(optimizer.param_groups[0]["lr"])
     # Before any weight has changed. All ranks have the same norm and raise.

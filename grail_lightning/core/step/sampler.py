@@ -70,20 +70,20 @@ class Sampler:
         A seed is derived from the `key`, the run's seed, and the rank (with environments the number of each row). A
         list holds the seed of each row instead.
         """
-        whole = nullcontext() if self.engine.copies_weights else gathered(self.policy)
-        with self.clock.phase("sample"), whole:
-            self.push()
-            sampled = self.draw(prompts, key)
+        gathering = nullcontext() if self.engine.copies_weights else gathered(self.policy)
+        with self.clock.phase("sample"), gathering:
+            self.update_weights()
+            sampled = self.generate(prompts, key)
         return self.grade(sampled)
 
     @torch.no_grad()
-    def push(self) -> None:
+    def update_weights(self) -> None:
         """Give the engine the present weights. Every rank must call it."""
         self.engine.update_weights(self.policy)
 
     @torch.no_grad()
-    def draw(self, prompts: list[Prompt], key: SeedKey | list[int]) -> SampledBatch:
-        """Responses from the weights that were pushed last; arguments as above."""
+    def generate(self, prompts: list[Prompt], key: SeedKey | list[int]) -> SampledBatch:
+        """Responses from the weights that the engine was given last; arguments as above."""
         arguments = self.engine, self.policy, prompts, self.group_size, self.sampling
         several_turns = any(prompt.task.has_environment for prompt in prompts)
         if on_any_rank(several_turns, self.engine, self.policy.device):
@@ -109,7 +109,7 @@ class Sampler:
     def responses(
         self, prompts: Sequence[Prompt], number: int, sampling: Sampling, seeds: Sequence[int]
     ) -> SampledBatch:
-        """`number` responses to each prompt, of one turn, from the weights that were pushed last; one seed for each."""
+        """`number` responses of one turn to each prompt, from the weights that the engine has; one seed for each."""
         return sample_rollouts(self.engine, self.policy, prompts, number, sampling, seeds)
 
     def row_numbers(self, rows: Tensor) -> Tensor:

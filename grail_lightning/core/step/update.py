@@ -33,14 +33,14 @@ _Backward = Callable[[Tensor, bool], None]
 step, with which DDP reduces gradients over ranks. FSDP2 does so with each, unless `Loading.reduce_once` is set."""
 
 
-def deal_rows(batch: GradedBatch, execution: Execution, generator: torch.Generator) -> list[Tensor]:
+def split_rows(batch: GradedBatch, execution: Execution, generator: torch.Generator) -> list[Tensor]:
     """The rows of each mini-batch of one iteration, each row in one of them; in random order if there are several.
 
-    Whole groups of this rank are dealt in numbers that differ by at most one; if a batch has fewer groups than
+    Each has whole groups of this rank, in numbers that differ by at most one; if a batch has fewer groups than
     mini-batches (as the last batch may), the mini-batches at the end are empty, and their optimiser steps are taken all
-    the same. With `execution.split_groups` the single rows of all ranks are dealt, by their numbers in the training
-    step: the deal is the same for any number of ranks, as long as `generator` is. Each rank still runs its own rows,
-    whose number may then differ between its mini-batches. Rows without a reward are not dealt.
+    the same. With `execution.split_groups` the single rows of all ranks are split instead, by their numbers in the
+    training step: the outcome is the same for any number of ranks, as long as `generator` is. Each rank still runs its
+    own rows, whose number may then differ between its mini-batches. Rows without a reward are in none.
     """
     if execution.split_groups:
         keys, units = batch.row.cpu(), all_gather_rows(batch.row[batch.scored]).cpu().sort().values
@@ -53,10 +53,10 @@ def deal_rows(batch: GradedBatch, execution: Execution, generator: torch.Generat
 
 
 class _OldLogprobs:
-    """Old log-probabilities of each row, by one of three rules.
+    """Old log-probabilities of each row of a batch with several optimiser steps, by one of three rules.
 
     *Same weights*: in the first optimiser step the policy still has its old weights. The log-probabilities of the pass
-    itself, detached, are the old ones, and the ratio is 1. A batch with one optimiser step needs no other rule.
+    itself, detached, are the old ones, and the ratio is 1.
 
     *Recorded*: rows that the first step has run have their log-probabilities recorded for later steps.
 
@@ -115,8 +115,8 @@ class Update:
     Every rank calls every collective the same number of times. Ranks agree on the numbers of optimiser steps and
     micro-batches, and a rank with fewer micro-batches runs a row whose loss is multiplied by 0.
 
-    `seed` is that of the deal of groups, or of rows, `sampler_cap` the bound of weights that correct for a sampler that
-    differs from the trainer (None is off). With `refreshes` the caller replaces the token weights before each
+    `seed` is that of the order of groups, or of rows, `sampler_cap` the bound of weights that correct for a sampler
+    that differs from the trainer (None is off). With `refreshes` the caller replaces the token weights before each
     further step (`reweigh`).
 
     Attributes:
@@ -152,15 +152,17 @@ class Update:
         self.live = live.cpu()
         self.steps: list[Tensor] = []
         if all_reduce(live.sum(), "sum"):
-            for number in range(execution.updates_per_batch):
+            for number in range(execution.num_iterations):
                 generator = torch.Generator().manual_seed(derive_seed(seed, number))
-                self.steps += deal_rows(self.batch, execution, generator)
+                self.steps += split_rows(self.batch, execution, generator)
         self.steps = self.steps or [torch.zeros(0, dtype=torch.long)]
         self.ref_logprobs: Tensor | None = None
         policy = forward.policy
         dropout = policy.training and has_dropout(policy)
-        table = zero_table(policy, self.batch)
-        self.old_logprobs = _OldLogprobs(self.live, self.steps[0], table, dropout=dropout)
+        self.old_logprobs: _OldLogprobs | None = None
+        if len(self.steps) > 1:
+            table = zero_table(policy, self.batch)
+            self.old_logprobs = _OldLogprobs(self.live, self.steps[0], table, dropout=dropout)
 
     def reweigh(self, token_weights: TokenWeights) -> None:
         """Use these token weights in the following steps."""
@@ -173,15 +175,15 @@ class Update:
         return self._given_weights if fused is None else fused
 
     def compute_before_steps(self) -> None:
-        """Compute the log-probabilities under the reference, and old ones that the policy's first step would change.
+        """Compute log-probabilities under the reference, with a KL term, and old ones, with several optimiser steps.
 
-        With one optimiser step and no KL term, the default, there is nothing to compute.
+        The old ones are those of rows that the first step does not run. With one optimiser step and no KL term, the
+        default, there is nothing to compute.
         """
         if self.objective.kl_coefficient:
             reference = self.forward.context.service(FrozenReference)
             self.ref_logprobs = reference_logprobs(reference, self.forward, self.live.nonzero().flatten())
-        # All ranks have equally many steps, but not equally many such rows, and the passes are collectives.
-        if len(self.steps) == 1:
+        if self.old_logprobs is None:  # All ranks have equally many steps, so all or none go on to the passes.
             return
         for micro, logprobs, weights in self.forward.without_gradient(self.old_logprobs.rows_before()):
             self._use_token_weights(micro, weights)
@@ -199,7 +201,7 @@ class Update:
         rows = rows[self.live[rows]]
         sums, tokens_run = self._run_passes(self.forward.cut(rows), denominators, backward, in_place)
         # The last token of a row predicts nothing and is not run.
-        without_sharing = int(self.forward.host.lengths[rows].sum()) - len(rows)
+        without_sharing = int(self.forward.on_cpu.lengths[rows].sum()) - len(rows)
         return LossSums(sums, tokens_run, without_sharing)
 
     def _run_passes(
@@ -215,7 +217,8 @@ class Update:
             else:
                 self._use_token_weights(micro, result.weights)
                 loss, summands = micro_batch_loss(self._inputs(micro, result.stats), self.objective, denominators)
-                self.old_logprobs.record(micro, result.stats.logprobs)
+                if self.old_logprobs is not None:
+                    self.old_logprobs.record(micro, result.stats.logprobs)
                 tokens_run += result.tokens_run
                 sums = {name: sums[name] + value if name in sums else value for name, value in summands.items()}
             # Strategies average gradients over ranks, but the denominators already include all ranks.
@@ -234,8 +237,10 @@ class Update:
             return None if table is None else table[rows, :columns]
 
         cap = self.sampler_cap
-        old, sampled = self.old_logprobs.of(micro, stats.logprobs), rows_of(self.batch.sampling_logprobs)
-        assert cap is None or sampled is not None, "`Sampler.draw` refuses such an engine"
+        old, sampled = stats.logprobs.detach(), rows_of(self.batch.sampling_logprobs)
+        if self.old_logprobs is not None:  # Else this is the only step, and the policy still has its old weights.
+            old = self.old_logprobs.of(micro, stats.logprobs)
+        assert cap is None or sampled is not None, "`Sampler.generate` refuses such an engine"
         return LossInputs(
             stats=stats,
             old_logprobs=old,

@@ -53,7 +53,7 @@ class Scripted(pl.LightningModule):
         self.automatic_optimization = False
         self.say, self.updates, self.group_size = say, updates, group_size
         self.sampling, self.objective = Sampling(max_response_length=LIMIT), DrGRPO(mask_truncated=True)
-        self.execution, self.sampler_cap = Execution(updates_per_batch=updates), None
+        self.execution, self.sampler_cap = Execution(num_iterations=updates), None
         self.policy_name, self.loading = "arithmetic", Loading()
         self.policy = load_policy("arithmetic").train()
         self.gradients = None

@@ -156,7 +156,7 @@ def _scheduled(factor):
 
 STUCK, RATE, DROPOUT = "cannot take a step of the learning rate", "The learning rate was 0", "Dropout is on"
 GAP = "Sampler and trainer differ"
-COMPARED = {"updates_per_batch": 2, "kl_coefficient": 0.1, "sampler_cap": 2.0}
+COMPARED = {"num_iterations": 2, "kl_coefficient": 0.1, "sampler_cap": 2.0}
 COMPARES = "the policy before the 2 optimiser steps of a batch and the reference of the KL term and what `execution.sam"
 BRIEF = {"sampling": Sampling(max_response_length=3)}
 ALWAYS = {"entropy_coefficient": 0.1, "mask_truncated": False}  # Every row has a gradient.
@@ -166,7 +166,7 @@ ALWAYS = {"entropy_coefficient": 0.1, "mask_truncated": False}  # Every row has 
     ("steps", "objective", "changes", "parts"),
     [
         (1, {}, _rate(1e-7, master_weights=False) | BRIEF, {STUCK: "rate 1e-07: "}),
-        (1, {"updates_per_batch": 2}, _rate(1e-7, master_weights=True, lora=LoRA(rank=2, dropout=0.0)) | BRIEF, {}),
+        (1, {"num_iterations": 2}, _rate(1e-7, master_weights=True, lora=LoRA(rank=2, dropout=0.0)) | BRIEF, {}),
         (1, COMPARED, {"loading": Loading(lora=LoRA(rank=2, dropout=0.3))} | BRIEF, {DROPOUT: COMPARES}),
         (
             1,

@@ -128,7 +128,7 @@ RESUMED = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and 
 def test_resuming_a_run_gives_the_weights_of_an_uninterrupted_one(tmp_path, monkeypatch):
     """2N steps equal N, resume, N: mid-epoch, several optimiser steps a batch, with GRAIL, also under dropout."""
     options = [*SHORT, "--model.loading.lora={rank: 2, dropout: 0.2}", "--model.objective.kl_coefficient=0.1"]
-    options += [f"--model.execution.{name}" for name in ("updates_per_batch=2", "mini_batches=1")]
+    options += [f"--model.execution.{name}" for name in ("num_iterations=2", "mini_batches=1")]
     options += ["--trainer.limit_val_batches=0"]
     for name in ("whole", "halves"):
         (tmp_path / name).mkdir()

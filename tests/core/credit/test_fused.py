@@ -83,7 +83,7 @@ CHECKPOINTED = Loading(gradient_checkpointing=True)
 @pytest.mark.parametrize(
     ("leaf", "read_at", "cuts"),
     [
-        ("embeddings", "predictor", {"mini_batches": 2, "updates_per_batch": 2, "share_prefixes": True}),
+        ("embeddings", "predictor", {"mini_batches": 2, "num_iterations": 2, "share_prefixes": True}),
         ("middle", "token", {"mini_batches": 2, "share_prefixes": False, "split_groups": True}),
     ],
 )
@@ -95,7 +95,7 @@ def test_weights_and_gradients_are_those_of_a_separate_pass_and_of_checkpointed_
     assert_near(found.scores, expected.scores, 1, torch.float32)
     assert_near(found.values, expected.values, 1, torch.float32)
     assert found.metrics == expected.metrics
-    assert len(beside) == len(apart) == 2 * cuts.get("updates_per_batch", 1)
+    assert len(beside) == len(apart) == 2 * cuts.get("num_iterations", 1)
     # The weights move between the steps: a rounding in the first gradient is in all that follow.
     for ours, theirs in zip(beside, apart, strict=True):
         assert largest_gap(ours, theirs) <= roundings(64, torch.float32)
