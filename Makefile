@@ -96,6 +96,7 @@ policy: $(VENV)/installed  ## Make the quickstart's packaged policy anew (about 
 	$(BIN)/python scripts/make_arithmetic_policy.py
 
 policies: policy  ## Make all packaged policies anew (two to three hours)
+	$(BIN)/python scripts/make_numbers_policy.py
 	$(BIN)/python scripts/make_words_policy.py
 	$(BIN)/python scripts/make_code_policy.py
 	$(BIN)/python scripts/make_search_policy.py

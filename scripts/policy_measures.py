@@ -53,10 +53,12 @@ def measure(policy: Policy, prompts: list[Prompt], max_response_length: int) -> 
 
 
 def of_steps(batch: SampledBatch) -> dict[str, float]:
-    """The kinds of the labelled steps."""
+    """The kinds of the labelled steps; nothing where a task labels none."""
     kinds: Counter[str] = Counter()
     for text, prompt in zip(batch.texts, batch.prompts, strict=True):
         kinds.update(step.kind for step in prompt.task.label_steps(text, prompt) or [] if step.kind != "filler")
+    if not kinds:
+        return {}
     return {
         f"share of {kind} among steps": kinds[kind] / kinds.total() for kind in ("slip", "misconception", "inherited")
     }

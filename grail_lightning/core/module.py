@@ -64,8 +64,8 @@ class GrailModule(GuardedModule):
 
     Args:
         policy: A model on the hub, a folder in Hugging Face format, or a packaged one: `arithmetic`, `chains`,
-            `long_chains`, `words`, `search`, `code`, `charts`. From Python also a loaded model with its tokenizer,
-            ``(model, tokenizer)``: a copy of it is trained.
+            `long_chains`, `numbers`, `words`, `search`, `code`, `charts`. From Python also a loaded model with its
+            tokenizer, ``(model, tokenizer)``: a copy of it is trained.
         sampling: Options with which training responses are sampled.
         loading: Options with which the policy is loaded.
         engine: The rollout engine that samples; default `HFEngine`.

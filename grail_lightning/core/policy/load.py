@@ -47,7 +47,7 @@ def load_policy(
 
     Args:
         name: A model on the hub, a folder in Hugging Face format, or a packaged policy: `arithmetic`,
-            `chains`, `long_chains`, `words`, `search`, `code`, `charts`; or a loaded model, which is copied.
+            `chains`, `long_chains`, `numbers`, `words`, `search`, `code`, `charts`; or a loaded model, which is copied.
         loading: The options; None takes the defaults.
         half_precision: Whether the model will run in half precision (autocast included).
         trainable: Whether the weights are trained. A reference policy is loaded with False, which freezes them.
