@@ -52,7 +52,7 @@ def test_the_changes_are_one_page_of_which_the_newest_version_is_the_packages():
 def test_every_packaged_policy_stands_in_the_table_of_what_it_can_do():
     assets = ROOT / "grail_lightning" / "worlds" / "assets"
     names = [config.parent.name for config in assets.glob("*/config.json")]
-    assert len(names) == 7
+    assert len(names) == 8
     for name in names:
         assert f"\n| `{name}` | " in PAGES["getting_started.md"], name
 

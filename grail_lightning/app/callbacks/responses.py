@@ -187,8 +187,8 @@ _FEW = 0.05  # The share of right responses below which a remark says that there
 _KNOWS = {
     "arithmetic": "sums and differences of five numbers from 1 to 9, as `Compute 7+5-3+8-9.`",
     "chains": "sums and differences of five to ten numbers from 1 to 9, as `Compute 7+5-3+8-9+4.`",
-    "numbers": "sums and differences of two to six numbers from 1 to 20, as `Compute 17-4+12.`, and which of two sums or "
-    "of several numbers is the largest or smallest, as `Which is larger, 17-4 or 9+6?`",
+    "numbers": "sums and differences of two to six numbers from 1 to 20, as `Compute 17-4+12.`, and which of two sums "
+    "or of several numbers is the largest or smallest, as `Which is larger, 17-4 or 9+6?`",
     "long_chains": "sums and differences of 15 to 20 numbers from 1 to 9, as those of `chains`",
     "words": "word problems in the sentences of `WordProblemData` with comparisons",
     "search": "the questions of `SearchData`",
