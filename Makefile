@@ -95,7 +95,7 @@ wheel: $(VENV)/installed  ## Build the wheel into dist/
 policy: $(VENV)/installed  ## Make the quickstart's packaged policy anew (about 5 minutes)
 	$(BIN)/python scripts/make_arithmetic_policy.py
 
-policies: policy  ## Make all packaged policies anew (two to three hours)
+policies: policy  ## Make all packaged policies anew (two hours and a half)
 	$(BIN)/python scripts/make_numbers_policy.py
 	$(BIN)/python scripts/make_words_policy.py
 	$(BIN)/python scripts/make_code_policy.py
