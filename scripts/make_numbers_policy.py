@@ -23,13 +23,14 @@ from policy_measures import Page, write_card
 from grail_lightning import MathTask, Prompt
 from grail_lightning.answers import Boxed
 from grail_lightning.worlds.splits import ProblemSplit, distinct, split_of, split_rng
-from grail_lightning.worlds.sums.task import FILLERS, Problem, worked_lines
+from grail_lightning.worlds.sums.task import FILLERS, Problem, worked_equations
 
 LARGEST = 20
 MOST_TERMS = 6
 HELD_OUT = 256
 POOL = 16
 """Batches whose questions are sorted together."""
+RATES = ("slip_rate", "misconception_rate", "filler_rate")
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,7 @@ def demonstrate(question: Question, rng: random.Random, recipe: Recipe) -> str:
     slip, misconception = share * recipe.slip_rate, share * recipe.misconception_rate
     lines, values = list[str](), list[int]()
     for part in question.parts:
-        worked, total = worked_lines(
-            part,
-            part.operators,
-            lambda _, a, sign, b, c: f"{a}{sign}{b}={c}",
-            rng,
-            (slip, misconception, recipe.filler_rate),
-        )
+        worked, total = worked_equations(part, rng, (slip, misconception, recipe.filler_rate))
         lines += worked
         values.append(total)
     best = values[0]
@@ -178,8 +173,6 @@ def main() -> None:
     )
     write_card(page, {kind: list(map(prompt, held_out(kind))) for kind in KINDS}, 96, minutes)
 
-
-RATES = ("slip_rate", "misconception_rate", "filler_rate")
 
 if __name__ == "__main__":
     main()

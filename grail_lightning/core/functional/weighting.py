@@ -25,7 +25,8 @@ def grail_map(
 
     .. math:: w_t = \mathrm{clamp}(\mu + \sigma\, z_t,\ w_{min}, w_{max}),\quad z = \mathrm{zscore}(\log(s + 10^{-8}))
 
-    The z-score has the variance of the row's tokens, divided by their number, and is 0 where all are equal.
+    Mean and variance in the z-score are those of the row's valid tokens, the variance with their number as its divisor.
+    All are 0 where the scores are equal.
 
     Args:
         scores: ``[B, T]`` saliency ``s ≥ 0``; 0 on valid tokens after the answer span.

@@ -59,7 +59,7 @@ class LossInputs:
 
 
 def count_denominators(mask: Tensor, rows: Tensor, max_response_length: int) -> dict[str, int]:
-    """The denominators of an optimiser step, which `aggregate` takes by name; those of an aggregation are among them.
+    """The denominators of an optimiser step for every aggregation, which `aggregate` takes by name.
 
     They count the rows of the step, on all ranks, that have a token in the loss. Rows whose advantage is 0, which are
     not run, are among them; truncated rows that are left out are not.

@@ -163,9 +163,13 @@ def demonstration(
     A line gets a random wrong result (off by at most nine) with the probability `slip_rate`; one with a carry forgets
     it with `misconception_rate`; a line without content stands before a line with `filler_rate`.
     """
-    rates = slip_rate, misconception_rate, filler_rate
-    lines, total = worked_lines(problem, problem.operators, lambda _, a, sign, b, c: f"{a}{sign}{b}={c}", rng, rates)
+    lines, total = worked_equations(problem, rng, (slip_rate, misconception_rate, filler_rate))
     return "\n".join([*lines, f"\\boxed{{{total}}}"])
+
+
+def worked_equations(problem: Problem, rng: random.Random, rates: tuple[float, float, float]) -> tuple[list[str], int]:
+    """`worked_lines` of the form ``7+5=12``, whose operators are those of the problem."""
+    return worked_lines(problem, problem.operators, lambda _, a, sign, b, c: f"{a}{sign}{b}={c}", rng, rates)
 
 
 def worked_lines(
