@@ -53,10 +53,10 @@ def split_rows(batch: GradedBatch, execution: Execution, generator: torch.Genera
 
 
 class _OldLogprobs:
-    """Old log-probabilities of each row of a batch with several optimiser steps, by one of three rules.
+    """Old log-probabilities of each row, by one of three rules.
 
     *Same weights*: in the first optimiser step the policy still has its old weights. The log-probabilities of the pass
-    itself, detached, are the old ones, and the ratio is 1.
+    itself, detached, are the old ones, and the ratio is 1. A batch with one optimiser step needs no other rule.
 
     *Recorded*: rows that the first step has run have their log-probabilities recorded for later steps.
 
@@ -159,10 +159,8 @@ class Update:
         self.ref_logprobs: Tensor | None = None
         policy = forward.policy
         dropout = policy.training and has_dropout(policy)
-        self.old_logprobs: _OldLogprobs | None = None
-        if len(self.steps) > 1:
-            table = zero_table(policy, self.batch)
-            self.old_logprobs = _OldLogprobs(self.live, self.steps[0], table, dropout=dropout)
+        table = zero_table(policy, self.batch)
+        self.old_logprobs = _OldLogprobs(self.live, self.steps[0], table, dropout=dropout)
 
     def reweigh(self, token_weights: TokenWeights) -> None:
         """Use these token weights in the following steps."""
@@ -183,7 +181,7 @@ class Update:
         if self.objective.kl_coefficient:
             reference = self.forward.context.service(FrozenReference)
             self.ref_logprobs = reference_logprobs(reference, self.forward, self.live.nonzero().flatten())
-        if self.old_logprobs is None:  # All ranks have equally many steps, so all or none go on to the passes.
+        if len(self.steps) == 1:  # All ranks have equally many steps, so all or none go on to the passes.
             return
         for micro, logprobs, weights in self.forward.without_gradient(self.old_logprobs.rows_before()):
             self._use_token_weights(micro, weights)
@@ -217,8 +215,7 @@ class Update:
             else:
                 self._use_token_weights(micro, result.weights)
                 loss, summands = micro_batch_loss(self._inputs(micro, result.stats), self.objective, denominators)
-                if self.old_logprobs is not None:
-                    self.old_logprobs.record(micro, result.stats.logprobs)
+                self.old_logprobs.record(micro, result.stats.logprobs)
                 tokens_run += result.tokens_run
                 sums = {name: sums[name] + value if name in sums else value for name, value in summands.items()}
             # Strategies average gradients over ranks, but the denominators already include all ranks.
@@ -237,9 +234,7 @@ class Update:
             return None if table is None else table[rows, :columns]
 
         cap = self.sampler_cap
-        old, sampled = stats.logprobs.detach(), rows_of(self.batch.sampling_logprobs)
-        if self.old_logprobs is not None:  # Else this is the only step, and the policy still has its old weights.
-            old = self.old_logprobs.of(micro, stats.logprobs)
+        old, sampled = self.old_logprobs.of(micro, stats.logprobs), rows_of(self.batch.sampling_logprobs)
         assert cap is None or sampled is not None, "`Sampler.generate` refuses such an engine"
         return LossInputs(
             stats=stats,
