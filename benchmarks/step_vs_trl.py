@@ -33,16 +33,16 @@ import logging
 import multiprocessing
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
-from unittest.mock import patch
 
 import lightning.pytorch as pl
 import torch
@@ -183,6 +183,17 @@ class Turns:
         return time.perf_counter()
 
 
+WORKER = """
+import sys
+from multiprocessing.connection import Connection
+from step_vs_trl import Case, Side, work
+pipe = Connection(int(sys.argv[1]))
+side, case, steps = pipe.recv()
+work(Side(**side), Case(**case), steps, pipe)
+"""
+"""The program of a side's process. The names that it uses are in each version from b1ce412 on."""
+
+
 def resident(field: str) -> float:
     """In MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -190,13 +201,14 @@ def resident(field: str) -> float:
 
 
 def start(side: Side, case: Case, steps: int) -> Connection:
-    """The driver's end of the pipe to a new process of a side, which imports the package from the side's tree."""
-    context = multiprocessing.get_context("spawn")
-    pipe, theirs = context.Pipe()
-    process = context.Process(target=work, args=(side, case, steps, theirs))
-    with patch.object(sys, "path", [*([] if side.program in (TRL, "ours") else [side.program]), *sys.path]):
-        process.start()
+    """The driver's end of the pipe to a new process of a side. An earlier version runs its own copy of this script."""
+    pipe, theirs = multiprocessing.Pipe()
+    tree = Path(__file__).resolve().parent.parent if side.program in (TRL, "ours") else Path(side.program)
+    paths = [str(tree), str(tree / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+    process = [sys.executable, "-P", "-c", WORKER, str(theirs.fileno())]
+    subprocess.Popen(process, env=os.environ | {"PYTHONPATH": ":".join(paths)}, pass_fds=[theirs.fileno()])
     theirs.close()
+    pipe.send((asdict(side), asdict(case), steps))
     return pipe
 
 
@@ -210,7 +222,7 @@ def take_turns(case: Case, sides: list[Side], rounds: int, warm_up: int = 1) -> 
             for side in [*sides[turn:], *sides[:turn]]:
                 pipes[side].send("go")
                 laps[side].append(pipes[side].recv())
-    except (EOFError, BrokenPipeError):
+    except (EOFError, ConnectionError):
         raise SystemExit(f"{side} stopped; its last words are above") from None
     finally:
         for pipe in pipes.values():

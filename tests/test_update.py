@@ -6,7 +6,7 @@ import torch
 from grail_lightning import Execution, Loading, LoRA
 from grail_lightning.core.policy.layout import padded_layout
 from grail_lightning.core.policy.load import load_policy
-from grail_lightning.core.policy.micro_batch import MicroBatch, stand_in
+from grail_lightning.core.policy.micro_batch import MicroBatch, dummy_micro_batch
 from grail_lightning.core.step.forward import Forward
 from grail_lightning.core.step.update import split_rows
 from tests.architectures import live
@@ -223,7 +223,7 @@ class WithoutRows(Forward):
     """What a rank with fewer rows than another has to run."""
 
     def cut(self, rows):
-        return [stand_in(self.batch)]
+        return [dummy_micro_batch(self.batch)]
 
 
 def test_a_rank_without_rows_keeps_in_step_on_a_row_that_has_a_response(policy, batch):
@@ -232,7 +232,7 @@ def test_a_rank_without_rows_keeps_in_step_on_a_row_that_has_a_response(policy, 
     mask[0] = False
     ones = torch.ones(len(mask))
     without = batch.replace(response_mask=mask, finished=ones.bool(), advantages=ones)
-    micro = stand_in(without)
+    micro = dummy_micro_batch(without)
     assert micro.rows.tolist() == [1]
     forward = WithoutRows(policy, without, context_for(policy))
     assert forward(micro).stats.logprobs.shape == without.select(micro.rows).response_mask.shape

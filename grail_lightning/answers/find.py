@@ -258,7 +258,7 @@ class Boxed(AnswerForm):
         boxes, cut_off = _boxes(text[start:stop])
         if cut_off >= (boxes[-1].stop if boxes else 0):
             return []
-        return [box.moved(start) for box in boxes]
+        return [box.moved(start) for box in boxes] if start else boxes
 
 
 def find_boxes(text: str) -> list[Box]:

@@ -20,6 +20,7 @@ from grail_lightning.core.credit.service import Service
 from grail_lightning.core.functional.advantages import (
     EQUAL_REWARDS,
     SCALE_EPS,
+    Scaling,
     group_advantages,
     leave_one_out_factor,
     reward_ranges,
@@ -87,8 +88,8 @@ class AdvantageEstimator(ABC):
     def dead_groups(self, batch: GradedBatch) -> Tensor:
         """``[M]`` bool on the CPU: the groups that `execution.refill_rounds` replaces.
 
-        By default those whose rows are all right or all wrong, as in DAPO. With a shaped reward such a group may have
-        advantages; it is replaced all the same.
+        By default those whose rows are all right or all wrong, as in DAPO. Where the reward is correctness, these are
+        the groups of equal rewards. With a shaped reward such a group may have advantages; it is replaced all the same.
         """
         return same_verdict_groups(batch)
 
@@ -275,13 +276,13 @@ def same_verdict_groups(batch: GradedBatch) -> Tensor:
 def scaled_group_advantages(
     batch: GradedBatch,
     group_size: int,
-    scale: Literal["none", "group", "batch", "bnpo"] = "none",
+    scale: Scaling = "none",
     baseline: float | Tensor = 1.0,
     *,
     train_equal: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """`group_advantages` with the statistics of all ranks."""
+    """`group_advantages` with the statistics of all ranks; a number as `baseline` is a share of the group's mean."""
     rewards, std, means = batch.rewards.double(), None, None
     if scale == "batch":
         std = _std_over_ranks(rewards, batch)

@@ -257,8 +257,8 @@ class GrailModule(GuardedModule):
         graded, refilled = collect(prompts, sampler, self.ahead, loader, execution, self.global_step, self.advantage)
         context = self.credit_context()
         with clock.phase("credit"):  # An estimator may run the policy.
-            rows = assign.compute_advantages(graded, execution.group_size, self.advantage, objective, policy, context)
-        batch = assign.scored_rows(rows)
+            whole = assign.compute_advantages(graded, execution.group_size, self.advantage, objective, policy, context)
+        batch = assign.scored_rows(whole)
         forward, token_weights = assign.assign_credit(
             self.credit, self.control, policy, batch, context, objective, clock, share_prefixes=execution.share_prefixes
         )
@@ -278,14 +278,14 @@ class GrailModule(GuardedModule):
             update.compute_before_steps()
             of_last_step = self.take_steps(update)
         self.weights_step, token_weights = self.global_step, update.final_weights()
-        figures = batch_figures(rows, batch, token_weights, self.tokenizer) | refilled | of_last_step
+        figures = batch_figures(whole, batch, token_weights, self.tokenizer) | refilled | of_last_step
         figures |= {f"time/{phase}": seconds for phase, seconds in clock.seconds.items()}
         warn_of_limits(figures, self._limits_warned)
         self._log(figures)
         # Progress bars show these two, and callbacks can monitor them; the others go to the loggers alone.
         bar_figures = {tag(name): figures[name] for name in ("reward", "accuracy") if name in figures}
         self.log_dict(bar_figures, prog_bar=True, logger=False, batch_size=1)
-        output = StepOutput(rows, assign.with_unscored_rows(token_weights, rows), figures)
+        output = StepOutput(whole, assign.with_unscored_rows(token_weights, whole), figures)
         return {"output": output}  # Lightning keeps a dictionary, or a tensor, for callbacks.
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -329,7 +329,7 @@ class GrailModule(GuardedModule):
             if number:
                 self._log(figures)  # The caller logs the last step's, with those of the batch.
                 if update.refreshes:
-                    update.reweigh(self._weigh(update.batch))
+                    update.set_token_weights(self._weigh(update.batch))
             optimizer.zero_grad(set_to_none=True)
             with seeded(self.device, derive_seed(run_seed(), "dropout", self.global_step, self.global_rank)):
                 sums = update.accumulate(number, partial(self._backward, gradients), in_place=gradients.in_place)

@@ -16,7 +16,7 @@ from grail_lightning.core.credit.base import CreditContext, Mean, TokenCredit, T
 from grail_lightning.core.credit.measure import logprobs
 from grail_lightning.core.credit.service import FrozenReference
 from grail_lightning.core.functional.advantages import discounted_returns, group_sums, process_advantages, ranked_pairs
-from grail_lightning.core.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
+from grail_lightning.core.policy.micro_batch import MicroBatch, cut_rows, dummy_micro_batch, scatter
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.rollout.batch import RolloutBatch
 from grail_lightning.core.runtime.checks import check_options
@@ -113,7 +113,7 @@ class PRIME(TokenCredit):
         def loss(micro: MicroBatch) -> Tensor:
             piece = batch.select(micro.rows)
             present: Tensor = model(model.layout(piece, micro.starts), temperature=1.0)
-            if micro.stands_in:
+            if micro.is_dummy:
                 return present.sum() * 0
             places, width = micro.rows.to(base.device), piece.response_mask.shape[1]
             gaps = present - base[places, :width].to(present.dtype)
@@ -124,7 +124,7 @@ class PRIME(TokenCredit):
             return each.sum() / number
 
         parts = cut_rows(model, batch, rows, context.token_budget)
-        step_figures = second.step(pad_to_longest_rank(parts, stand_in(batch), base.device), loss)
+        step_figures = second.step(pad_to_longest_rank(parts, dummy_micro_batch(batch), base.device), loss)
         # Before the step: the model has not seen these rollouts.
         right, pairs = ranked_pairs(log_ratios[rows].sum(1), batch.correct[rows], batch.group[rows])
         metrics: dict[str, float | Mean] = {

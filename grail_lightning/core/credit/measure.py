@@ -16,7 +16,7 @@ from grail_lightning.core.credit.saliency import explaining
 from grail_lightning.core.functional.certainty import Figures, repeat_probability
 from grail_lightning.core.functional.tokens import in_chunks
 from grail_lightning.core.policy.layout import TokenLayout, right_padded_layout
-from grail_lightning.core.policy.micro_batch import cut_rows, scatter, stand_in
+from grail_lightning.core.policy.micro_batch import cut_rows, dummy_micro_batch, scatter
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.rollout.batch import SampledBatch
 from grail_lightning.core.runtime.collectives import pad_to_longest_rank
@@ -44,12 +44,12 @@ def measure_rows(
     mask = batch.response_mask
     with explaining(policy):
         parts = cut_rows(policy, batch, rows, context.token_budget, share=not padded)
-        for micro in pad_to_longest_rank(parts, stand_in(batch), mask.device):
+        for micro in pad_to_longest_rank(parts, dummy_micro_batch(batch), mask.device):
             some = batch.select(micro.rows)
             tensors = some.input_ids, some.attention_mask, some.response_mask
             figures = measure(right_padded_layout(*tensors) if padded else policy.layout(some, micro.starts))
             tables = tables or tuple(f.new_zeros(mask.shape) for f in figures)
-            if not micro.stands_in:
+            if not micro.is_dummy:
                 for table, figure in zip(tables, figures, strict=True):
                     scatter(table, micro.rows, figure)
     return tables or tuple(torch.zeros(mask.shape, device=mask.device) for _ in range(number))

@@ -58,7 +58,7 @@ def begun_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     Text that begins with the BOS token is what a chat template has rendered, which contains its special tokens already.
     """
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if ids[:1] == [tokenizer.bos_token_id]:
+    if ids[:1] == [tokenizer.bos_token_id] or not tokenizer.num_special_tokens_to_add():
         return ids
     whole: list[int] = tokenizer(text)["input_ids"]
     # A tokenizer with `add_eos_token` would end the prompt, and the policy would go on behind its end.

@@ -39,7 +39,7 @@ class MicroBatch:
 
     rows: Tensor  # [n] long on the CPU, in the order in which they are laid out
     starts: list[int] | None = None  # The indices into `rows` at which a tree begins; None if rows are run separately.
-    stands_in: bool = False  # Whether it replaces missing work, on a rank with fewer micro-batches than others.
+    is_dummy: bool = False  # Whether it replaces missing work, on a rank with fewer micro-batches than others.
 
 
 def cut_rows(
@@ -158,9 +158,9 @@ def _join_into_trees(lengths: Tensor, shared: Tensor, token_budget: int) -> list
     return trees
 
 
-def stand_in(batch: SampledBatch) -> MicroBatch:
+def dummy_micro_batch(batch: SampledBatch) -> MicroBatch:
     """A micro-batch for a rank without work, so that it joins the collectives: its first row with a response."""
-    return MicroBatch(rows=batch.response_mask.any(1).long().argmax().reshape(1).cpu(), stands_in=True)
+    return MicroBatch(rows=batch.response_mask.any(1).long().argmax().reshape(1).cpu(), is_dummy=True)
 
 
 def zero_table(policy: Policy, batch: SampledBatch) -> Tensor:

@@ -40,10 +40,10 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     return data.full_tensor() if isinstance(data, DTensor) else data
 
 
-def pad_to_longest_rank(parts: Sequence[T], filler: T, device: torch.device) -> list[T]:
+def pad_to_longest_rank(parts: Sequence[T], dummy: T, device: torch.device) -> list[T]:
     """This rank's parts, filled up to the number of parts of the rank that has the most."""
     most = int(all_reduce(torch.tensor(len(parts), device=device), "max"))
-    return [*parts, *[filler] * (most - len(parts))]
+    return [*parts, *[dummy] * (most - len(parts))]
 
 
 def all_gather_objects(value: T) -> list[T]:

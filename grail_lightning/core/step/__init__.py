@@ -19,7 +19,8 @@ of the weights. The *update* is all optimiser steps of a batch; an *iteration* o
 *pass* is a forward or backward pass of one micro-batch. `reference/glossary.md` has these words and others.
 
 Two files are not loaded for plain GRPO, and its reader can leave them out: `fused` (saliency from the update's own
-passes, as GRAIL has it by default) and `episodes` (rollouts of several turns). Such a reader needs no
+passes, as GRAIL has it by default) and `episodes` (rollouts of several turns). The prefix trees of `policy.trees`
+(`execution.share_prefixes`, on by default) change which tokens a pass runs and no result. Such a reader needs no
 `Companion`, `Service` or control, and no additive stage: plain GRPO's token weights are 1. What objective, estimator
 and credit method use beside the policy and the rollouts, such as the frozen reference, are services: the module opens
 those that they list (`credit.service`), and hands them on in the context of credit.
@@ -32,14 +33,15 @@ The calls of one training step. The loop over optimiser steps is in the module, 
     │   └── collect.Ahead                             one batch off-policy
     ├── assign.compute_advantages                     → RolloutBatch
     ├── assign.scored_rows                           → the rows that have a reward; from here on there are no others
-    ├── assign.assign_credit                          → Forward, and the token weights, which **become known here**,
-    │   │                                             but for fused saliency (below)
+    ├── assign.assign_credit                          → Forward of the update, which fused saliency changes, and the
+    │   │                                             token weights, which **become known here**, but for fused
+    │   │                                             saliency (below)
     │   └── assign.weigh_batch                        the credit method, with the services that it lists
     ├── update.Update                                 splits the rows over the optimiser steps
     ├── Update.compute_before_steps                   old log-probabilities of rows of later steps; with a KL term, also
     │                                                 log-probabilities under the reference
     ├── GrailModule.take_steps                        for each optimiser step:
-    │   ├── Update.reweigh                            from the second step on, if credit is refreshed
+    │   ├── Update.set_token_weights                  from the second step on, if credit is refreshed
     │   ├── Update.accumulate                         for each micro-batch: forward, loss, backward
     │   └── optimizer.take_step
     └── figures.batch_figures

@@ -111,21 +111,22 @@ class LossSums(NamedTuple):
 
 
 def batch_figures(
-    batch: RolloutBatch, trained: RolloutBatch, weights: TokenWeights, tokenizer: PreTrainedTokenizerBase
+    whole: RolloutBatch, batch: RolloutBatch, weights: TokenWeights, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, float]:
     """The figures of a batch: of its rollouts and, under ``credit/``, of their token weights. A collective.
 
-    `trained` are the rows that have a reward, whose token weights are given. Everything is computed on the CPU: on
-    CUDA each of the many small figures would cost several kernels and two waits.
+    `batch` has the rows of the whole batch that have a reward, whose token weights are given. Everything is computed on
+    the CPU: on CUDA each of the many small figures would cost several kernels and two waits.
     """
-    whole, weights = batch.to("cpu"), weights.to("cpu")
-    batch, trained = whole, whole if trained is batch else trained.to("cpu")
+    all_have_rewards = batch is whole
+    whole, weights = whole.to("cpu"), weights.to("cpu")
+    batch = whole if all_have_rewards else batch.to("cpu")
     tally = Tally()
-    add_rollouts(tally, batch)
-    if trained.scored.all():  # Else this rank has none.
-        add_credit(tally, trained, weights)
-        if weights.scores is not None and (masks := step_masks(trained, tokenizer, trained.wrong)) is not None:
-            _add_credit_at_steps(tally, trained, weights, masks)
+    add_rollouts(tally, whole)
+    if batch.scored.all():  # Else this rank has none.
+        add_credit(tally, batch, weights)
+        if weights.scores is not None and (masks := step_masks(batch, tokenizer, batch.wrong)) is not None:
+            _add_credit_at_steps(tally, batch, weights, masks)
     return tally.compute()
 
 

@@ -15,14 +15,14 @@ from grail_lightning.core.credit.base import CreditContext, TokenWeights
 from grail_lightning.core.functional.tokens import TokenStats
 from grail_lightning.core.objective import Companion
 from grail_lightning.core.policy.layout import TokenLayout
-from grail_lightning.core.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in, zero_table
+from grail_lightning.core.policy.micro_batch import MicroBatch, cut_rows, dummy_micro_batch, scatter, zero_table
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.policy.reference import Reference
 from grail_lightning.core.rollout.batch import RolloutBatch, on_cpu
 from grail_lightning.core.runtime.collectives import pad_to_longest_rank
 
 
-class Pass(NamedTuple):
+class PassResult(NamedTuple):
     """The result of a forward pass with gradient, of a micro-batch."""
 
     stats: TokenStats  # Log-probabilities with gradient, and entropy [b, t].
@@ -55,9 +55,9 @@ class Forward:
 
     def cut(self, rows: Tensor) -> list[MicroBatch]:
         """The rows as micro-batches, equally many on each rank."""
-        return pad_to_longest_rank(self._cut(rows), stand_in(self.on_cpu), self.batch.response_mask.device)
+        return pad_to_longest_rank(self._cut(rows), dummy_micro_batch(self.on_cpu), self.batch.response_mask.device)
 
-    def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> Pass:
+    def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> PassResult:
         """Run a micro-batch from `cut` with gradient; `in_place` is that of `HeadGradient`."""
         layout = self._layout(micro)
         stats = self.policy.token_stats(
@@ -67,17 +67,17 @@ class Forward:
             in_place=in_place,
             other_states=None if self.companion is None else self.companion.states(micro, layout),
         )
-        return Pass(stats, layout.num_tokens)
+        return PassResult(stats, layout.num_tokens)
 
     def without_gradient(self, rows: Tensor) -> Iterator[tuple[MicroBatch, Tensor, TokenWeights | None]]:
-        """Passes of some rows without gradient and dropout: log-probabilities ``[b, t]``, and weights as in `Pass`.
+        """Passes of some rows without gradient and dropout: log-probabilities ``[b, t]``, and weights (`PassResult`).
 
         Every rank must exhaust it: the passes are collectives.
         """
         with self.policy.evaluating(), torch.no_grad():
             for micro in self.cut(rows):
                 logprobs, weights = self._frozen_pass(micro)
-                if not micro.stands_in:
+                if not micro.is_dummy:
                     yield micro, logprobs, weights
 
     def weights_so_far(self) -> TokenWeights | None:

@@ -18,12 +18,12 @@ from grail_lightning.core.distributed.sharding import gathered
 from grail_lightning.core.objective import Companion, Objective
 from grail_lightning.core.policy.capabilities import has_dropout
 from grail_lightning.core.policy.layout import to_device
-from grail_lightning.core.policy.micro_batch import MicroBatch, cut_rows, scatter, stand_in
+from grail_lightning.core.policy.micro_batch import MicroBatch, cut_rows, dummy_micro_batch, scatter
 from grail_lightning.core.policy.model import Policy
 from grail_lightning.core.rollout.batch import RolloutBatch
 from grail_lightning.core.runtime.clock import PhaseClock
 from grail_lightning.core.runtime.collectives import all_reduce, pad_to_longest_rank
-from grail_lightning.core.step.forward import Forward, Pass
+from grail_lightning.core.step.forward import Forward, PassResult
 
 
 def method_to_fuse(
@@ -83,7 +83,7 @@ class SaliencyForward(Forward):
         self.target = credit.target(policy, batch)
         # Rows whose first pass, with their saliency, is still to come.
         self.pending = (self.target.rows & live).cpu()
-        self._fills_in = stand_in(self.on_cpu) if isinstance(policy, FSDPModule) else None
+        self._dummy = dummy_micro_batch(self.on_cpu) if isinstance(policy, FSDPModule) else None
         others = replace(self.target, rows=self.target.rows & ~live)
         there_are_some = bool(all_reduce(others.rows.sum(), "sum"))
         with gathered(policy) if there_are_some else nullcontext():
@@ -96,7 +96,7 @@ class SaliencyForward(Forward):
         """
         return self.credit.weights_from(self._scores, self.policy, self.batch, self.context)
 
-    def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> Pass:
+    def __call__(self, micro: MicroBatch, *, in_place: bool = False) -> PassResult:
         """See `Forward`; the first pass of rows also returns their token weights."""
         if not self._needs_saliency(micro):
             return super().__call__(micro, in_place=in_place)
@@ -109,9 +109,9 @@ class SaliencyForward(Forward):
         return result.stats.logprobs, result.weights
 
     def _needs_saliency(self, micro: MicroBatch) -> bool:
-        return micro is self._fills_in or (not micro.stands_in and bool(self.pending[micro.rows].all()))
+        return micro is self._dummy or (not micro.is_dummy and bool(self.pending[micro.rows].all()))
 
-    def _with_saliency(self, micro: MicroBatch, *, frozen: bool = False, in_place: bool = False) -> Pass:
+    def _with_saliency(self, micro: MicroBatch, *, frozen: bool = False, in_place: bool = False) -> PassResult:
         piece = self.batch.select(micro.rows)
         layout = self.policy.layout(self.on_cpu.select(micro.rows), micro.starts, share_responses=False)
         rows, columns = to_device(micro.rows, self._scores.device), piece.response_mask.shape[1]
@@ -125,20 +125,20 @@ class SaliencyForward(Forward):
         )
         with self.clock.phase("credit"), torch.no_grad():
             scores = saliency()
-            if micro.stands_in:
-                return Pass(stats, layout.num_tokens)
+            if micro.is_dummy:
+                return PassResult(stats, layout.num_tokens)
             scatter(self._scores, micro.rows, scores)
             weights = self.credit.weights_from(scores, self.policy, piece, self.context)
             check_weights(self.credit, weights, piece)
             assert weights.additive is None, "`SaliencyCredit.weights_from` has no additive stage"
         self.pending[micro.rows] = False
-        return Pass(stats, layout.num_tokens, weights)
+        return PassResult(stats, layout.num_tokens, weights)
 
     def _cut(self, rows: Tensor) -> list[MicroBatch]:
         """Micro-batches in which rows that still need saliency come first, separate from the others."""
         pending = self.pending[rows]
         mine, budget = rows[pending], self.context.token_budget
         first = cut_rows(self.policy, self.on_cpu, mine, budget, share=self.share_prefixes, share_responses=False)
-        if self._fills_in is not None:
-            first = pad_to_longest_rank(first, self._fills_in, self.batch.response_mask.device)
+        if self._dummy is not None:
+            first = pad_to_longest_rank(first, self._dummy, self.batch.response_mask.device)
         return first + super()._cut(rows[~pending])

@@ -28,10 +28,6 @@ from grail_lightning.core.step.figures import LossSums
 from grail_lightning.core.step.forward import Forward, reference_logprobs
 from grail_lightning.core.step.loss import LossInputs, count_denominators, live_rows, loss_mask, micro_batch_loss
 
-_Backward = Callable[[Tensor, bool], None]
-"""``backward(loss, last)``: the loss of a micro-batch times the number of ranks, and whether it is the last one of the
-step, with which DDP reduces gradients over ranks. FSDP2 does so with each, unless `Loading.reduce_once` is set."""
-
 
 def split_rows(batch: GradedBatch, execution: Execution, generator: torch.Generator) -> list[Tensor]:
     """The rows of each mini-batch of one iteration, each row in one of them; in random order if there are several.
@@ -56,7 +52,8 @@ class _OldLogprobs:
     """Old log-probabilities of each row, by one of three rules.
 
     *Same weights*: in the first optimiser step the policy still has its old weights. The log-probabilities of the pass
-    itself, detached, are the old ones, and the ratio is 1. A batch with one optimiser step needs no other rule.
+    itself, detached, are the old ones, and the ratio is 1. A batch with one optimiser step needs no other rule, and
+    what it records is not read.
 
     *Recorded*: rows that the first step has run have their log-probabilities recorded for later steps.
 
@@ -117,7 +114,7 @@ class Update:
 
     `seed` is that of the order of groups, or of rows, `sampler_cap` the bound of weights that correct for a sampler
     that differs from the trainer (None is off). With `refreshes` the caller replaces the token weights before each
-    further step (`reweigh`).
+    further step (`set_token_weights`).
 
     Attributes:
         mask: ``[B, T]`` bool, the tokens in the loss.
@@ -146,7 +143,7 @@ class Update:
         self.forward, self.batch, self.max_response_length = forward, forward.batch, max_response_length
         self.objective, self.execution, self.sampler_cap, self.refreshes = objective, execution, sampler_cap, refreshes
         self.mask = loss_mask(self.batch, objective)
-        self.reweigh(token_weights)
+        self.set_token_weights(token_weights)
         added, every = self._given_weights.additive, objective.trains_all_rows
         live = live_rows(self.batch, self.mask, added, all_rows=every, refreshes=refreshes)
         self.live = live.cpu()
@@ -162,7 +159,7 @@ class Update:
         table = zero_table(policy, self.batch)
         self.old_logprobs = _OldLogprobs(self.live, self.steps[0], table, dropout=dropout)
 
-    def reweigh(self, token_weights: TokenWeights) -> None:
+    def set_token_weights(self, token_weights: TokenWeights) -> None:
         """Use these token weights in the following steps."""
         self._given_weights = without_lone_rows(token_weights, self.batch)
         self.token_advantages = token_advantages(self.batch.advantages, self._given_weights)
@@ -187,11 +184,15 @@ class Update:
             self._use_token_weights(micro, weights)
             self.old_logprobs.record(micro, logprobs)
 
-    def accumulate(self, index: int, backward: _Backward, *, in_place: bool = False) -> LossSums:
+    def accumulate(self, index: int, backward: Callable[[Tensor, bool], None], *, in_place: bool = False) -> LossSums:
         """Run the forward and backward passes of an optimiser step; returns sums for its figures.
 
         With a policy on CUDA the host does not wait for the device from the first forward pass on, so that the passes
-        follow each other without a gap. `in_place`: whether the backward pass may add the head's gradient to
+        follow each other without a gap.
+
+        `backward(loss, last)` gets the loss of each micro-batch times the number of ranks, and whether it is the last
+        one of this step, with which DDP reduces gradients over ranks (FSDP2 does so with each, unless
+        `Loading.reduce_once` is set). `in_place`: whether the backward pass may add the head's gradient to
         `weight.grad` in place.
         """
         rows = self.steps[index]
@@ -203,14 +204,18 @@ class Update:
         return LossSums(sums, tokens_run, without_sharing)
 
     def _run_passes(
-        self, parts: list[MicroBatch], denominators: dict[str, int], backward: _Backward, in_place: bool
+        self,
+        parts: list[MicroBatch],
+        denominators: dict[str, int],
+        backward: Callable[[Tensor, bool], None],
+        in_place: bool,
     ) -> tuple[dict[str, Tensor], int]:
         """The sums over the micro-batches of a step, and the number of tokens that were run."""
         tokens_run = 0
         sums: dict[str, Tensor] = {}
         for number, micro in enumerate(parts, start=1):
             result = self.forward(micro, in_place=in_place)
-            if micro.stands_in:  # It keeps ranks at equally many passes.
+            if micro.is_dummy:  # It keeps ranks at equally many passes.
                 loss = result.stats.logprobs.sum() * 0
             else:
                 self._use_token_weights(micro, result.weights)
