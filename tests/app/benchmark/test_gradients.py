@@ -7,7 +7,6 @@ from grail_lightning.app.benchmark.compared import (
     NUMBER,
     check_references,
     compute_references,
-    file_of,
     on_every_token,
     read_references,
     uniform_batches,
@@ -96,8 +95,6 @@ def test_references_are_computed_written_and_read(opened, tmp_path):
 @pytest.mark.parametrize("name", WORLDS)
 def test_shipped_references_are_those_of_the_packaged_policy(name):
     """On two batches: the norms of uniform credit's gradients."""
-    if not file_of(WORLDS[name]).exists():
-        pytest.skip(f"{name} has none")
     with open_world(name, 2) as opened:
         batches = [on_every_token(batch) for batch in uniform_batches(opened)]
         uniform = policy_gradients(opened.policy, opened.batches, {"uniform": batches})["uniform"]
