@@ -284,6 +284,9 @@ def same_layout(rng: random.Random, folder: Path) -> tuple[Options, Fit, str]:
     sgd = "model.optimizer=torch.optim.SGD model.optimizer.lr=0.05"
     one_batch = "trainer.max_steps=100 trainer.limit_train_batches=1 trainer.max_epochs=1 trainer.limit_val_batches=0"
     what = draw(rng, WHAT | {"trainer.precision": [None, None, "bf16-mixed", "64-true"]})
+    if (what["model.objective"], what["trainer.precision"]) == ("GSPOToken", "bf16-mixed"):
+        # Its clips of 3e-4 are below the rounding of half precision, which decides what later steps clip.
+        what["trainer.precision"] = None
     options = what | draw(rng, HOW) | options_of(f"{sgd} {one_batch}")
     first = fit(options, folder / "drawn")
     if first.code:

@@ -30,7 +30,7 @@ def advance(schedule: Any, num_steps: int) -> ValueError | None:
     try:
         with explained(explain):
             schedule.step()
-    except ValueError as error:
+    except ValueError as error:  # The only one: `explained` turns every other error into it.
         return error
     return None
 
