@@ -89,7 +89,9 @@ lint: $(VENV)/installed  ## ruff and mypy
 docs: $(VENV)/installed  ## Build the documentation into site/ (open site/index.html)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+# Setuptools would pack files that were deleted since the last build.
 wheel: $(VENV)/installed  ## Build the wheel into dist/
+	rm -rf build/lib
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 policy: $(VENV)/installed  ## Make the quickstart's packaged policy anew (about 5 minutes)
