@@ -204,9 +204,9 @@ def start(side: Side, case: Case, steps: int) -> Connection:
     """The driver's end of the pipe to a new process of a side. An earlier version runs its own copy of this script."""
     pipe, theirs = multiprocessing.Pipe()
     tree = Path(__file__).resolve().parent.parent if side.program in (TRL, "ours") else Path(side.program)
-    paths = [str(tree), str(tree / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+    paths = filter(None, [str(tree), str(tree / "benchmarks"), os.environ.get("PYTHONPATH")])
     process = [sys.executable, "-P", "-c", WORKER, str(theirs.fileno())]
-    subprocess.Popen(process, env=os.environ | {"PYTHONPATH": ":".join(paths)}, pass_fds=[theirs.fileno()])
+    subprocess.Popen(process, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, pass_fds=[theirs.fileno()])
     theirs.close()
     pipe.send((asdict(side), asdict(case), steps))
     return pipe
