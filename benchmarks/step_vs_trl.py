@@ -183,6 +183,12 @@ class Turns:
         return time.perf_counter()
 
 
+def resident(field: str) -> float:
+    """In MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+
+
 WORKER = """
 import sys
 from multiprocessing.connection import Connection
@@ -192,12 +198,6 @@ side, case, steps = pipe.recv()
 work(Side(**side), Case(**case), steps, pipe)
 """
 """The program of a side's process. The names that it uses are in each version from b1ce412 on."""
-
-
-def resident(field: str) -> float:
-    """In MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
 def start(side: Side, case: Case, steps: int) -> Connection:

@@ -10,11 +10,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def test_every_program_can_be_imported():
-    folders = [ROOT / "benchmarks", ROOT / "scripts"]
-    names = sorted(file.stem for folder in folders for file in folder.glob("*.py"))
-    assert len(set(names)) == len(names) > 30
-    code = f"import sys, importlib; sys.path[:0] = {[str(ROOT), *map(str, folders)]!r}\n"
+@pytest.mark.parametrize("folder", ["benchmarks", "scripts"])
+def test_every_program_can_be_imported(folder):
+    names = sorted(file.stem for file in (ROOT / folder).glob("*.py"))
+    assert len(names) > 9
+    code = f"import sys, importlib; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / folder)!r}]\n"
     code += f"for name in {names}:\n    importlib.import_module(name)"
     end = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert end.returncode == 0, end.stderr[-2000:]
@@ -22,7 +22,7 @@ def test_every_program_can_be_imported():
 
 @pytest.mark.slow
 def test_an_earlier_version_is_timed_by_its_own_copy_of_the_script(tmp_path):
-    """Names that only the copy has are found, and its steps are those of the table."""
+    """The copy has a name that the present version lacks, and reports one token a step."""
     for folder in ("grail_lightning", "benchmarks"):
         copytree(ROOT / folder, tmp_path / folder, ignore=ignore_patterns("*.npz", "board", "__pycache__"))
     timed = tmp_path / "benchmarks/step_vs_trl.py"

@@ -254,11 +254,8 @@ class Boxed(AnswerForm):
 
     def find(self, text: str) -> list[AnswerSpan]:
         """See `AnswerForm`."""
-        start, stop = self.searched(text)
-        boxes, cut_off = _boxes(text[start:stop])
-        if cut_off >= (boxes[-1].stop if boxes else 0):
-            return []
-        return [box.moved(start) for box in boxes] if start else boxes
+        boxes, cut_off = _boxes(text, *self.searched(text))
+        return [] if cut_off >= (boxes[-1].stop if boxes else 0) else boxes
 
 
 def find_boxes(text: str) -> list[Box]:
@@ -267,14 +264,14 @@ def find_boxes(text: str) -> list[Box]:
     A box inside a complete box is part of that box's content; a box inside an *incomplete* one
     (`\boxed{so \boxed{3}`) stands for itself.
     """
-    return _boxes(text)[0]
+    return _boxes(text, 0, len(text))[0]
 
 
-def _boxes(text: str) -> tuple[list[Box], int]:
-    """The complete outermost boxes, and where the last box begins that is not closed; -1 if all are."""
+def _boxes(text: str, start: int, stop: int) -> tuple[list[Box], int]:
+    """The complete outermost boxes of a range, and where the last box begins that is not closed; -1 if all are."""
     open_braces: list[tuple[int, int] | None] = []  # (start, content_start) of a box, None of another group
     boxes: list[Box] = []
-    for token in _TOKEN.finditer(text):
+    for token in _TOKEN.finditer(text, start, stop):
         if token["box"]:
             open_braces.append((token.start(), token.end()))
         elif token[0] == "{":

@@ -48,12 +48,6 @@ class AnswerSpan:
     content_start: int
     content_stop: int
 
-    def moved(self, by: int) -> Self:
-        """The same answer in a text with so many characters more before it."""
-        places = (self.start, self.stop, self.content_start, self.content_stop)
-        names = ("start", "stop", "content_start", "content_stop")
-        return type(self)(**{name: place + by for name, place in zip(names, places, strict=True)})
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:

@@ -26,7 +26,7 @@ def grail_map(
     .. math:: w_t = \mathrm{clamp}(\mu + \sigma\, z_t,\ w_{min}, w_{max}),\quad z = \mathrm{zscore}(\log(s + 10^{-8}))
 
     Mean and variance in the z-score are those of the row's valid tokens, the variance with their number as its divisor.
-    All are 0 where the scores are equal.
+    Where all scores are equal, the z-score is 0.
 
     Args:
         scores: ``[B, T]`` saliency ``s ≥ 0``; 0 on valid tokens after the answer span.

@@ -20,10 +20,10 @@ of the weights. The *update* is all optimiser steps of a batch; an *iteration* o
 
 Two files are not loaded for plain GRPO, and its reader can leave them out: `fused` (saliency from the update's own
 passes, as GRAIL has it by default) and `episodes` (rollouts of several turns). The prefix trees of `policy.trees`
-(`execution.share_prefixes`, on by default) change which tokens a pass runs and no result. Such a reader needs no
-`Companion`, `Service` or control, and no additive stage: plain GRPO's token weights are 1. What objective, estimator
-and credit method use beside the policy and the rollouts, such as the frozen reference, are services: the module opens
-those that they list (`credit.service`), and hands them on in the context of credit.
+(`execution.share_prefixes`, on by default) lower the number of tokens of a pass, and change no result. Such a reader
+needs no `Companion`, `Service` or control, and no additive stage: plain GRPO's token weights are 1. What objective,
+estimator and credit method use beside the policy and the rollouts, such as the frozen reference, are services: the
+module opens those that they list (`credit.service`), and hands them on in the context of credit.
 
 The calls of one training step. The loop over optimiser steps is in the module, since it calls Lightning's optimisers::
 

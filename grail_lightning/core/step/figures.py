@@ -118,11 +118,10 @@ def batch_figures(
     `batch` has the rows of the whole batch that have a reward, whose token weights are given. Everything is computed on
     the CPU: on CUDA each of the many small figures would cost several kernels and two waits.
     """
-    all_have_rewards = batch is whole
-    whole, weights = whole.to("cpu"), weights.to("cpu")
-    batch = whole if all_have_rewards else batch.to("cpu")
+    everyone, weights = whole.to("cpu"), weights.to("cpu")
+    batch = everyone if batch is whole else batch.to("cpu")
     tally = Tally()
-    add_rollouts(tally, whole)
+    add_rollouts(tally, everyone)
     if batch.scored.all():  # Else this rank has none.
         add_credit(tally, batch, weights)
         if weights.scores is not None and (masks := step_masks(batch, tokenizer, batch.wrong)) is not None:

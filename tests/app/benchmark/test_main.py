@@ -110,7 +110,7 @@ def command(folder, *arguments):
 
 
 def test_the_command_writes_a_report_from_a_class_in_the_working_folder(tmp_path, methods):
-    process = command(tmp_path, f"{methods}.Constant", "--worlds=sums", "--batches=2")
+    process = command(tmp_path, f"{methods}.Constant", "--batches=2")
     out, err = process.communicate(timeout=500)
     assert process.returncode == 0, err
     result = read_result(tmp_path / "out" / "Constant.json")
@@ -124,7 +124,7 @@ def test_the_command_writes_a_report_from_a_class_in_the_working_folder(tmp_path
     assert "USDT" not in err
     # The same command again measures nothing.
     kept = {file: file.stat().st_mtime_ns for file in (tmp_path / "out" / "kept").iterdir()}
-    again = command(tmp_path, f"{methods}.Constant", "--worlds=sums", "--batches=2")
+    again = command(tmp_path, f"{methods}.Constant", "--batches=2")
     _, err = again.communicate(timeout=300)
     assert again.returncode == 0, err
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "out" / "kept").iterdir()} == kept
